@@ -201,7 +201,10 @@ class Problem:
 
 
 class ConfigError(WdskitError):
-    """A configuration has problems. `problems` lists all of them in the order of the file."""
+    """A configuration has problems. `problems` lists them in the order of the file.
+
+    If there are more than `config.load.MAX_PROBLEMS`, the last item of `problems` says how many are not listed.
+    """
 
     def __init__(self, message: str = "", *, problems: tuple[Problem, ...] = ()) -> None:
         super().__init__(message or "\n".join(str(problem) for problem in problems))

@@ -209,7 +209,10 @@ class TempFile:
 
 
 def describe_os_error(err: OSError) -> str:
-    """Return the reason of a disk's error, for a message without the path. If the disk is full, advice follows."""
+    """Return the reason of a disk's error, for a message without the path.
+
+    Advice follows if the disk is full or the user's quota is used up.
+    """
     problem = f"{err.strerror or err}."
     if err.errno not in (errno.ENOSPC, errno.EDQUOT):
         return problem
@@ -302,7 +305,10 @@ def describe_foreign(path: Path, problem: str) -> str:
 
 
 def is_file_name(value: object) -> bool:
-    """Return True if a value is the name of a file in a folder: text without `/` and without control characters."""
+    """Return True if a value can be the name of a file in a folder.
+
+    The value must be text, not empty, `.` or `..`, without `/`, and with printable characters only.
+    """
     return isinstance(value, str) and value not in ("", ".", "..") and "/" not in value and value.isprintable()
 
 
@@ -319,12 +325,13 @@ def describe_missing(path: str, what: str) -> str:
     """Return the message for a missing path, with a similar name if one exists.
 
     Args:
-        path: Path or URL of the missing file or folder.
+        path: Path or URL of the missing file or folder. No similar name is suggested for a URL.
         what: The kind of the path. If it contains the word `file`, a similar file or folder is suggested; if it
             contains only the word `folder`, a similar folder.
 
     Returns:
-        ``there is no such folder: a/b. Did you mean `a/c`?``, with the first missing part of the path.
+        ``there is no such folder: a/b. Did you mean `a/c`?``, with the first missing part of the path. For a URL, or if
+        only the last part is missing, `what` stands after "no such".
     """
     if "://" in path:
         return f"there is no such {what}."

@@ -51,7 +51,8 @@ class _CallAfterImport(MetaPathFinder):
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
         """Return the spec of the awaited module, with a loader that calls the function after the import.
 
-        Return None for all other modules, and if the awaited module does not exist.
+        Return None for all other modules, if the awaited module does not exist, and after the first search for this
+        module.
         """
         if fullname != self._name or self not in sys.meta_path:
             return None

@@ -90,7 +90,7 @@ def assert_resumes_exactly(
 
 
 def _take(loader: Resumable, *, num_epochs: int) -> Iterator[_Step]:
-    """Yield the items of the next `num_epochs` epochs, and one item more."""
+    """Yield the items of the next `num_epochs` epochs, and one item more if the loader has more."""
     end = loader.epoch + num_epochs
     for step in _epochs(loader):
         yield step
@@ -112,7 +112,7 @@ def _epochs(loader: Resumable) -> Iterator[_Step]:
 
 
 def _states_in_passing(make_loader: Callable[[], Resumable], whole: list[_Step], stops: set[int]) -> dict[int, str]:
-    """Run a new loader once and return its states as JSON, by number of items: before the first item, and at `stops`.
+    """Run a new loader once, and return {number of yielded items: state as JSON}, for the number 0 and each of `stops`.
 
     Raises:
         AssertionError: An item differs from the item of the first run, `whole`.
@@ -163,9 +163,9 @@ def _compare(found: _Step, expected: _Step, at: int, way: str) -> None:
 
 
 def _difference(found: Any, expected: Any, path: str) -> str:
-    """Describe the first difference of two values; "" if they and the types of all their parts are equal.
+    """Describe the first difference of two values; "" if the values and the types of all their parts are equal.
 
-    `path` is the place of the values, for the message. NaN is equal to NaN.
+    `path` names the place of the values in the message. NaN is equal to NaN.
     """
     if type(found) is not type(expected):
         return f"{path} is a {type(found).__name__}, but without a stop a {type(expected).__name__}."

@@ -49,7 +49,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_at_least(num_bytes: float) -> str:
-    """Format a size with three digits, rounded up, without a space: `1.25MB`."""
+    """Format a size with three digits, rounded up to be at least `num_bytes`, without a space: `1.25MB`."""
     unit = 10 ** max(0, len(f"{num_bytes:.0f}") - 3)
     return format_bytes(math.ceil(num_bytes / unit) * unit).replace(" ", "")
 

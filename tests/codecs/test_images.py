@@ -18,10 +18,10 @@ from images import EXTRANEOUS, FILES, encoded, palette_image, photo, pixels
 from PIL import Image, ImageFile
 from webdataset.autodecode import ImageHandler, imagespecs
 
-from wdskit.codecs.checks import check_image
+from wdskit.codecs.checks import check_image, check_image_field
 from wdskit.codecs.edit.recode import decode_original, open_original
 from wdskit.codecs.formats import IMAGE_FIELDS, is_image_field
-from wdskit.codecs.images import IMAGE_SPECS, decode_image, make_mask_overlay, make_thumbnail, may_be_mask
+from wdskit.codecs.images import IMAGE_SPECS, decode_image, decode_index, make_mask_overlay, make_thumbnail, may_be_mask
 from wdskit.errors import DecodeError, ImageTooLarge
 
 LIMIT = 10**6
@@ -154,8 +154,17 @@ def test_pixels_without_an_8_bit_form_are_refused_not_clipped(dtype, spec):
     data = encoded(
         Image.fromarray(np.linspace(0, 1 if dtype == np.float32 else 2**30, 600).reshape(20, 30).astype(dtype)), "TIFF"
     )
-    with pytest.raises(DecodeError, match="which have no 8-bit form"):
+    way = "32-bit numbers.*Decode it as `index`" if dtype == np.int32 else "floating-point.*your own function"
+    with pytest.raises(DecodeError, match=way):
         decode_image(data, spec, max_pixels=LIMIT)
+    check_image_field("tiff", data, "decode")  # the file is sound
+    with pytest.raises(DecodeError):
+        check_image_field("tiff", data[:-200], "decode")
+    if dtype == np.int32:
+        assert decode_index(data, max_pixels=LIMIT).max() == 2**30
+    else:
+        with pytest.raises(DecodeError, match="Decode it with your own function"):
+            decode_index(data, max_pixels=LIMIT)
 
 
 def test_16_bit_colour_and_grey_agree():

@@ -144,7 +144,7 @@ def test_classes_of_remote_folders_are_compared(tmp_path):
 
 def test_one_folder_needs_no_class_names_that_read(tmp_path):
     a = labelled(tmp_path / "a", {"cat": 7})
-    assert read_with("exact", a, a) == [2]
+    assert read_with("mixture", a, a) == [2]
 
 
 @pytest.mark.parametrize("write", [pack, reshard])

@@ -573,7 +573,7 @@ def test_a_cache_that_is_too_small_holds_no_more_than_it_may(here, there, tmp_pa
         pipe.loader(workers=0, cache=small)
     assert str(refused.value) == (
         "cache.size is 20.0 kB, but a node of this run (1 rank) must keep 358kB of its shards at once.\n"
-        "  Set `cache.size: 358kB` or more, a smaller `window`, or `cache.small: ranges`. "
+        "  Set `cache.size: 358kB` or more, a smaller `window`, fewer `lanes`, or `cache.small: ranges`. "
         "If a machine has more ranks, pass `ranks_per_node`."
     )
     assert pipe.loader(workers=0, cache={**small, "size": "358kB"})

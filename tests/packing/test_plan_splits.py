@@ -154,6 +154,8 @@ def test_a_split_that_is_split_again_has_other_shares_and_a_warning(tmp_path, ca
     assert "samples of one split cannot be split again: `wdskit split FOLDER ... --seed 1` draws anew" in caplog.text
     with pytest.raises(PackError, match=r"would be empty.\n  Choose a larger share.*`wdskit split FOLDER"):
         reshard(train, tmp_path / "tenth", split="train=0.9,val=0.1")
+    with pytest.raises(PackError, match=r"leave it out\.$"):  # which chance explains
+        pack(rows(0, 2), tmp_path / "two", split="train=0.6,val=0.4")
 
 
 @pytest.mark.parametrize("more", [{}, {"dry_run": True}])

@@ -411,11 +411,16 @@ def test_boxes_are_not_renamed_while_images_move(tmp_path):
     rows = [{"__key__": "a", "jpg": image_bytes(), "bbox.npy": np.array([1, 2, 3, 4])}]
     pack(rows, tmp_path / "in")
     for options in ({"resize": 4}, {"orient": True}):
-        with pytest.raises(PackError, match=r"rename: bbox.npy holds places in the image, which"):
+        with pytest.raises(PackError, match=r"rename: bbox.npy holds places in the image by its name. As gt.npy"):
             reshard(tmp_path / "in", tmp_path / "out", rename="bbox.npy=gt.npy", **options)
     with pytest.raises(RowError, match="its name says that it holds places"):
         reshard(tmp_path / "in", tmp_path / "out", rename="bbox.npy=boxes.npy", resize=4)
     reshard(tmp_path / "in", tmp_path / "out", rename="bbox.npy=gt.npy", format="png")
+    mask = {"__key__": "a", "jpg": image_bytes(), "mask.png": image_bytes("PNG")}
+    pack([mask], tmp_path / "masks")
+    names = {"image_fields": "jpg", "mask_fields": "seg.png", "rename": "mask.png=seg.png"}
+    reshard(tmp_path / "masks", tmp_path / "small", resize=4, **names)
+    assert samples_in(tmp_path / "small")["a"].keys() == {"jpg", "seg.png"}
 
 
 def test_hashed_keys_are_not_hashed_again(tmp_path):

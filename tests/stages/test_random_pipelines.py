@@ -191,6 +191,9 @@ def draw(rng: random.Random, first: dict[str, Value]) -> Drawn:
         if choice in {"resize", "crop", "flip"} and images:
             picked = rng.sample(images, rng.randint(1, len(images)))
             masks = [name for name in picked if now[name].kind == "mask" and rng.random() < 0.4]
+            if choice == "crop":  # which refuses a mask of another size than its image
+                sizes = {now[name].data.shape[:2] for name in picked if name not in masks}
+                masks = [name for name in masks if now[name].data.shape[:2] in sizes]
             chosen = [name for name in picked if name not in masks]
             if not chosen:
                 chosen, masks = masks, []

@@ -192,7 +192,7 @@ def test_a_pipeline_that_drops_everything_says_so(six, workers):
 def test_what_drops_values_after_with_epoch_is_refused_on_several_ranks(six):
     """The ranks would take different numbers of steps, and DDP hangs."""
     pipe = split(six).with_epoch(12).select(even).map(number_of).batched(2)
-    with pytest.raises(PipelineError, match=r"`select` drops values after with_epoch.*\n  Put with_epoch after"):
+    with pytest.raises(PipelineError, match=r"`select` drops values after with_epoch.*\n  Put with_epoch last"):
         pipe.loader(rank=0, world_size=2)
     assert len(list(pipe.loader(workers=0))) < 6
     for fine in (split(six).select(even).with_epoch(4), numbers(six).batched(2).with_epoch(4)):

@@ -118,8 +118,8 @@ def details_table(details: Iterable[tuple[str, str]], title: str | None = None) 
 def numbers_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, texts: Collection[str] = ()) -> Table:
     """Make a table. The first column has names, the other columns have numbers, aligned right.
 
-    Columns whose titles are in `texts` have text, aligned left. If the table is too wide, the widest of these columns
-    and of the names is broken into lines first. Each row has one cell for each of `titles`.
+    Columns whose titles are in `texts` have text, aligned left. If the table is too wide, the names and texts are
+    broken into several lines, first in the widest of their columns. Each row has one cell for each of `titles`.
     """
     from rich import box
     from rich.table import Table

@@ -126,7 +126,7 @@ class Command(typer.core.TyperCommand):
 
 
 def takes(kind: type[RunOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command an option for each field of the options class `kind`.
+    """Return a decorator that gives a command the options of the class `kind`: one for each field with a group of help.
 
     The command gets a dict in its parameter `options`: the values that differ from the defaults, by name.
     """
@@ -177,7 +177,7 @@ def _parameter(opt: Field[Any]) -> inspect.Parameter:
 
 
 def flag_of(name: str) -> str:
-    """Return the command-line flag of an option's name: `--from` for `from_`."""
+    """Return the command-line flag of an option's name: `--max-bytes` for `max_bytes`, `--from` for `from_`."""
     return f"--{name.rstrip('_').replace('_', '-')}"
 
 

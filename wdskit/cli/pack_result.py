@@ -145,7 +145,10 @@ def _planned(result: PackResult) -> Iterator[tuple[str, str]]:
 
 
 def _splits(result: PackResult) -> Iterator[tuple[str, str]]:
-    """Yield (name, shards and size as text) for each split that was written or would be written."""
+    """Yield (name, shards and size as text) for each split that was written or would be written.
+
+    The text of an empty split is "no sample". A split whose shards are all in other parts of the run is left out.
+    """
     written = {entry.name: entry for entry in result.entries}
     for split, planned in result.plan.splits.items() if result.plan else ():
         shards = [written.get(shard.name, shard) for shard in planned if not written or shard.name in written]
@@ -158,7 +161,10 @@ def _splits(result: PackResult) -> Iterator[tuple[str, str]]:
 
 
 def format_names(shards: Sequence[ShardEntry | PlannedShard]) -> str:
-    """Return the number of shards and their first and last name: `2 (a-000000.tar to a-000001.tar)`, or `0`."""
+    """Return the number of shards and their first and last name: `2 (a-000000.tar to a-000001.tar)`.
+
+    Return `1 (a-000000.tar)` for one shard, and `0` for no shard.
+    """
     if not shards:
         return "0"
     first, last = shards[0].name, shards[-1].name

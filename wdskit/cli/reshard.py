@@ -94,7 +94,7 @@ def _read(result: ReshardResult | SelectResult) -> str:
 
 
 def _left_out(result: ReshardResult | SelectResult) -> dict[str, int]:
-    """Return {reason: number of samples that were left out for this reason}."""
+    """Return {reason: number of samples that were left out for this reason}, with all reasons; the number may be 0."""
     return {
         "sampled_out": result.num_sampled_out,
         "filtered": result.num_filtered,

@@ -121,7 +121,10 @@ def _part(count: int, total: int) -> str:
 
 
 def _classes(classes: Sequence[ClassStats]) -> Iterator[Sequence[str]]:
-    """Yield one table row per class. In a long table, one row with a number replaces the classes in the middle."""
+    """Yield one table row per class: name, number, samples, share of the samples.
+
+    In a long table, one row with the number of left-out classes replaces the classes in the middle.
+    """
     from wdskit.shards.stats import choose_classes
 
     shown = choose_classes(classes, NUM_CLASSES_SHOWN)

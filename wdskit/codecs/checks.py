@@ -109,8 +109,15 @@ def check_image_field(field: str, data: Buffer, level: ImageLevel, *, max_pixels
     if level == "magic":
         return
     check_image(data, max_pixels=max_pixels)
-    if level == "decode":
-        decode_image(data, "rgb8", max_pixels=max_pixels)
+    if level != "decode":
+        return
+    if image_format(data) == "TIFF":
+        image = open_pillow(data, max_pixels=max_pixels)
+        if image.mode in {"I", "F"}:  # sound, although `decode_image` has no 8-bit form of them
+            with pillow_errors("TIFF"):
+                image.load()
+            return
+    decode_image(data, "rgb8", max_pixels=max_pixels)
 
 
 def field_check(name: str, images: ImageCheck, max_pixels: int) -> Check | None:

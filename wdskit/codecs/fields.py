@@ -59,19 +59,23 @@ def is_json_field(field: str) -> bool:
 
 
 def is_path(name: str) -> bool:
-    """Return True if a name can be a path in a JSON field: it has `json` or `jsn` before its end, as `json.caption`."""
+    """Return True if a name can be a path into a JSON field, such as `json.caption`.
+
+    One of its components, but not the last, is then `json` or `jsn`, in any case.
+    """
     return any(part.lower() in JSON_FIELDS for part in name.split(".")[:-1])
 
 
 def follow_path(value: object, path: Sequence[str]) -> object:
     """Return the value at a path in a JSON value or a text. Each part of `path` names a member of an object.
 
-    On a list of objects, a part gives the list of this member of each object: `bbox` in `annotations.bbox`. If the last
-    part is `length`, and no member has this name, the value is the number of characters of a text, or of items of a
-    list or an object.
+    If the value so far is a list of objects, a part selects this member of each object, and the result is a list:
+    `bbox` in `annotations.bbox`. If the last part is `length`, and no member has this name, the value is the number of
+    characters of a text, or of items of a list or an object.
 
     Raises:
-        KeyError: The value has no member for a part. The message is the path up to and including this part.
+        KeyError: The value, or an object of a list, has no member for a part. The message is the path up to and
+            including this part.
     """
     for at, part in enumerate(path):
         if isinstance(value, dict) and part in value:

@@ -165,7 +165,8 @@ def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[np.int32]:
     is_changed = name == "PPM" and (most not in {255, 65535} or mode == "1")
     is_changed |= name == "TIFF" and mode != "P" and _tags(image).get(_TIFF_KIND) != 1
     if mode not in _INDEX_MODES or is_changed:
-        raise DecodeError(f"a {name} image of mode {mode} does not store one number per pixel. Decode it as `rgb8`")
+        way = "with your own function (`map_dict`)" if mode == "F" else "as `rgb8`"
+        raise DecodeError(f"a {name} image of mode {mode} does not store one number per pixel. Decode it {way}")
     pixels: Any = _decode_whole_jpeg(data, "L", max_pixels) if name == "JPEG" else None
     if pixels is None:
         with pillow_errors(name):
@@ -209,11 +210,11 @@ def stores_other_numbers(data: Buffer, *, max_pixels: int, is_grey: bool) -> str
 
     Args:
         data: The whole encoded file.
-        max_pixels: Compared with width x height in the file's header.
+        max_pixels: Compared with width x height in the file's header, but not for a PNG.
         is_grey: Whether `decode_image` is to decode to mode "L". An image with colours then gives "colours".
 
     Raises:
-        ImageTooLarge: The header promises more than `max_pixels`.
+        ImageTooLarge: The header promises more than `max_pixels`, and the file is not a PNG.
         DecodeError: The format is unknown, or the header is damaged.
     """
     name = image_format(data)
@@ -321,8 +322,9 @@ def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
     """
     image = open_pillow(data, max_pixels=max_pixels)
     if image.mode in {"I", "F"} and not is_grey_16(image):  # Pillow would clip them at 0 and 255
-        kind = "32-bit whole numbers" if image.mode == "I" else "floating-point numbers"
-        raise DecodeError(f"its pixels are {kind}, which have no 8-bit form")
+        if image.mode == "I":
+            raise DecodeError("its pixels are 32-bit numbers, which do not fit into 8 bits. Decode it as `index`")
+        raise DecodeError("its pixels are floating-point numbers. Decode it with your own function (`map_dict`)")
     with pillow_errors(image.format or ""):
         image.load()
         if is_grey_16(image):
@@ -380,7 +382,10 @@ def decode_jpeg(
 
 
 def _convert_pixels(pixels: NDArray[np.uint8], wanted: ImageSpec) -> NDArray[Any] | torch.Tensor:
-    """Convert decoded pixels to the array or tensor of a spec."""
+    """Convert decoded pixels, uint8, to the array or tensor that `wanted` describes.
+
+    `pixels` has the axes (height, width[, channels]). A tensor has the axes ([channels, ]height, width).
+    """
     values: NDArray[Any] = np.divide(pixels, np.float32(255), dtype=np.float32) if wanted.is_float else pixels
     if wanted.kind == "numpy":
         return values

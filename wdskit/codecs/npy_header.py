@@ -30,7 +30,11 @@ _NUM_TRIES = 20  # other code of the process may call `ast` without the lock
 
 
 class NpyHeader(NamedTuple):
-    """The header of an npy file. `start` is the byte offset of the first element."""
+    """The header of an npy file.
+
+    `start` is the byte offset of the first element. If `fortran_order` is True, the first index of an element changes
+    fastest.
+    """
 
     shape: tuple[int, ...]
     fortran_order: bool

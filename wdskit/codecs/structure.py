@@ -120,7 +120,10 @@ def png_header(data: Buffer) -> ImageHeader:
 
 
 def png_bits(data: Buffer) -> int:
-    """Return the bits per channel, or per palette index, of a PNG. `data` is its first 25 bytes or more."""
+    """Return the number of bits of each channel, or of each palette index, in a PNG.
+
+    `data` is at least the first 25 bytes of the file.
+    """
     return int(data[24])
 
 
@@ -157,9 +160,10 @@ def gif_header(data: Buffer) -> ImageHeader:
 
 
 def png_chunks(data: Buffer) -> Iterator[tuple[int, bytes, int]]:
-    """Yield the byte offset, the type and the end offset of each chunk of a PNG, up to IEND or the last whole chunk.
+    """Yield (start, type, end) of each chunk of a PNG, up to IEND or the last whole chunk.
 
-    A chunk is its length (4 bytes), type (4 bytes), data, and the checksum of type and data (4 bytes).
+    Start and end are byte offsets. A chunk is its length (4 bytes), type (4 bytes), data, and the checksum of type and
+    data (4 bytes).
     """
     at, size = len(PNG_START), len(data)
     while (end := at + 12 + int.from_bytes(data[at : at + 4], "big")) <= size:
@@ -244,7 +248,8 @@ def check_png(view: memoryview, max_pixels: int) -> None:
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: A checksum is wrong, IHDR is not the first chunk or comes twice, or IEND or pixel data is missing.
+        DecodeError: A checksum is wrong, the first chunk is not an IHDR of 13 bytes, IHDR comes twice, or IEND or pixel
+            data is missing.
     """
     at, stop, kind, has_data = 8, 8, b"", False
     for at, kind, stop in png_chunks(view):

@@ -226,7 +226,8 @@ class _ConfigChecker:
     def _stage(self, path: Path, item: Any) -> Any:
         """Return the stage that `item` describes, and collect its problems. `path` is the place of `item` in the tree.
 
-        Return the class of the stage if its settings are invalid, and None if `item` names no known stage.
+        Return a function unchanged. Return the class of the stage if its settings are invalid. Return None if `item`
+        names no known stage.
         """
         if callable(item) and not isinstance(item, type):
             return item

@@ -200,7 +200,10 @@ def forbidden_character(text: str) -> str:
 
 
 def flaws_of(model: type[BaseModel], invalid: ValidationError) -> list[Flaw]:
-    """Return the problems that pydantic found in settings of `model`, without duplicates and mere consequences."""
+    """Return the problems that pydantic found in settings of `model`, each once.
+
+    A problem that only follows from another problem is left out: a misspelt setting is not also reported as missing.
+    """
     errors = invalid.errors(include_url=False)
     unknown = [str(error["loc"][-1]) for error in errors if error["type"] == "extra_forbidden"]
     misspelt = {nearest(name, setting_names(model)) for name in unknown}
@@ -255,7 +258,7 @@ def setting_names(model: type[BaseModel]) -> list[str]:
 
 
 def _field_named(model: type[BaseModel], name: str) -> FieldInfo:
-    """Return the field of a setting with this name or alias."""
+    """Return pydantic's field of the setting `name`, which is the name or the alias of a field of `model`."""
     fields = model.model_fields
     return fields[name] if name in fields else next(one for one in fields.values() if one.alias == name)
 

@@ -95,7 +95,10 @@ class _Change:
         return node
 
     def _has_default(self, key: str, path: Path, model: type[BaseModel] | None) -> bool:
-        """Return whether `key` is a setting with a default, of the stage class `model` or of the section at `path`."""
+        """Return True if the setting `key` has a default.
+
+        `key` is a setting of the stage class `model`, or of the section at `path`, such as `loader`.
+        """
         if len(path) == 1:
             model = self.sections.get(str(path[0]))
         field = None if model is None else model.model_fields.get(key)
@@ -103,10 +106,12 @@ class _Change:
 
     @staticmethod
     def _position(node: list[Any], steps: list[str], path: Path) -> tuple[Any, list[str]]:
-        """Return the index in the list `node` of the item that the first step names, and the steps below this item.
+        """Return (index, rest): the index of the item that the first step names, and the steps below this item.
 
-        Raises _PathError if the list does not have the item, or if several stages have the name. `path` is the path of
-        `node`.
+        The first step is a position in the list `node`, or in a pipeline also the name of a stage. The name stays in
+        the rest, because the item is `{name: settings}`. `path` is the path of `node`.
+
+        Raises _PathError if the list does not have the item, or if several stages have the name.
         """
         step = steps[0]
         if not _NUMBER.fullmatch(step):

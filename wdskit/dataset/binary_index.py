@@ -82,7 +82,9 @@ class ShardEntry:
 
 
 def _body(entries: Sequence[ShardEntry]) -> bytes:
-    """Return the columns of an `index.bin` as bytes: counts, sizes, digests, ends of the names, and names."""
+    """Return a part of an `index.bin` as bytes: the columns (counts, sizes, digests, ends of the names), then the
+    names.
+    """
     names = [entry.name.encode() for entry in entries]
     return b"".join(
         (
@@ -300,8 +302,8 @@ def read_identities(index: Path, num_shards: int) -> NDArray[np.void] | None:
     """Return the `inode` and `mtime_ns` of each shard from `.wdskit.files` as a structured array (num_shards,).
 
     `index` is the path of the `index.bin` next to `.wdskit.files`. If `index.bin` is a copy with its old modification
-    time, all inodes are 0. Return None if `index.bin` has another modification time, or if `.wdskit.files` is missing,
-    damaged or has another number of shards.
+    time, all inodes are 0, which means unknown. Return None if `index.bin` has another modification time than
+    `.wdskit.files` stores, or if `.wdskit.files` is missing, damaged or has another number of shards.
     """
     try:
         data = (index.parent / IDENTITIES_NAME).read_bytes()

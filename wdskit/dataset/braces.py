@@ -71,8 +71,8 @@ def expand_braces(pattern: str) -> Iterator[str]:
 
 
 def _count_names(pattern: str) -> int:
-    """Return an upper bound for the number of names of a brace pattern, at most `MAX_SHARD_NAMES + 1`. ValueError: The
-    braces do not match.
+    """Return how many names a brace pattern has at most. `MAX_SHARD_NAMES + 1` stands for any larger number.
+    ValueError: The braces do not match.
     """
     limit = MAX_SHARD_NAMES + 1
     open_braces = [[0, 1]]  # for each open brace: number of names of its complete alternatives, and of the current one
@@ -95,8 +95,9 @@ def _count_names(pattern: str) -> int:
 
 
 def _count_range(first: str | None, last: str | None, first_letter: str, last_letter: str, step: str | None) -> int:
-    """Return an upper bound for the number of names of a range in braces: `{first..last..step}`, or
-    `{first_letter..last_letter..step}` if `first` or `last` is None. `step` is None if the range has no step.
+    """Return how many names a range in braces has at most: `{first..last..step}`, or
+    `{first_letter..last_letter..step}` if `first` or `last` is None. `step` is None if the range has no step. If a
+    number has more than `_MAX_DIGITS` characters, return `MAX_SHARD_NAMES + 1`.
     """
     if first is None or last is None:
         return abs(ord(last_letter) - ord(first_letter)) + 1

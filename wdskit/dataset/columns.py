@@ -30,7 +30,7 @@ from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.errors import SelectionError
 from wdskit.files import DISK, Disk, publish, publish_bytes, read_own
 from wdskit.limits import MAX_INDEX_BYTES
-from wdskit.storage.urls import is_local, local_path
+from wdskit.storage.urls import is_local, local_path, scheme_of
 
 _log = logging.getLogger(__name__)
 
@@ -270,7 +270,9 @@ def add_columns(index: BinaryIndex, new: Mapping[str, NewColumn], *, disk: Disk 
 
 
 def remove_columns(folder: Path, *, disk: Disk = DISK, keep: Sequence[str] = ()) -> None:
-    """Remove the files of all columns and the list of columns, except files whose names are in `keep`."""
+    """Remove the files of all columns and the list of columns, except files whose names are in `keep`. OSError: A file
+    cannot be removed.
+    """
     for path in [*sorted(folder.glob("*.npy")), folder / COLUMNS_NAME]:
         if path.name not in keep and is_column_file(path.name) and path.exists():
             disk.remove(path)
@@ -432,12 +434,19 @@ class Column:
         command.
         """
         place = self.url or str(self.folder)
-        msg = f"{place}: column {self.name}: {problem}.\n  Run `wdskit index {place}`, which makes all columns again."
+        msg = f"{place}: column {self.name}: {problem}.\n  Run {self._remedy}, which makes all columns again."
         return SelectionError(msg, folder=place)
 
+    @property
+    def _remedy(self) -> str:
+        """The command that makes the columns again."""
+        if scheme_of(self.url) in ("http", "https"):
+            return "`wdskit index FOLDER` on the machine of the server"
+        return f"`wdskit index {self.url or self.folder}`"
+
     def _damaged(self, problem: str) -> SelectionError:
-        """Return `error(problem)`. Of a remote column, the copy on this machine is removed, because the copy may be
-        damaged and not the column.
+        """Return the SelectionError for a damaged file. `problem` describes the damage. For a remote column, first
+        remove the copy on this machine: only the copy may be damaged. The message then says to try again.
         """
         if not self.url:
             return self.error(problem)
@@ -445,7 +454,7 @@ class Column:
         with contextlib.suppress(OSError):
             copy.unlink()
         msg = f"{self.url}: column {self.name}: {problem}. Its copy {copy} is removed."
-        again = f"Run this again. If it fails again, run `wdskit index {self.url}`"
+        again = f"Run this again. If it fails again, run {self._remedy}"
         return SelectionError(f"{msg}\n  {again}, which makes all columns again.", folder=self.url)
 
 
@@ -652,5 +661,5 @@ class ColumnView:
 
 
 def as_part(column: Column) -> Part:
-    """Return all values of a stored column as a `Part`: an array, or `Texts`."""
+    """Return all values of a stored column as a `Part`: an array, or `Texts` for text. Errors: see `Column.data`."""
     return column.data if column.values is None else Texts(column.data, column.values)

@@ -52,8 +52,8 @@ class ShardList:
 
     @property
     def folders(self) -> dict[str, bool]:
-        """Whether samples of a folder may have labels, for each folder of the shards. True if a shard of the folder has
-        a field `cls` or `*.cls`, or has no index entry.
+        """Maps each folder of the shards to whether its samples may have labels. True if a shard of the folder has a
+        field `cls` or `*.cls`, or has no index entry.
         """
         folders: dict[str, bool] = {}
         for url, entry in zip(self.urls, self.entries, strict=True):
@@ -171,7 +171,9 @@ def find_shards(path: str) -> Target:
 
 
 def find_remote_index(folder: str) -> FolderIndex | None:
-    """Return the index of a remote folder; None if it does not exist. FolderIndexError: The index cannot be read."""
+    """Return the index of a remote folder; None if the folder has no index. FolderIndexError: The index cannot be read
+    or is invalid. StorageError: The URL is invalid, or its scheme is not supported.
+    """
     try:
         return read_index(folder)
     except FolderIndexError as err:
@@ -282,9 +284,11 @@ def check_planned_url(url: str) -> None:
 
 
 def _match(pattern: str, open_index: OpenIndex, *, is_listed: bool = False) -> Iterator[ShardMatch]:
-    """Yield the shards that one pattern without braces names. A glob yields the shards in the index, in the order of
-    the index, then other shards. With `is_listed`, the files in a folder of a bucket are listed if the folder has no
-    index.
+    """Yield the shards that one pattern without braces names. A local glob or folder yields the shards of
+    `_match_folder`, a remote glob or folder the shards of `_match_remote`, which takes `is_listed`. Any other pattern
+    yields one `ShardMatch`, with a problem if a local shard is missing, or if the folder's index does not list it.
+
+    `find_folders`, `_match_folder` and `_match_remote` list the errors.
     """
     for folder, name, is_glob in find_folders(pattern):
         if is_glob and is_local(pattern):
@@ -319,8 +323,8 @@ def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator
 
 
 def _select(names: Iterable[str], pattern: str) -> Iterator[str]:
-    """Yield the names that the glob `pattern` matches, sorted. Names without `.tar` are left out if the glob has no
-    ending. Names with a leading dot are left out if the glob has no leading dot.
+    """Yield the names that the glob `pattern` matches, sorted. If the glob has no dot after its last wildcard, names
+    that do not end in `.tar` are left out. If the glob has no leading dot, names with a leading dot are left out.
     """
     has_ending = "." in re.split(r"[*?\]]", pattern)[-1]  # a glob without an ending matches only `.tar`
     for each in sorted(names):
@@ -357,9 +361,11 @@ def _match_remote(url: str, folder: str, name: str, open_index: OpenIndex, *, is
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Split the path or URL of a shard into folder and file name; `""` is the current folder.
+    """Split the path or URL of a shard into (folder, file name); the folder `""` is the current folder. Of a URL, the
+    query is left out, and the file name is percent-decoded.
 
-    The file name is empty if the last part of a URL in a bucket is no pattern and has no `.tar`: `s3://bucket/v1.0`.
+    The file name is empty if a URL has only a bucket or host, or if the last part of a URL in a bucket is no pattern
+    and has no `.tar`: `s3://bucket/v1.0`.
     """
     if is_local(url):
         return os.path.split(url)

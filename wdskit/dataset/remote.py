@@ -86,7 +86,7 @@ def read_copy(url: str, names: Sequence[str], read: Callable[[Path], T]) -> T:
 
 def _copy(url: str, names: Sequence[str]) -> Path:
     """Copy files of a remote folder if no copies of their current versions exist. Return the local folder of the
-    copies.
+    copies. `names` are all files to copy, with `index.json` and `index.bin`. `read_copy` lists the errors.
     """
     from wdskit.storage.objects import ObjectFile
 
@@ -465,9 +465,9 @@ class _CachedParts:
         return self._cache.keep(self._name(at), file, self._offsets[first : stop + 1].tolist())
 
     def read(self, offset: int, size: int, *, wait: bool = False) -> bytes | None:
-        """Return `size` bytes from `offset` if the range has whole samples and the 512 bytes after the samples. Return
-        None for any other range, or if a part is not in the cache. With `wait`, first wait for parts that are being
-        fetched.
+        """Return `size` bytes from `offset`, read from the cache. The range must have whole samples and the 512 bytes
+        after the samples. Return None for any other range, or if a part is not in the cache. If `wait` is True, wait
+        for missing parts that are being fetched.
         """
         offsets, end = self._offsets, offset + size - BLOCK_BYTES
         first = bisect.bisect_left(offsets, offset)

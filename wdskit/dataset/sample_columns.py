@@ -27,8 +27,8 @@ Run = tuple[IndexedShard, int, int]
 
 
 class Spans(NamedTuple):
-    """One field of many samples: `data[i][starts[i]:stops[i]]` for sample i. If `starts` and `stops` are empty,
-    `data[i]`.
+    """One field of many samples. The field of sample i is `data[i][starts[i]:stops[i]]`, or the whole `data[i]` if
+    `starts` and `stops` are empty.
     """
 
     data: list[Buffer]
@@ -136,8 +136,8 @@ class _RawSamples(NamedTuple):
 
 
 def _read_small(runs: Sequence[Run]) -> _RawSamples:
-    """Read the bytes of the small samples: the samples of runs with a mean size of at most `LARGE_BYTES`. A run is left
-    out if the sample before it has to be read too and is larger than `LARGE_BYTES`.
+    """Read the bytes of the small samples. The samples of a run are small if their mean size is at most `LARGE_BYTES`,
+    and if the sample before the run is not needed for the check of its first offset, or has at most `LARGE_BYTES` too.
     """
     data: list[Buffer] = []  # the code is flat because it is half of the cost of a small sample
     starts: list[int] = []
@@ -189,9 +189,9 @@ def _read_small(runs: Sequence[Run]) -> _RawSamples:
 
 
 def _check_edges(checks: Sequence[tuple[Run, int, int]], good: NDArray[np.bool_]) -> None:
-    """Verify the start and the end of each run of `checks` (see `_RawSamples`). If all samples of a run are good, set
-    their `edges` in the shard to 1. If the sample before a run is not good, set `good` to False for the samples of the
-    run. `good` is a result of `parse_samples`, with one value for each item of `_RawSamples.data`.
+    """Verify the start and the end of each run of `checks` (see `_RawSamples`). If the sample before a run is not good,
+    set `good` to False for the samples of the run. Otherwise, if all samples of the run are good, set their `edges` in
+    the shard to 1. `good` is a result of `parse_samples`, with one value for each item of `_RawSamples.data`.
     """
     known = good.tolist()
     for (shard, first, count), row, before in checks:

@@ -33,8 +33,7 @@ _PACK_AGAIN = "Pack it again, with the fields of each sample side by side and un
 
 
 class PendingSample(NamedTuple):
-    """A complete sample that may be only one part of a sample, because one byte in a member's long name may be damaged.
-    The next sample decides.
+    """A sample that waits until the next sample is known, because both may be parts of one sample with a damaged name.
 
     No checksum covers a name after its first 100 bytes. One changed byte there can split a sample in two, and one of
     the two parts then has a single field.
@@ -103,8 +102,8 @@ class ShardReader:
         num_samples: Samples yielded so far.
         starts: Byte offset of the first header of each sample yielded so far.
         num_ignored: Members so far that belong to no sample (no extension, dot files, `__meta__`).
-        partial: After a ShardError, (offset, sample) of the incomplete sample with its fields so far; None if no sample
-            was begun, and before an error.
+        partial: After a ShardError of the tar, (offset, sample) of the last sample that was begun, with its fields so
+            far; None if no sample was begun, and before an error.
     """
 
     def __init__(
@@ -194,8 +193,8 @@ class ShardReader:
             yield self._finish(first, self.stop, sample)
 
     def _release(self, pending: PendingSample, first: int, sample: dict[str, Any]) -> dict[str, Any]:
-        """Return the pending sample after `_finish`. ShardError: The pending sample and the next sample, `sample`, are
-        parts of one sample. `first` is the offset of the next sample.
+        """Return the pending sample, counted and passed to `on_sample` by `_finish`. ShardError: The pending sample and
+        `sample`, which is the next sample, are parts of one sample. `first` is the byte offset of `sample`.
         """
         if pending.continues_in(sample):
             problem = f"keys {pending.sample['__key__']!r} and {sample['__key__']!r} differ in one byte of a long name"

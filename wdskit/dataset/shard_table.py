@@ -115,16 +115,15 @@ class ShardTable:
             raise FolderIndexError(f"{folder}: there are no samples{of} in {where}.", folder=folder)
 
     def _refuse_doubles(self) -> None:
-        """Raise StorageError if two patterns name the same shard: its samples would be in each epoch twice."""
+        """Raise StorageError if the patterns name a shard twice."""
         places = [index.place if index.url else os.path.realpath(index.place) for index in self._indexes]
         folders = np.array([places.index(place) for place in places], dtype=np.int64)[self._folder_numbers]
         _, firsts = np.unique(folders << 32 | self._numbers, return_index=True)
         if len(firsts) < len(self._numbers):
             double = self.path(int(np.setdiff1d(np.arange(len(self._numbers)), firsts)[0]))
-            msg = f"{double}: this shard is named twice, so each epoch would have its samples twice."
-            raise StorageError(
-                f"{msg}\n  Name it once. To use samples more often, set `repeat` or make a `mixture`.", url=double
-            )
+            msg = f"{double}: this shard is named twice, so its samples would be used twice as often."
+            way = "Name it once. To use it more often, make a `mixture` of parts with `repeat` or `weight`"
+            raise StorageError(f"{msg}\n  {way}.", url=double)
 
     def __len__(self) -> int:
         """Return the number of shards."""
@@ -204,7 +203,7 @@ class ShardTable:
         return digest.hexdigest()
 
     def content(self) -> str:
-        """Return a hex sha256 that identifies the bytes of the shards, not their names."""
+        """Return a hex sha256 that identifies the bytes of the shards and their order. Names do not change it."""
         digest = hashlib.sha256()
         for folder, numbers in self._runs():
             digest.update(np.ascontiguousarray(self._indexes[folder].digests[numbers]).data)
@@ -212,7 +211,7 @@ class ShardTable:
 
     def column(self, name: str) -> tuple[ColumnView, list[Column]]:
         """Return (view, columns). `view` has the values of all samples of the shards, used or not. `columns` are the
-        stored columns of the folders. Columns with equal files come once.
+        stored columns of the folders. If several columns have equal files, only one of them is in the list.
 
         Raises:
             SelectionError: A folder does not have the column, the column is damaged, or its texts differ between
@@ -382,8 +381,8 @@ def _number_names(index: BinaryIndex) -> dict[str, int]:
 
 
 def _compare_with_disk(folder: str, index: BinaryIndex) -> None:
-    """Raise FolderIndexError if a folder and its index have different shards. Accept an index of over `MAX_COMPARED`
-    shards without comparing.
+    """Raise FolderIndexError if a folder and its index have different shards, or if the folder cannot be read. Accept
+    an index of over `MAX_COMPARED` shards without comparing.
     """
     if len(index) > MAX_COMPARED:
         return

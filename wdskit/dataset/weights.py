@@ -43,8 +43,7 @@ class SampleWeights:
 
     Raises:
         SelectionError: The column does not exist or is damaged. Without `balance`: it has text, or a weight that is
-            negative or not finite. With `balance`: a used sample has a fraction or no
-            value.
+            negative or not finite. With `balance`: a used sample has a fraction or no value.
         StorageError: A remote file cannot be copied.
     """
 
@@ -99,8 +98,8 @@ class SampleWeights:
     def __call__(self, numbers: Ints) -> Floats:
         """Return the weights of samples, float64 (n,). `numbers`, int64 (n,), are sample numbers over all shards."""
         values = self._view.take(numbers)
-        if self._scale is not None and values.dtype.kind == "f":  # unused samples may have no value
-            values = np.nan_to_num(values)
+        if self._scale is not None and values.dtype.kind == "f" and self._used is not None:
+            values = np.where(self._used.contains(numbers), values, 0)  # unused samples may have no value
         if self._scale is None:
             weights = values.astype(np.float64)
         else:

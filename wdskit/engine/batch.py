@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import threading
@@ -22,7 +23,7 @@ from wdskit.processes import block_sigint
 from wdskit.stages.base import NO_ORIGIN, Origin
 from wdskit.stages.collate import FRESH, Collate, Memory, Ragged, as_tensors, empty_images
 from wdskit.stages.images.fused import FusedStep
-from wdskit.stages.marks import is_tensor, names_image
+from wdskit.stages.marks import count_rows, names_image
 from wdskit.stages.progress import IDLE, Slot
 from wdskit.stages.timing import Timings
 
@@ -136,9 +137,11 @@ class PlannedBatches:
             return Outcome(error=err)
 
     def _fetch_ahead(self, job: Job) -> None:
-        """Start a thread that fetches parts of shards into the cache for the next `program.num_ahead` positions.
+        """Start a thread that fetches parts of shards into the cache, for the steps that follow the job.
 
-        Do nothing if the last thread still runs. The thread ignores errors: reading the sample raises the error later.
+        The thread fetches for up to `program.num_ahead` positions, but for at least one step. It ignores errors:
+        reading the sample raises the error later. Do nothing if the last thread still runs, or if no step is left to
+        fetch.
         """
         program, steps, epoch = self._program, job.steps, (job.start, job.steps)
         num = max(1, program.num_ahead // steps.global_batch)
@@ -264,7 +267,8 @@ def _make(
             if BUCKET in value:
                 msg = f"`{BUCKET}` is the name of the bucket that `bucketed` adds, but the samples have a field of this"
                 raise PipelineError(f"{msg} name.\n  `rename` it.")
-            value = {**value, BUCKET: label}
+            value = copy.copy(value)  # the user's `collate` may keep its dict
+            value[BUCKET] = label
         if timings is not None and column_batches is None and program.collate is not None:
             timings.lap("batched", len(mask))
         has_arrays = program.collate is not None and isinstance(program.collate.collate, Collate)
@@ -354,7 +358,8 @@ class _SampleFactory:
     def _make_chunk(self, rows: range, is_cancelled: Callable[[], bool], timings: Timings | None, slot: Slot) -> bool:
         """Make the samples in `rows`. Return True if all of them are made.
 
-        Return False if one of them or an earlier sample failed, or if the job was cancelled.
+        Return False if one of them or an earlier sample failed, or if the job was cancelled. The error of a sample is
+        kept until `collate` raises it. `timings` receives the timings, if not None. `slot` shows which sample is made.
         """
         at = rows.start
         try:
@@ -528,8 +533,10 @@ class _SampleFactory:
     def _replace_misfits(self, bound: slice) -> None:
         """Replace the samples of the batch `bound` that cannot be collated with the other samples of the batch.
 
-        The samples are divided into groups that can be collated, and the largest group stays. Another sample is
-        replaced if it cannot be collated with the first sample of this group. Raises SampleError if no substitute fits.
+        The samples are divided into groups that can be collated, and the samples of the largest group stay. Any other
+        sample is replaced if it cannot be collated with the first sample of this group.
+
+        Raises SampleError if no substitute fits, or if the error budget does not cover the error of a substitute.
         """
         batched = self._program.collate
         assert batched is not None
@@ -571,7 +578,10 @@ class _SampleFactory:
             self._results[at] = found if reason is None else (found[0], origin, reason)
 
     def _with_image_value(self, value: Any, at: int) -> Any:
-        """Return `value`, the sample of row `at`, with an image of its own in place of a row of the batch's images."""
+        """Return `value`, the sample of row `at`, with an image of its own in place of a row of the batch's images.
+
+        Return `value` unchanged if the program has no `writer`.
+        """
         writer = self._program.writer
         return value if writer is None else _replace_image(value, self._sample_images[at], writer)
 
@@ -650,7 +660,7 @@ def _check_rows(value: Any, num_rows: int, origin: Origin) -> None:
     for name, column in columns:
         if not isinstance(column, (list, Ragged)) and not getattr(column, "ndim", 0):
             continue
-        found = column.size(0) if is_tensor(column) else len(column)  # a nested tensor has no `len`
+        found = count_rows(column)
         if found != num_rows:
             raise PipelineError(
                 f"{origin}: after `batched`, a function made {found} rows of {num_rows} in `{name}`. `tail: pad` "

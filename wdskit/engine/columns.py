@@ -141,10 +141,10 @@ def _collate_column(slot: str | int, column: Column, memory: Memory, ragged: Col
         slot: The field name or tuple index of the column.
         column: One value for each sample. Decoded images are not allowed.
         memory: Gives the memory of the batch.
-        ragged: The slots whose batch is ragged.
+        ragged: The slots whose batch is ragged: the values of such a slot may differ in the size of the first axis.
 
     Raises:
-        _NotColumns: The column has bytes and `slot` is in `ragged`.
+        _NotColumns: The column has bytes, and `slot` is in `ragged`.
     """
     if slot in ragged:
         if isinstance(column, Spans):

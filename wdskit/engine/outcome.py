@@ -41,7 +41,7 @@ class Outcome(Generic[T]):
             return cls(error=err)
 
     def result(self) -> T | None:
-        """Return the value, or raise the error. Only the first call does this; later calls return None.
+        """Return the value; if there is an error, raise it. Only the first call does this; later calls return None.
 
         Raises:
             BaseException: The error of the outcome, which may be any exception.

@@ -221,7 +221,7 @@ class Program:
 
     @property
     def needs_torch(self) -> bool:
-        """Whether the stages need torch for samples with JPEGs. Other samples may need torch even if False."""
+        """True if the stages need torch for samples with JPEGs. Samples without JPEGs may need torch in any case."""
         return self.batch_stages is not None or any(
             self._step_needs_torch(step.function) for each in self.stages for step in each.steps
         )

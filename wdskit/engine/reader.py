@@ -224,7 +224,7 @@ class SampleReader:
             return f"{path}: {local.key(number)}"
 
     def mean_bytes(self, shards: Ints) -> int:
-        """Estimate the bytes of several samples from the mean sample of their shards.
+        """Estimate the bytes of several samples together: the sum of the mean sample sizes of their shards.
 
         `shards` has the number of each sample's shard.
         """

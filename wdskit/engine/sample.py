@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 class RejectedSample(NamedTuple):
     """A bad sample that was not used: a planned pipeline replaces the sample, a stream skips the sample.
 
-    `position` is its position in the epoch; in a stream, its number in the shard. `reason` is the text of the error.
+    Attributes:
+        position: Position of the sample in the epoch; in a stream, its number in the shard.
+        shard: The shard of the sample.
+        key: Key of the sample.
+        reason: Text of the error.
     """
 
     position: int
@@ -48,11 +52,11 @@ class SampleStages:
         """Return the value after all stages.
 
         Args:
-            value: The value before the first stage.
+            value: The value before the stage `start`.
             origin: Origin of the value.
             out: The stage that writes its image into given memory, and this memory; None without such a stage.
             timings: Receives the time of each stage, if not None. The time of the first stage is already running.
-            start: 1 if the first stage has run already, else 0.
+            start: Index of the first stage to run: 1 if the first stage has run already, else 0.
             num: Number of samples in the value, for `timings`.
 
         Raises:
@@ -158,7 +162,10 @@ class StreamStages:
         return self.stages.apply(value, origin, timings=timings, num=len(origin.members) or 1)
 
     def _oldest(self, waiting: list[tuple[Origin, Future[Any], Timings | None]]) -> Iterator[Any]:
-        """Wait for the oldest value in `waiting`, and yield it, unless its sample is bad and skipped."""
+        """Take the oldest entry out of `waiting`, wait for its value, and yield the value.
+
+        Yield nothing if the sample is bad and `_skips` allows to skip it. Raise all other errors of the stages.
+        """
         origin, timings = waiting[0][0], waiting[0][2]
         try:
             done = waiting.pop(0)[1].result()  # the future has no name: its error would refer to this frame, a cycle

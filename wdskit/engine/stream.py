@@ -21,6 +21,7 @@ from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
 from wdskit.stages.base import Run
 from wdskit.stages.foreign import splits_nodes, splits_workers
+from wdskit.stages.marks import count_rows
 from wdskit.stages.progress import IDLE
 from wdskit.stages.stream_source import StreamSource
 from wdskit.storage.urls import shown_url
@@ -37,8 +38,8 @@ class Layout:
         split_none: Whether the source has `split: none`, which allows a missing splitter.
         count: Takes a worker's number and the number of workers. Returns how many items an epoch of this worker yields.
             None if unknown.
-        uneven: What drops values after `with_epoch`, as a subject and a verb. The ranks then end at different steps.
-            Empty if nothing drops values there.
+        uneven: Start of a message that says what drops values after `with_epoch`, such as "`select` drops values". The
+            ranks then end at different steps. Empty if nothing drops values there.
         length: The length that `with_length` sets; None without `with_length`.
         batch: Number of samples in an item.
         fingerprint: The settings that decide the order of samples, as plain JSON, for the state.
@@ -86,7 +87,11 @@ class _Epochs:
         self._set[0] += 1
 
     def next(self, worker: int) -> int:
-        """Return the epoch that a worker runs next: the last value of `set`, or else the epoch after its last epoch."""
+        """Return the epoch that a worker runs next.
+
+        This is the epoch after the last one that the worker finished. If `set` was called later, it is the epoch of
+        `set`.
+        """
         if self._workers[worker, 0] != self._set[0]:
             self._workers[worker] = self._set
         return int(self._workers[worker, 1])
@@ -103,7 +108,7 @@ class _OpenStream:
     Attributes:
         values: The values that the stages yield.
         next_epoch: The epoch that may continue with these values; None while an epoch runs.
-        readers: Who reads `values`: the process id, the number of the worker and the number of workers.
+        readers: Process id, worker number and number of workers of the process that reads `values`.
         close: Closes `values`.
     """
 
@@ -336,9 +341,9 @@ def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers
         if num_workers > 1 and not by_worker:
             raise PipelineError(_no_splitter("split_by_worker", f"{num_workers} workers"))
     if layout.cut is not None:
-        if world_size > 1 and layout.uneven:
+        if world_size > 1 and layout.uneven and not layout.split_none:
             msg = f"{layout.uneven} after with_epoch, so that ranks end at different steps, and DDP hangs."
-            raise PipelineError(f"{msg}\n  Put with_epoch after `batched`; n is then a number of batches.")
+            raise PipelineError(f"{msg}\n  Put with_epoch last; after `batched`, its n is a number of batches.")
         return
     if world_size > 1 and not layout.split_none and not layout.draws.resampled:  # a resampled stream has no end
         msg = f"a stream over {world_size} ranks ends at a different step on each rank, and DDP hangs."
@@ -364,14 +369,18 @@ def _no_splitter(name: str, who: str) -> str:
 
 
 def _num_samples(value: Any, batch: int) -> int:
-    """Return the number of samples in an item: the length of its first column, or `batch` if no column has a length."""
+    """Return the number of samples in an item.
+
+    This is 1 if `batch` is 1. Otherwise it is the length of the first column that has a length and is not text or
+    bytes, or `batch` if there is no such column.
+    """
     if batch == 1:
         return 1
     columns = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else (value,)
     for column in columns:
         if not isinstance(column, (str, bytes)):
             with contextlib.suppress(TypeError):  # a tensor without axes
-                return len(column)
+                return count_rows(column)
     return batch
 
 

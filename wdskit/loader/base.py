@@ -90,7 +90,11 @@ class Loader(ABC):
     @property
     @abstractmethod
     def epoch(self) -> int:
-        """Number of the running epoch. Between two iterations: number of the epoch that the next iteration runs."""
+        """Number of the running epoch. Between two iterations: number of the epoch that the next iteration runs.
+
+        The number of the next epoch is set just before the last item is yielded. If a stream has no known length, the
+        number is set after the last item.
+        """
 
     @property
     @abstractmethod
@@ -169,7 +173,7 @@ class Loader(ABC):
         """Set the epoch (>= 0) that the next iteration runs. If a loaded state is in this epoch, its position is kept.
 
         During an iteration, the running epoch continues, and `epoch`, `remaining` and `state_dict` describe it until
-        its end. A call with the number of the running epoch only cancels an earlier call in this iteration.
+        its end. A call with the number that `epoch` has now only cancels an earlier call in this iteration.
 
         Raises:
             PipelineError: `epoch` is not a whole number from 0 to 10**9.
@@ -184,7 +188,7 @@ class Loader(ABC):
             self._set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
 
     def _end_epoch(self) -> None:
-        """Note that the running epoch has ended, and apply the last `set_epoch` that was called during the epoch."""
+        """Mark the running epoch as ended. If `set_epoch` was called during the epoch, apply its last call now."""
         if self._is_in_epoch:
             self._is_in_epoch = False
             if self._next_epoch is not None:

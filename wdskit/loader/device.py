@@ -91,8 +91,9 @@ class ToDevice:
 def make_mover(program: Program, spec: LoaderSpec) -> tuple[Mover | None, Program]:
     """Return (mover, program) for a loader's settings. The returned program must make the batches.
 
-    The mover is None if batches are not moved. If `spec.device` is set, the images of the returned program stay uint8
-    where possible, and the mover normalizes the images on the device. Otherwise `program` is returned unchanged.
+    If `spec.device` is set, the mover is a `ToDevice`. The images of the returned program then stay uint8 where
+    possible, and the mover normalizes the images on the device. If `spec.device` is None, the mover is the result of
+    `pin_mover`, a `Pin` or None, and `program` is returned unchanged.
 
     Raises:
         PipelineError: The device does not exist.
@@ -151,8 +152,8 @@ def map_tensors(
     Args:
         value: The batch, or a part of it.
         function: Takes a tensor and returns the new tensor.
-        own: Does the same for any other object that has a method `to`, such as torch's PackedSequence. Default: no
-            change.
+        own: Takes any other object that has a method `to`, such as torch's PackedSequence, and returns the new object.
+            Default: the object itself.
     """
     if isinstance(value, torch.Tensor):
         return function(value)

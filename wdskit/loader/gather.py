@@ -107,10 +107,12 @@ class _RankRows:
         self.pickled = b""
 
     def prepare(self) -> bytes:
-        """Check the rows and set the attributes. Return a text about dtype and shape that must be equal on all ranks.
+        """Check the rows and set the attributes. Return a text that must be equal on all ranks: dtype and shape of the
+        rows, `reduce`, and whether positions are given.
 
         Raises:
-            PipelineError: The mask or the positions do not fit the rows, `reduce` is unknown or needs a tensor.
+            PipelineError: The mask or the positions do not fit the rows. Or `reduce` is unknown, or is set and the rows
+                are not a tensor.
             Exception: A row cannot be pickled.
         """
         rows, valid, positions, reduce = self._arguments
@@ -137,10 +139,10 @@ class _RankRows:
 
 
 def _exchange(make: Callable[[], bytes], group: Any) -> list[bytes]:
-    """Call `make` on each rank of a group, and return the results in the order of ranks. Results are cut to
-    `_RECORD_BYTES - 1` bytes.
+    """Call `make` here, and return the results of all ranks of a group in the order of ranks. Every rank must call this
+    function. Each result is cut to `_RECORD_BYTES - 1` bytes, and zero bytes at its end are removed.
 
-    Without torch.distributed, the list has only the result of this process.
+    Without torch.distributed, the list has only the whole result of this process.
 
     Raises:
         PipelineError: `make` failed on a rank. Every rank raises this error. The message names the failed rank.
@@ -169,7 +171,7 @@ def _exchange(make: Callable[[], bytes], group: Any) -> list[bytes]:
 
 
 def _ranks(group: Any) -> list[int]:
-    """Return the ranks in a group, as numbers of the default group."""
+    """Return the rank of each member of `group` in the default group. If `group` is None, it is the default group."""
     return torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD)
 
 
@@ -209,8 +211,8 @@ def _all_gather(rows: Tensor, group: Any) -> list[Tensor]:
 
 
 def _as_supported(rows: Tensor) -> Tensor:
-    """Return rows that torch can index and `_all_gather` can send: whole numbers and float8 as a view of signed numbers
-    of the same size (uint8 for one byte), other rows as they are.
+    """Return `rows` in a dtype that torch can index and `_all_gather` can send. Whole numbers and float8 become a view
+    as uint8, int16, int32 or int64 of the same size. Other rows are returned unchanged.
     """
     if rows.dtype.is_complex or rows.dtype.itemsize > 8:
         return rows

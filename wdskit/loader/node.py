@@ -160,7 +160,7 @@ class NodeWorker:
         return pickled, [find(part) for part in message.buffers]
 
     def _lend(self, number: int) -> Bytes:
-        """Return the bytes of a block that `pack_outcome` holds. The block is free when the result is collected."""
+        """Return the bytes of a block that `pack_outcome` holds. When the result is collected, this hold ends."""
         memory: Bytes = np.frombuffer(self._memory.hold(number).memory, np.uint8)
         self._memory.give_back(number)  # ends this method's own `hold`
         weakref.finalize(memory, self._memory.give_back, number).atexit = False
@@ -171,7 +171,7 @@ class NodeWorker:
         self._cancelled.update(tickets)
 
     def slots(self) -> NDArray[np.int64]:
-        """Return a copy of `Board.slots`, int64 (slots, 3): the samples on which the threads of this actor work."""
+        """Return a copy of `Board.slots`, int64 (slots, 3): for each thread of this actor, its sample (see `Board`)."""
         found: NDArray[np.int64] = self._board.slots.copy()
         return found
 

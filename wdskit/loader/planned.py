@@ -89,7 +89,9 @@ class PlannedLoader(Loader):
 
     @property
     def epoch(self) -> int:
-        """Number of the running epoch. Between two iterations: number of the epoch that the next iteration runs."""
+        """Number of the running epoch. Between two iterations: number of the epoch that the next iteration runs. The
+        number of the next epoch is set just before the last item is yielded.
+        """
         return self._counter.epoch
 
     @property
@@ -120,6 +122,7 @@ class PlannedLoader(Loader):
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the consumer as plain JSON, the same on every rank except `bad` and `bad_rank`.
 
+        - `version`: version of this format.
         - `epoch`: number of the running or next epoch.
         - `consumed`: number of samples of this epoch that all ranks together have received.
         - `start`: position of the epoch's start in the endless sequence.

@@ -189,8 +189,8 @@ class ThreadPool:
         """Wait for a job and return its outcome. Later calls with the same ticket return an empty outcome.
 
         Raises:
-            PipelineError: The wait has lasted for the `timeout`, or this process was forked from the process that has
-                the threads.
+            PipelineError: The wait has lasted for the `timeout`; the pool is closed then. Or this process was forked
+                from the process that has the threads.
         """
         refuse_fork(self._owner)
         if not ticket.done.is_set():
@@ -270,13 +270,16 @@ class _Worker:
         return bool(self._poll.poll(0))
 
     def send(self, ticket: int = 0, job: Any = None, *, frees_memory: bool = False) -> None:
-        """Send a request, and with it the tickets of cancelled jobs and the numbers of free blocks that wait to be
-        sent.
+        """Send a request to the worker. The request also has the tickets of cancelled jobs and the numbers of free
+        blocks that were not sent yet.
 
         Args:
             ticket: Ticket of the job.
             job: The new job; None to send no job.
             frees_memory: Whether the worker shall free the memory that no batch uses.
+
+        Raises:
+            OSError: The worker has ended.
         """
         returned = tuple(self.returned.popleft() for _ in range(len(self.returned)))
         forgotten, self.forgotten = tuple(self.forgotten), []
@@ -402,8 +405,8 @@ class ProcessPool:
         """Wait for a job and return its outcome. A ticket is valid for one call.
 
         Raises:
-            PipelineError: A worker died, the wait has lasted for the `timeout`, or this process was forked from the
-                process that has the workers.
+            PipelineError: A worker died, or the wait has lasted for the `timeout`; the pool is closed then. Or this
+                process was forked from the process that has the workers.
         """
         refuse_fork(self._owner)
         if ticket not in self._replies:

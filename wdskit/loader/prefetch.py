@@ -25,9 +25,10 @@ MOST_FOLLOWING_BYTES = 256 << 20
 def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
     """Return (number of batches in a job, number of jobs that are made before the consumer asks for them).
 
-    If `spec.prefetch` is set, these jobs have at most `spec.prefetch` batches in total, or two per worker if this is
-    more. If `spec.prefetch` is None, a job has several batches if the batches are small. The number of jobs is 0 if
-    this thread makes the batches and the shards are local.
+    If this thread makes the batches and the shards are local, the number of jobs is 0. Otherwise, if `spec.prefetch` is
+    set, these jobs have at most `spec.prefetch` batches in total, or two per worker if this is more. If `spec.prefetch`
+    is None, a job has several batches if the batches are small, and the number of jobs is `DEFAULT_PREFETCH`, or two
+    per worker if this is more.
     """
     size, workers = program.batches_a_job, spec.workers
     if not workers and program.run.num_threads == 1 and not program.reader.is_remote:
@@ -110,12 +111,14 @@ class Prefetch:
         self._pool.close()
 
     def _num_following(self) -> int:
-        """Return how many jobs of the next epoch may start before this epoch ends."""
+        """Return how many jobs of the next epoch may start before this epoch ends: as many as have at most
+        `MOST_FOLLOWING_BYTES` together, or 1 if the size of a job is unknown.
+        """
         return 1 if self._job_bytes is None else MOST_FOLLOWING_BYTES // max(1, self._job_bytes)
 
     def _skip_started(self, jobs: Iterator[Any]) -> Iterator[Any]:
-        """Return `jobs` without the jobs at its start that were started already. If `jobs` begins with other jobs,
-        discard the started jobs and return all of `jobs`.
+        """Return the jobs of `jobs` that are still to start. If `jobs` begins with all jobs that were started already,
+        leave out the started jobs. Otherwise discard the started jobs, and return all of `jobs`.
         """
         first = list(itertools.islice(jobs, len(self._waiting)))
         if first == [job for job, _ in self._waiting]:

@@ -177,7 +177,7 @@ class _Crew:
             heapq.heappop(self._queue)
 
     def take(self, ticket: int) -> Outcome[list[Batch]]:
-        """Return the outcome of a job that is done. The caller holds `changed`."""
+        """Return the outcome of a job in `done`, and remove the job from the crew. The caller holds `changed`."""
         del self._jobs[ticket]
         outcome = self.done.pop(ticket)
         self._dispatch()
@@ -200,7 +200,9 @@ class _Crew:
             actor.handle.free_memory.remote()
 
     def receive(self) -> None:
-        """Run the crew's thread: handle the answers of the actors until `close`."""
+        """Run the crew's thread: handle the answers of the actors until `close`. An error of this thread is stored in
+        `failure`.
+        """
         while (event := self._events.get()) is not None:
             try:
                 self._receive(*event)
@@ -264,8 +266,8 @@ class _Crew:
         return copy
 
     def _lose(self, actor: _Actor, ticket: int, error: BaseException) -> None:
-        """Handle an error that came in place of an answer. If Ray lost the answer, queue the job again. If the actor
-        died, replace the actor. For any other error, or after too many deaths, set `failure`.
+        """Handle an error that came in place of an answer. If Ray lost the answer or the actor died, queue the job
+        again. If the actor died, replace the actor. For any other error, or after too many deaths, set `failure`.
         """
         known = self._ray.exceptions
         who = actor.node or "a node of the cluster"
@@ -344,7 +346,7 @@ class _Crew:
 
 
 def _store_bytes(ray: ModuleType) -> float:
-    """Return the size of the smallest object store of the cluster's nodes in bytes; infinity if no size is known."""
+    """Return the size in bytes of the smallest object store of a node that is alive; infinity if no size is known."""
     sizes = [node["Resources"].get("object_store_memory", 0.0) for node in ray.nodes() if node["Alive"]]
     return min(filter(None, sizes), default=float("inf"))
 
@@ -398,8 +400,9 @@ class RayPool:
         """Wait for a job and return its outcome. A ticket is valid for one call.
 
         Raises:
-            PipelineError: The actors cannot run the pipeline, the wait has lasted for the `timeout`, or this process
-                was forked from the process that has the actors.
+            PipelineError: The actors cannot run the pipeline, or the wait has lasted for the `timeout`; the pool is
+                closed then. Or this process was forked from the process that has the actors.
+            Exception: The thread that handles the answers failed with this error; the pool is closed then.
         """
         refuse_fork(self._owner)
         crew = self._crew

@@ -55,7 +55,7 @@ class Block:
     Attributes:
         address: Address of the first byte.
         holders: Number of arrays and messages that use the block.
-        last_used: When the block was lent last, as the ring's count of all loans until then.
+        last_used: Number of the loan, among all loans of the ring, that lent this block last; 0 if it was never lent.
     """
 
     def __init__(self, number: int, num_bytes: int) -> None:
@@ -246,8 +246,8 @@ class Ring:
                 self._free.append(self._borrowed.pop(block.number))
 
     def _take_free_block(self, num_bytes: int) -> Block:
-        """Return the smallest free block of `num_bytes` to about twice as many bytes. If there is no such block, make a
-        new block. Drop free blocks that were not used for a long time.
+        """Return the smallest free block that has at least `num_bytes` and at most about twice as many bytes. If there
+        is no such block, return a new block. First drop free blocks that were not lent in the last `_UNUSED_FOR` loans.
         """
         for block in [block for block in self._free if self._num_borrowed - block.last_used > _UNUSED_FOR]:
             self._free.remove(block)
@@ -271,7 +271,9 @@ def borrow(memory: Any, back: deque[int], number: int) -> Bytes:
 
 
 def _round_up(num_bytes: int) -> int:
-    """Round up the size of a block, so that batches of similar sizes can use the same block."""
+    """Return the size of a new block for `num_bytes` bytes: `num_bytes` rounded up by less than an eighth, or by less
+    than `MIN_BYTES`. So batches of similar sizes can use the same block.
+    """
     step = max(MIN_BYTES, 1 << max(0, num_bytes.bit_length() - 4))
     return -(-num_bytes // step) * step
 
@@ -313,10 +315,10 @@ class _Pickler(pickle.Pickler):
 
 
 class _Chunks(list[Any]):
-    """The file of a pickler: a list of the objects that were written, without a copy."""
+    """A file to which a pickler writes. It keeps the written objects in a list and does not copy them."""
 
     def write(self, data: Any) -> int:
-        """Append `data`."""
+        """Append `data`, and return its length in bytes."""
         self.append(data)
         return len(data)
 
@@ -442,7 +444,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return True if the values fill their memory without gaps, in row-major or channels_last order."""
+    """Return True if the values of a tensor fill their memory without gaps, in row-major or channels_last order."""
     import torch
 
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))

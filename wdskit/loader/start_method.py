@@ -158,10 +158,10 @@ def without_script() -> Iterator[None]:
 
 def start_fork_server(method: StartMethod) -> None:
     """Start the fork server, so that it is ready for the first batch. Do nothing if the start method is not
-    "forkserver", or in a daemon process.
+    "forkserver", or if this process is a daemon.
 
     The server imports wdskit once for all workers, and torch too if the first loader of the program needs torch. If the
-    program has set its own list of modules to preload, only these are imported.
+    program has set its own list of modules to preload, the server imports only the modules of this list.
     """
     if method.name != "forkserver" or multiprocessing.current_process().daemon:  # daemons cannot start processes
         return

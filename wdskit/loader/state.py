@@ -48,7 +48,8 @@ class EpochCounter:
         world_size: Number of ranks.
 
     Attributes:
-        epoch: Number of the running epoch. Between two passes: number of the epoch that the next pass runs.
+        epoch: Number of the running epoch. Between two passes, and after the last step of a pass: number of the epoch
+            that the next pass runs.
         consumed: Number of positions of this epoch that the consumer has received, on all ranks together.
     """
 
@@ -95,7 +96,9 @@ class EpochCounter:
             self.consumed = 0
 
     def begin(self) -> Pass:
-        """Start a pass and return it."""
+        """Start a pass and return it. If the current epoch has no steps left, the pass is empty, and the next epoch
+        becomes the current epoch.
+        """
         if not self._is_loaded:
             self.consumed = 0
         self._is_loaded = False
@@ -107,13 +110,15 @@ class EpochCounter:
         return self._running
 
     def following(self, running: Pass) -> Pass:
-        """Return the pass of the epoch after `running`, unless `set_epoch` or `load_state_dict` changes this epoch."""
+        """Return the pass over the whole epoch after `running`. The pass is not started. A later call of `set_epoch` or
+        `load_state_dict` can still choose another pass.
+        """
         start = running.start + self._samples_of(running.epoch)
         return Pass(running.epoch + 1, start, self._steps(start, self._own_samples, 0))
 
     def received(self, running: Pass, step: int) -> None:
-        """Count step number `step` of a pass, before its batch is yielded. Do nothing if a state was loaded during the
-        pass.
+        """Count step number `step` of a pass, before its batch is yielded. After the last step, the next epoch becomes
+        the current epoch. Do nothing if a state was loaded, or another pass was started, since `running` started.
         """
         if running is not self._running:
             return

@@ -68,7 +68,11 @@ class StreamLoader(Loader):
 
     @property
     def epoch(self) -> int:
-        """Number of the running epoch. Between two iterations: number of the epoch that the next iteration runs."""
+        """Number of the running epoch. Between two iterations: number of the epoch that the next iteration runs.
+
+        The number of the next epoch is set just before the last item is yielded. If the number of items is unknown, the
+        number is set after the last item.
+        """
         return self._epoch
 
     def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None:
@@ -181,8 +185,8 @@ class StreamLoader(Loader):
             self._check_length(epoch, num_items, expected)
 
     def _take(self, job: StreamJob) -> Iterator[Batch]:
-        """Yield the items of an epoch, one from each worker in turn. When a worker has no more items, yield a batch
-        with `is_end`.
+        """Yield the items of an epoch, one from each worker in turn. After the last item of each worker, yield a batch
+        with `is_end`, which is not an item.
         """
         pool = self._pool
         turns = range(max(1, self.spec.workers))

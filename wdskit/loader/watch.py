@@ -45,7 +45,7 @@ class Watch:
 
     @property
     def step_s(self) -> float:
-        """How long to wait for the batch before the next call of `look`, in seconds; at least 0.001."""
+        """Seconds to wait for the batch before the next call of `look`; at least 0.001."""
         longest_s = self.timeout_s or math.inf
         until_s = min(self._next_s, self._started_s + longest_s)
         return max(0.001, min(_LOOK_S, progress.REPORT_S / 4, longest_s / 4, until_s - time.monotonic()))

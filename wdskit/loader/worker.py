@@ -48,7 +48,7 @@ class Task:
         self._outcome: Outcome[list[Batch]] = Outcome()
 
     def finish(self, outcome: Outcome[list[Batch]]) -> None:
-        """Store the outcome for `take`, unless the job is cancelled."""
+        """Store the outcome for `take`, or drop it if the job is cancelled. Set `done` in both cases."""
         self._outcome = outcome
         if self.cancelled.is_set():  # another thread may have cancelled the job just now
             self.take()
@@ -60,7 +60,7 @@ class Task:
         return outcome
 
     def cancel(self) -> None:
-        """End the job after its current sample, and drop its outcome."""
+        """Cancel the job: its thread stops after the current sample, and the outcome is dropped."""
         self.cancelled.set()
         self.take()  # the traceback of an error refers to this task
 
@@ -126,7 +126,9 @@ class Reply(NamedTuple):
 
 
 class WorkerSetup(NamedTuple):
-    """The arguments of `serve` that are the same for each worker process. `make_factory` is called with the program."""
+    """The settings that are the same for each worker process: the program, the function that makes the `BatchFactory`
+    of the program, and the number of workers.
+    """
 
     program: Any
     make_factory: Callable[[Any], BatchFactory]
@@ -252,7 +254,7 @@ class _Channel:
             self._waiting.append(task)
 
     def answer(self, task: Task, outcome: Outcome[list[Batch]]) -> None:
-        """Send the outcome of a job, packed by `pack_outcome`. Nothing is sent for a cancelled job.
+        """Send the outcome of a job, packed by `pack_outcome`. If the job is cancelled, send nothing.
 
         Raises:
             OSError: A block cannot be sent. The connection cannot be used any more.

@@ -28,7 +28,7 @@ class EpochBatches(NamedTuple):
     Attributes:
         buckets: Bucket of each step, (num_steps,).
         batches: Number of each step's batch among the batches of its bucket, from 0, (num_steps,).
-        edges: First position of each step, and the end of the epoch as last element, (num_steps + 1,).
+        edges: First position of each step in the epoch, then the number of positions of the epoch, (num_steps + 1,).
     """
 
     buckets: Ints
@@ -42,8 +42,9 @@ class BucketPlan:
 
     Args:
         counts: Number of samples of each bucket.
-        sizes: Number of samples of a global batch of each bucket, each at least 1.
-        tail: Whether the samples of a bucket that do not fill a global batch are dropped, or padded.
+        sizes: Number of samples of a global batch (the batches of all ranks) of each bucket, each at least 1.
+        tail: For the samples of a bucket that do not fill a global batch: "drop" leaves out the samples, "pad" pads the
+            batch.
         seed: 0 <= seed < 2**64.
     """
 

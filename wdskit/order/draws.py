@@ -23,6 +23,7 @@ class Draws:
         num_shards: At least 1.
         seed: 0 <= seed < 2**64.
         shuffled: Whether each epoch has a seeded random order of the shards. If False, the shards are in listed order.
+            Ignored if `resampled`.
         resampled: Whether each draw is independent of all other draws. If False, an epoch has each shard once.
         weights: Weight of each shard, used only if `resampled`; at least 0, not all 0. None: equal weights.
     """

@@ -37,7 +37,12 @@ _NO_WEIGHT = "at every position, at least one part must have a weight above 0"
 
 
 class _Block(NamedTuple):
-    """The part at each place of a block, and the number of earlier places of the block with the same part."""
+    """A block of positions.
+
+    Attributes:
+        parts: The part at each place of the block.
+        before: For each place, the number of earlier places of the block with the same part.
+    """
 
     parts: NDArray[np.uint32]
     before: NDArray[np.uint32]
@@ -81,7 +86,7 @@ class PartInterleaver:
             positions: int64 (n,), at least 0, in any order.
 
         Returns:
-            (part, index), int64 (n,) each. The index is the position in the order of the part.
+            (part, index), int64 (n,) each. The index is also the position in the part's own order.
         """
         positions = np.asarray(positions, dtype=np.int64)
         pieces = np.searchsorted(self._firsts, positions, side="right") - 1
@@ -126,9 +131,10 @@ def _block_size(columns: Sequence[Sequence[Fraction]], *, scheduled: bool) -> in
 
 
 def _pieces(keys: Sequence[int], change: Change, block: int) -> list[tuple[int, int]]:
-    """Return (first position, block size) of each piece. The last piece is endless.
+    """Return (first position, block size) of each piece, sorted. The last piece is endless.
 
-    Between two changes of the weights, whole blocks of `block` positions come first, then one smaller block.
+    The weights change at the positions `keys`; if `change` is "linear", also at positions between them. Between two
+    changes, the first piece has blocks of `block` positions. Positions that do not fill a block are one smaller block.
     """
     changes = set(keys)
     if change == "linear":
@@ -157,8 +163,9 @@ def _weight_at(weights: Sequence[Fraction], keys: Sequence[int], change: Change,
 
 
 def _apportion(shares: Sequence[Fraction], total: int) -> list[int]:
-    """Return `total` divided in proportion to `shares`, whose sum is 1. Each number is rounded down. Then the parts
-    with the largest remainders get 1 more each, until the sum is `total`.
+    """Divide `total` into whole numbers in proportion to `shares`, whose sum is 1, and return these numbers.
+
+    Each number is rounded down. Then the parts with the largest remainders get 1 more each, until the sum is `total`.
     """
     exact = [share * total for share in shares]
     counts = [math.floor(value) for value in exact]

@@ -64,7 +64,8 @@ def permutation(n: int, purpose: str, *words: int) -> NDArray[np.int64]:
 def _argsort_packed(words: NDArray[np.uint64]) -> NDArray[np.int64] | None:
     """Return the indices that sort `words`: int64 (n,). `words` is overwritten.
 
-    Return None if two words differ only in their lowest bits, which the indices replace; this is very rare.
+    The indices replace the lowest bits of the words. Return None if two words are equal in all other bits, which is
+    very rare.
     """
     # Four times as fast as `np.argsort`: the index of each word replaces its lowest bits, and the words are sorted.
     num_bits = np.uint64((len(words) - 1).bit_length())

@@ -122,13 +122,15 @@ class Lanes:
     def near_position(self, position: int, attempt: int, num_positions: int | None = None) -> int | None:
         """Return a position near `position`: first positions of the same window, then later positions of all lanes.
 
+        After the end of the sequence, the later positions continue at its start.
+
         Args:
             position: Position in the sequence of all lanes.
             attempt: 1 for the first near position, 2 for the second, and so on.
             num_positions: Length of the sequence; None for an endless sequence.
 
         Returns:
-            The near position; None if no near position is left.
+            The near position. None if no near position is left: at most `DEFAULT_WINDOW` later positions are used.
         """
         place, lane = divmod(position, self.num_lanes)
         first = place - place % self.window

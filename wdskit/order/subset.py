@@ -23,7 +23,8 @@ class SampleSubset(Protocol):
     def take(self, shards: Ints, places: Ints) -> Ints:
         """Return the number of each selected sample among all samples of its shard: int64 (n,).
 
-        `shards` has the shard of each sample. `places` has its number among the selected samples of this shard, from 0.
+        `shards` has the shard of each sample. `places` has the number of each sample among the selected samples of its
+        shard, from 0.
         """
         ...
 
@@ -32,9 +33,9 @@ class PickedOrder:
     """An order over the selected samples of shards. Implements `order.base.Order`.
 
     Args:
-        order: An order over (number of subsets) x S shards. Its shard k S + s has the samples of shard s that subset k
-            selects.
-        subsets: Subsets of the same S shards. A sample that is in n subsets comes n times in a pass.
+        order: An order over n x S shards, for n subsets of S shards. Its shard k * S + s has the samples of shard s
+            that subset k selects, numbered from 0.
+        subsets: The n subsets, all of the same S shards. A sample comes once in a pass for each subset that selects it.
 
     Attributes:
         num_samples: Length of a pass.

@@ -71,9 +71,10 @@ class WeightedOrder:
         return self._find(shares)
 
     def _find(self, shares: Floats) -> Ints:
-        """Return the number of the sample at which the cumulative weight passes each share of the total: int64 (n,).
+        """Return the number of one sample for each of `shares`: int64 (n,).
 
-        For each of `shares`: 0 <= share < 1.
+        A share, 0 <= share < 1, is a part of the total weight. Its sample is the first sample at which the cumulative
+        weight is larger than this part.
         """
         wanted = shares * self._stops[-1]
         last = np.searchsorted(self._stops, self._stops[-1])  # last block with a weight above 0; rounding may exceed it

@@ -33,6 +33,7 @@ from wdskit.text import format_bytes, plural
 
 _log = logging.getLogger(__name__)
 
+_ODD = 1e-6  # probability below which a result is not called chance
 _SAME_DRAW = (
     "Each run draws the split of a key in the same way, so the samples of one split cannot be split again: "
     "`wdskit split FOLDER ... --seed 1` draws anew."
@@ -258,7 +259,11 @@ def read_plan(dest: Destination, source: Source, *, skip_bad: bool, keep_first: 
 
 
 def _warn_of_shares(shares: Mapping[str, Fraction], divided: Mapping[str, Sequence[RowRange]]) -> None:
-    """Log a warning if a split has far more or far fewer samples than its share, which chance does not explain."""
+    """Log a warning for the first split whose number of samples is far from its share of all samples.
+
+    `shares` has the share of each split, by name, and `divided` has the split's shards. "Far" means more than five
+    standard deviations of a random draw, plus one sample.
+    """
     counts = {split: sum(span.stop - span.start for span in spans) for split, spans in divided.items()}
     total = sum(counts.values())
     for split, count in counts.items():
@@ -289,7 +294,8 @@ def plan_jobs(dest: Destination, source: Source, plan: Plan) -> ShardJobs:
             if not spans:
                 share, samples = format_share(options.shares[split]), plural(plan.num_kept, "sample")
                 msg = f"split: {split} (share {share}) of {samples} would be empty."
-                raise PackError(f"{msg}\n  Choose a larger share, or leave it out. {_SAME_DRAW}")
+                is_odd = (1 - float(options.shares[split])) ** plan.num_kept < _ODD
+                raise PackError(f"{msg}\n  Choose a larger share, or leave it out.{f' {_SAME_DRAW}' * is_odd}")
         _warn_of_shares(options.shares, divided)
     dest.resolve_previous_run(source, num_rows=len(plan), rows=plan.digest, has_labels=plan.has_labels)
     dest.check_keys(plan)

@@ -81,7 +81,7 @@ class Changes:
         }
 
     def new_name(self, name: str) -> str | None:
-        """Return the new name of a field; None for a dropped field."""
+        """Return the new name of the field `name`, or `name` if it has none. Return None if the field is not kept."""
         if name in self.drop or (self.keep is not None and name not in self.keep):
             return None
         return self.rename.get(name, name)
@@ -135,9 +135,9 @@ class Changes:
         return fields
 
     def _json(self, sample: TarSample, fields: Mapping[str, FieldBytes]) -> bytes:
-        """Return the bytes of the field whose new name is `json`; `{}` if no field gets this name.
+        """Return the bytes of the field that gets the name `json`; `{}` if no field gets this name.
 
-        `fields` maps the new names to the fields of `sample`.
+        `fields` maps the new name of each field to the field's bytes, or to a reference to bytes of `sample`.
         """
         data = fields.get("json", b"{}")
         if isinstance(data, bytes):
@@ -149,7 +149,8 @@ def _with_label(json_bytes: bytes, old_label: bytes, new_label: bytes) -> bytes:
     """Replace the class number in the member `cls` of a sample's JSON. Return the new JSON.
 
     `old_label` and `new_label` are the field `cls` before and after the change. If the member `cls` is not the number
-    in `old_label`, the JSON is returned unchanged. DecodeError: `json_bytes` is not valid JSON.
+    in `old_label`, the JSON is returned unchanged. DecodeError: `json_bytes` is not valid JSON. ValueError: The member
+    is repeated.
     """
     value = decode_field("json", json_bytes)
     if not isinstance(value, dict) or type(value.get(CLASS_FIELD)) is not int:

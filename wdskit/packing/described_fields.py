@@ -43,7 +43,13 @@ _REFUSED = "which --resize and --orient move. Only COCO annotations can be updat
 
 
 class ImageChange(NamedTuple):
-    """The bytes of one image before and after its transform (equal for an unchanged image), and its new geometry."""
+    """One image before and after its transform.
+
+    Attributes:
+        before: The bytes of the old image file.
+        after: The bytes of the new image file; equal to `before` if the image did not change.
+        geometry: How the transform moved the points of the image.
+    """
 
     before: bytes
     after: bytes
@@ -104,10 +110,10 @@ def _parse(data: bytes) -> Any:
 
 
 def _update_measures(value: dict[str, Any], changes: list[ImageChange]) -> dict[str, Any]:
-    """Return new values for the members `width`, `height`, `bytes` and `sha256` of a JSON object, by name.
+    """Return the new values of the members `width`, `height`, `bytes` and `sha256` of a JSON object, by name.
 
-    A member gets a new value only if its old value is that of an image before the transform.
-    DecodeError: An old value matches several images, and their new values differ.
+    The result has only members whose old value is that of an image before its transform. `width` and `height` must be
+    those of one image. DecodeError: An old value matches several images, and their new values differ.
     """
     numbers = {name: _whole_number(value.get(name)) for name in ("width", "height", "bytes")}
     known = {name: number for name, number in numbers.items() if number is not None}
@@ -138,9 +144,9 @@ def _sha256(data: bytes) -> str:
 
 
 def _single_values(names: list[str], matches: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the value that all dicts in `matches` have for each name in `names`; an empty dict if `matches` is empty.
+    """Return a dict with the value of each name in `names`. All dicts in `matches` must have this value.
 
-    DecodeError: Two dicts have different values for a name.
+    The dict is empty if `matches` is empty. DecodeError: Two dicts in `matches` have different values for a name.
     """
     values = {tuple(each[name] for name in names) for each in matches}
     if len(values) > 1:

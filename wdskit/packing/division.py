@@ -85,8 +85,8 @@ def make_limits(
 ) -> Limits:
     """Return the limits of a shard, with default values.
 
-    If `max_samples` or `max_bytes` is None, the default limit is used; with `num_shards`, no limit. `by_count` says
-    that the sizes of the samples are not known, so that their bytes are not limited.
+    If `max_samples` or `max_bytes` is None, the limit gets its default value; if `num_shards` is set, there is no such
+    limit. With `by_count`, the bytes of a shard are not limited, because the sizes of the samples are not known.
 
     Raises:
         PackError: A limit is too small or not a whole number, or `by_count` and `max_bytes` are both set.
@@ -102,7 +102,10 @@ def make_limits(
 
 
 class RowRange(NamedTuple):
-    """The rows [start, stop) of one shard, as places in the packing order. `num_bytes` is the size of its file."""
+    """The rows [start, stop) of one shard, as places in the packing order.
+
+    `num_bytes` is the size of the shard's file; 0 if the size is not known.
+    """
 
     start: int
     stop: int

@@ -40,7 +40,7 @@ OnSample = Callable[[int, int], None]
 class ProgressCounter:
     """Counts packed samples and bytes, and calls `on_progress` with the sums: once at its start and after each change.
 
-    `total` is the final number of samples and of bytes. A number is None if it is not known.
+    `total` has the numbers of samples and of bytes at the end of the run. A number that is not known is None.
     """
 
     def __init__(self, on_progress: OnProgress, total: tuple[int | None, int | None]) -> None:
@@ -56,7 +56,7 @@ class ProgressCounter:
         self._on_progress(Progress("packing", self._samples, self._bytes, *self._total))
 
     def add(self, entry: ShardEntry) -> None:
-        """Add all samples of a shard and their bytes, without the end marker, then report the sums to `on_progress`."""
+        """Add the samples and bytes of a filled shard, except its end marker, then report the sums to `on_progress`."""
         self(entry.num_samples, entry.num_bytes - END_BYTES)
 
 
@@ -109,7 +109,9 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
 def fill_jobs(
     jobs: Sequence[ShardJob], *, workers: int, log: Path, disk: Disk, count: ProgressCounter
 ) -> Generator[ShardEntry, None, None]:
-    """Fill shards in this process or, with several `workers`, in worker processes. The bytes are the same.
+    """Fill shards in this process or, for several shards with several `workers`, in worker processes.
+
+    The shards have the same bytes in both cases.
 
     Args:
         jobs: The shards to fill.
@@ -209,7 +211,7 @@ def _note_unused(
 def _transform_rows(
     job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]], columns: ColumnBuilder
 ) -> Iterator[list[str]]:
-    """Write the samples of a shard, transformed, to `writer`. Yield the field names of each sample.
+    """Write the samples of a shard, transformed, to `writer`. After each sample, yield the names of its fields.
 
     The values of columns are added to `columns`, and ignored parts of images are counted in `unused`.
     """
@@ -227,7 +229,7 @@ def _transform_rows(
 def _copy_rows(
     job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]], columns: ColumnBuilder
 ) -> Iterator[list[str]]:
-    """Write the samples of a shard, unchanged, to `writer`. Yield the field names of each sample.
+    """Write the samples of a shard, unchanged, to `writer`. After each sample, yield the names of its fields.
 
     The values of columns are added to `columns`, and ignored parts of images are counted in `unused`.
     """
@@ -257,10 +259,10 @@ def _is_large(source: FieldBytes) -> TypeGuard[FileBytes | PartBytes]:
 
 
 def _read_field(writer: TarWriter, row: Row, field: str, source: FieldBytes, files: SourceFiles) -> bytes | memoryview:
-    """Return the bytes of a field. `source` is the field's item in `row.fields`.
+    """Read a field and return its bytes. `source` is the field's item in `row.fields`.
 
-    A memoryview is returned if the field is already written to `writer`, which is done for large files. The memoryview
-    is valid until the next member. If bytes are returned, the caller must write the member.
+    If the result is bytes, the caller must write the member. For a large file, the result may be a memoryview: the
+    member is then written already. The memoryview is in the buffer of `writer`, and is valid until the next member.
 
     Raises:
         RowError: The file of the field cannot be read or was changed.

@@ -72,7 +72,7 @@ def read_label(value: Any) -> Label | None:
 
 
 def _exact_int(number: int) -> int | float:
-    """Return a whole number as an int if a float represents it exactly, else as a float."""
+    """Return a whole number from -2**53 to 2**53 as an int, any other whole number as a float."""
     return number if abs(number) <= _MAX_FLOAT else float(number)
 
 
@@ -111,7 +111,7 @@ class ClassNames:
     def number(self, label: Label) -> int:
         """Return the class number of a label, which is the name or the number of a class.
 
-        If a class name is a number itself, such as `7`, labels are only compared with names. The label -1 means "no
+        If one of the class names is a number, such as `7`, labels are only compared with names. The label -1 means "no
         class" and gives -1, unless it is a class name.
 
         Raises:
@@ -128,7 +128,10 @@ class ClassNames:
         return label
 
     def refusal(self, name: str, more: str = "") -> str:
-        """Return the message that `name` is not a class, with some classes and the text `more`."""
+        """Return the message that `name` is not one of these classes.
+
+        The message shows some class names, then the text `more`, and the most similar class name if there is one.
+        """
         shown = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
         near = difflib.get_close_matches(name, self.names, n=1)
         hint = f" Did you mean `{near[0]}`?" if near else ""

@@ -348,7 +348,7 @@ class WriteOptions(RunOptions):
         return self._make_transforms()
 
     def _make_transforms(self, **values: Any) -> Transforms:
-        """Return the `Transforms` of these options. `values` replaces some of its attributes, by name."""
+        """Return the `Transforms` of these options. `values` are used instead of the options with these names."""
         from wdskit.packing.transforms import Transforms
 
         names = {opt.name for opt in fields(Transforms)} - values.keys()
@@ -479,7 +479,7 @@ class PackOptions(WriteOptions):
 
     @property
     def keeps_order(self) -> bool:
-        """True if rows are packed in the source's order, without `shuffle`, or not at all: in a dry run."""
+        """True if rows keep the source's order: without `shuffle`, and in a dry run, which packs no row."""
         return self.shuffle is None or self.dry_run
 
     def to_dict(self) -> dict[str, object]:
@@ -542,12 +542,19 @@ class ReshardOptions(WriteOptions, SelectOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.transforms.moves_images:
+            from wdskit.codecs.fields import is_json_field
+            from wdskit.codecs.formats import is_image_field
             from wdskit.packing.described_fields import names_places
 
             for name, new in self.changes.rename.items():
-                if names_places(name) and not names_places(new):
-                    msg = f"rename: {name} holds places in the image, which resize and orient move; as {new} they"
-                    raise PackError(f"{msg} would stay. Rename the field of the new shards: --rename {name}={new}")
+                is_checked = any(is_image_field(each) or is_json_field(each) for each in (name, new))
+                if names_places(name) and not names_places(new) and not is_checked:
+                    msg = (
+                        f"rename: {name} holds places in the image by its name. As {new}, these places would stay where"
+                    )
+                    raise PackError(
+                        f"{msg} they are, although resize or orient moves the pixels. Rename it in another run."
+                    )
         _ = self.changes
 
     @cached_property

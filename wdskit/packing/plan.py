@@ -84,8 +84,8 @@ def encode_row(row: Row) -> tuple[bytes, bytes, bytes]:
     """Encode a row as three parts, which `join_record` joins to one record.
 
     Returns:
-        JSON of the row's place, and of the path and identity of each file; JSON of the key and of the fields' names and
-        kinds; the joined bytes of the fields that are not references.
+        JSON of the row's place, and of the path and identity of each referenced file or object; JSON of the key, and of
+        the names and kinds of the fields; the joined bytes of the fields that are not references.
     """
     texts: list[Any] = [0, row.where]
     description: list[Any] = [row.key]
@@ -106,12 +106,12 @@ def encode_row(row: Row) -> tuple[bytes, bytes, bytes]:
 
 
 def _to_latin(text: str) -> str:
-    """Encode any text, even a file name that is not UTF-8, as text that JSON can store."""
+    """Convert any text, even a file name that is not UTF-8, to a text that JSON can store."""
     return text.encode(errors=_ERRORS).decode("latin-1")
 
 
 def _from_latin(text: str) -> str:
-    """Decode a text that `_to_latin` encoded."""
+    """Return the original of a text from `_to_latin`."""
     return text.encode("latin-1").decode(errors=_ERRORS)
 
 
@@ -202,7 +202,7 @@ def _records(connection: sqlite3.Connection, numbers: Ints) -> Iterator[bytes]:
 
 
 def _record(result: tuple[bytes] | None, number: int) -> bytes:
-    """Return the record in a row that a query returned. sqlite3.DatabaseError: `result` is None."""
+    """Return the record of row `number` from `result`, a query's answer. sqlite3.DatabaseError: `result` is None."""
     if result is None:
         raise sqlite3.DatabaseError(f"row {number} is missing")
     return result[0]
@@ -454,12 +454,12 @@ class Database:
             return [*_records(self._connection, numbers)]
 
     def insert(self, sql: str, values: Iterable[Sequence[Any]]) -> int:
-        """Run a statement once for each item of `values`. Return the number of changed rows."""
+        """Run a statement once for each item of `values`, its parameters. Return the number of changed rows."""
         with self._errors():
             return self._connection.executemany(sql, values).rowcount
 
     def make_index(self, sql: str) -> None:
-        """Run a statement that makes an index. SQLite's temporary files are next to the database file, not in /tmp."""
+        """Run a statement that makes an index. SQLite's temporary files are next to the database file, if it exists."""
         temp_folder = os.environ.get(_TEMP_VARIABLE)
         try:
             if self._path is not None:
@@ -479,7 +479,7 @@ class Database:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Convert the errors of SQLite and of the disk to a PackError."""
+        """Convert the errors of SQLite and of the disk in the `with` block to a PackError."""
         try:
             yield
         except (sqlite3.Error, OSError) as err:
@@ -747,6 +747,9 @@ def _check_rows(rows: Iterable[Row], *, transforms: Transforms, transform: bool)
     Returns:
         A RowError for a row that cannot be packed. Otherwise the digest of the row's images, if `transforms` searches
         for duplicates and the row has an image. Otherwise None.
+
+    Raises:
+        StorageError: An object in a store cannot be read, or was replaced.
     """
     verdicts: list[RowError | bytes | None] = []
     for row in read_ahead(rows):

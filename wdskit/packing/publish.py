@@ -299,6 +299,9 @@ class Destination:
         """Create the folder and its sub-folder `.wdskit-run`, and yield the sub-folder. The folder is locked during the
         block; a part of a run locks only the part.
 
+        For a run without parts: before the block, a run that was stopped while it published is completed. After the
+        block, `.wdskit-run` is removed unless it contains a run. After an error, temporary files are removed.
+
         PackError: The folder cannot be written, or another user or program made its `.wdskit-run`. FolderIndexError:
         Another process is writing in the folder, or the part is running already. StorageError: No lock is possible.
         """
@@ -450,7 +453,11 @@ class Destination:
         return self.index.entries[: len(self.index.entries) - own]
 
     def first_number(self, names: ShardNames) -> int:
-        """Return the number of the first new shard: the largest number of an existing shard with `names`, plus one."""
+        """Return the number of the first new shard: the largest number of a shard in `kept` whose name fits `names`,
+        plus one.
+
+        The number is 0 if no shard in `kept` has such a name.
+        """
         numbers = (names.number_of(entry.name) for entry in self.kept)
         return max((number for number in numbers if number is not None), default=-1) + 1
 
@@ -466,12 +473,15 @@ class Destination:
             raise self.key_exists(row)
 
     def key_exists(self, row: Row) -> RowError:
-        """Return the error for a row whose key an existing shard has."""
+        """Return the error for a row whose key is also the key of an existing sample of the folder."""
         remedy = "Keys must be unique. Rename it; or, for a table, choose a column with unique values: --key-column."
         return row_error(row.where, f"its key {row.key!r} is in {self.folder} already", remedy)
 
     def existing_keys(self) -> Iterator[str]:
-        """Yield the keys of all samples in the shards of `kept`, from their headers. ShardError: A shard is damaged."""
+        """Yield the keys of all samples in the shards of `kept`, from their headers. Report the progress.
+
+        ShardError: A shard is damaged.
+        """
         num_keys = num_bytes = 0
         totals = sum(entry.num_samples for entry in self.kept), sum(entry.num_bytes for entry in self.kept)
         for entry in self.kept:
@@ -546,8 +556,9 @@ class Destination:
                 raise self._in_the_way(name)
 
     def _uploaded_by_others(self) -> set[str]:
-        """Return the names of objects in the bucket that no known run uploaded. StorageError: The bucket cannot be
-        read.
+        """Return the names of objects in the bucket that no known run uploaded; empty for a local folder.
+
+        StorageError: The bucket cannot be read.
         """
         if self.upload is None:
             return set()
@@ -592,10 +603,13 @@ class Destination:
                 self._open_staging(run, is_alone=is_alone)
 
     def _open_staging(self, run: RunDescription, *, is_alone: Callable[[], bool]) -> None:
-        """Make or reuse the staging folder of `run`. Remove the staging folders of other runs.
+        """Make or reuse the staging folder of `run`, and set `path` and `log`. Remove other staging folders without a
+        filled shard; with the option `restart`, also those with filled shards.
 
         `is_alone` returns True if no other part is running here. StorageError: The bucket cannot be changed. PackError:
-        A different run with filled shards was stopped here, its parts are running, or its objects were replaced.
+        A different run with filled shards was stopped here, and `restart` is not set. Or other parts are running that
+        belong to a different run or to another number of parts. Or another writer replaced an object of a run to
+        remove.
         """
         part, disk = self.options.part_of, self._disk
         path = self.folder / RUN_FOLDER / run.digest
@@ -640,7 +654,10 @@ class Destination:
 
     @_raises_pack_errors
     def filled(self) -> dict[str, ShardEntry]:
-        """Return the filled shards of this run that still exist, by name. StorageError: The bucket cannot be read."""
+        """Return the filled shards of this run that still exist, by name. If the run is done, return all its shards.
+
+        StorageError: The bucket cannot be read.
+        """
         if self.is_done:
             assert self.last_run is not None
             return {entry.name: entry for entry in self.last_run.entries}
@@ -810,7 +827,10 @@ class Destination:
         self._remove_locks()
 
     def _existing_files(self) -> Iterator[str]:
-        """Yield the names of all files of the existing data set, except `index.json`. `index.bin` is the first."""
+        """Yield the names of the files of the existing data set, except `index.json`. `index.bin` is the first.
+
+        A file with one of these names may be missing.
+        """
         assert self.index is not None
         yield from (BINARY_NAME, IDENTITIES_NAME, LAST_RUN_NAME)
         for entry in self.index.entries:
@@ -983,14 +1003,17 @@ class Destination:
         self._disk.remove_folder(path)
 
     def _remove_finished(self) -> None:
-        """Remove the staging folder of `last_run`, if it exists. A power loss can bring that folder back."""
+        """Remove the staging folder of `last_run`, if it exists, for example after a power loss."""
         if self.last_run is not None:
             path = self.folder / RUN_FOLDER / self.last_run.run.digest
             if path in run_folders(self.folder):
                 self._remove_run(path)
 
     def _remove_locks(self) -> None:
-        """Remove `.wdskit-run` with its locks, unless it contains a run. The caller has locked the folder."""
+        """Remove `.wdskit-run` with its locks, unless it contains a run. The caller has locked the folder.
+
+        A staging folder without `run.json` and without a journal is not a run, and is removed.
+        """
         root = self.folder / RUN_FOLDER
         for path in run_folders(self.folder):
             if not (path / DESCRIPTION_NAME).exists() and not (path / JOURNAL_NAME).exists():
@@ -1025,7 +1048,11 @@ class Destination:
         return read_last_run(self.folder, index)
 
     def indexed_already(self, changes: Sequence[str] = ()) -> PackError:
-        """Return the error for a folder that is packed already. `changes` are sentences about the different run."""
+        """Return the error for a folder that is packed already.
+
+        `changes` has sentences that say how this run differs from the run that packed the folder; empty if this is
+        unknown.
+        """
         msg = f"{self.folder}: this folder is packed and indexed already"
         msg += "." if not changes else f", by a different run:\n  {_first_few(changes)}"
         return PackError(f"{msg}\n  {PACKED_REMEDY}")

@@ -66,7 +66,7 @@ def check_address(on: str) -> None:
 def fill_on_ray(
     jobs: Sequence[ShardJob], on: str, *, log: Path, disk: Disk, count: ProgressCounter
 ) -> Generator[ShardEntry, None, None]:
-    """Fill shards on a Ray cluster. A shard is tried again if its worker dies, at most four times in total.
+    """Fill shards on a Ray cluster. If the worker of a shard dies, the shard is tried again, up to four tries in total.
 
     Args:
         jobs: The shards to fill.
@@ -114,7 +114,7 @@ def fill_on_ray(
 
 
 def fill_on_node(job: ShardJob, run: RunContext) -> ShardEntry | WdskitError:
-    """Fill a shard on a node of the cluster. Return the shard's index entry. A WdskitError is returned, not raised."""
+    """Fill a shard on a node of the cluster. Return its index entry, or the WdskitError that prevented the shard."""
     host = socket.gethostname()
     with contextlib.suppress(OSError):  # only relative paths need the folder; missing paths are found below
         os.chdir(run.cwd)

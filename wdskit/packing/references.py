@@ -186,7 +186,8 @@ class ObjectBytes(NamedTuple):
 
     Attributes:
         path: URL of the object, without a query.
-        num_bytes: Number of bytes from `offset` on.
+        num_bytes: Number of bytes of the part.
+        offset: Offset of the part in the object.
         object_bytes: Size of the object.
         etag: ETag of the object; empty if the store has no ETags.
         modified: Modification time of the object when the plan was made, in ISO 8601.

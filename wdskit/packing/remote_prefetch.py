@@ -40,7 +40,7 @@ def _is_remote(row: Row) -> bool:
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Divide rows into lists. A list ends with the row that reaches `BATCH_BYTES` or `BATCH_ROWS`."""
+    """Divide rows into lists. A list ends as soon as it has at least `BATCH_BYTES` bytes or `BATCH_ROWS` rows."""
     batch, num_bytes = [], 0
     for row in rows:
         batch.append(row)
@@ -53,7 +53,8 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def _start_reading(rows: Iterable[Row]) -> dict[ObjectBytes, RangeFile]:
-    """Start to download the remote fields of `rows`. Return the file that has the bytes of each reference.
+    """Start to download the remote fields of `rows`. Return, for each reference to such a field, the file that has its
+    bytes.
 
     StorageError: A download cannot start.
     """

@@ -173,7 +173,7 @@ def reshard(
 
 
 def _note_lost_columns(shards: ShardList, options: ReshardOptions) -> Iterator[str]:
-    """Yield one sentence about the columns of local sources that the new shards lose; nothing if they lose none."""
+    """Yield one sentence about the columns of the local source folders that the new folder lacks, if there are any."""
     found: dict[str, Column] = {}
     for folder in dict.fromkeys(os.path.dirname(url) or "." for url in shards.urls if is_local(url)):
         with contextlib.suppress(SelectionError):
@@ -185,9 +185,9 @@ def _note_lost_columns(shards: ShardList, options: ReshardOptions) -> Iterator[s
 
 
 def _remake_columns(sources: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the commands that make columns again in DEST, each with the names of its columns.
+    """Yield a text for each command that makes columns again in the new folder DEST: the command and its columns.
 
-    `sources` says for each name what the values are computed from, as in `Column.source`.
+    `sources` says for each name of a column what its values are computed from, as in `Column.source`.
     """
     paths = {name: str(source["path"]) for name, source in sources.items() if "path" in source}
     if paths:
@@ -203,7 +203,9 @@ def _remake_columns(sources: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _advise_filter() -> Iterator[None]:
-    """Raise a RowError of the `with` block with advice for `reshard`, which has no --skip-bad and no --key-column."""
+    """Change the advice in a RowError of the `with` block to options of `reshard`, which has no --skip-bad and no
+    --key-column.
+    """
     try:
         yield
     except RowError as err:

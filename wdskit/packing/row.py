@@ -88,7 +88,9 @@ class Row:
                 problem = (
                     f"it has no {lacks.replace(';', ' or ')}, because images are named after their format: it has {has}"
                 )
-                raise row_error(self.where, problem, "Name the image after its format, or set `format`.")
+                raise row_error(
+                    self.where, problem, "Name the image after its format, set `format`, or use --skip-bad."
+                )
             if transforms.changes_bytes:
                 check_member_name(self.key, max((field for field, _ in transformed), key=len))
         except DecodeError as err:
@@ -258,8 +260,8 @@ def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: st
 def clean_key(key: str) -> str:
     """Return the key with `_` in place of each character that some readers refuse.
 
-    ASCII letters and digits, `_`, `+`, `-` and slashes between names are kept. Several `_` at the start of a name
-    become one, because webdataset ignores the name `__a`.
+    ASCII letters and digits, `_`, `+`, `-` and slashes between names are kept. Empty names, `.` and `..` are left out.
+    Several `_` at the start of a name become one, because webdataset ignores the name `__a`.
     """
     parts = [_UNCLEAN.sub("_", part) for part in key.split("/") if part not in {"", ".", ".."}]
     return "/".join(part if not part.startswith("__") else f"_{part.lstrip('_')}" for part in parts)

@@ -113,6 +113,8 @@ class RunDescription:
 def differences(old: RunDescription, new: RunDescription) -> list[str]:
     """Return one sentence for each difference between two runs; an empty list for the same run.
 
+    If the commands of the runs differ, this is the only sentence.
+
     Args:
         old: A stopped run, or the run that made the folder's index.
         new: The current run.
@@ -319,7 +321,7 @@ def _check_own(path: Path, users: set[int], *, is_folder: bool) -> None:
 
 
 def values_path(shard: Path) -> Path:
-    """Return the path of the file with the column values of a shard. The run removes the file when it is published."""
+    """Return the path of the file with the column values of a shard. The file is removed when the run is published."""
     return shard.with_name(f"{shard.name}.values")
 
 

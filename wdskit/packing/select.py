@@ -159,7 +159,7 @@ def _column_source(options: SelectOptions) -> dict[str, Any]:
 
 
 def _folders_of(found: ShardList) -> list[str]:
-    """Return the folders of the shards, in order, each folder once and in its first spelling."""
+    """Return the folders of the shards, each folder once. If a folder has several spellings, the first is returned."""
     parents = dict.fromkeys(os.path.dirname(url) or "." for url in found.urls)
     return list({os.path.realpath(parent): parent for parent in reversed(parents)}.values())[::-1]
 

@@ -54,8 +54,8 @@ def pack_stream(dest: Destination, source: Source, *, skip_bad: bool) -> list[Sh
 
 
 def _refuse_labels(rows: Iterable[Row], folder: Path) -> Generator[Row, None, None]:
-    """Yield rows that are added to `folder`, which has class names. RowError: A row has a label. Its class name is
-    unknown.
+    """Yield the rows to add to `folder`, which has class names. RowError: A row has a label; its class name is not
+    known.
     """
     for row in rows:
         if CLASS_FIELD in dict(row.fields):
@@ -110,9 +110,7 @@ def _new_keys(rows: Iterable[Row], keys: StreamedKeys, dest: Destination) -> Ite
 
 
 class _SourceError(Exception):
-    """The wrapper of an OSError of the source, which keeps it apart from errors of the destination. `error` is the
-    OSError.
-    """
+    """Wraps an OSError of the source, to tell it from an OSError of the destination. `error` is the OSError."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(error)

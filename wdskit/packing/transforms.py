@@ -195,7 +195,7 @@ class Transforms:
 
     def lacks_image(self, before: Iterable[str], after: Iterable[str]) -> str | None:
         """Return the first item of `require` that the fields `before` have and the packed fields `after` lack, because
-        an image got the name of its format; None if there is no such item.
+        an image got the name of its format. Return None if there is no such item, or if `missing` is "warn".
         """
         had, has = ({name.lower() for name in fields} for fields in (before, after))
         lacking = (wanted for wanted in self.require if had & {*wanted.split(";")} and not has & {*wanted.split(";")})

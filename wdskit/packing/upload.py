@@ -45,7 +45,13 @@ PACKED_REMEDY = "Write to another folder, add to it with --append, or replace it
 
 
 class SentFile(NamedTuple):
-    """A file in the log of a run: uploaded, or about to be uploaded. `etags` are the ETags from the store."""
+    """A file in the log of a run: uploaded, or about to be uploaded.
+
+    Attributes:
+        num_bytes: Size of the file.
+        sha256: Digest of the file, in hex.
+        etags: The ETags from the store; empty if the log has no ETag of the file.
+    """
 
     num_bytes: int
     sha256: str
@@ -154,9 +160,9 @@ class Upload:
         return {name for name in objects.keys() - pending if not self._is_sent(objects[name], sent.get(name))}
 
     def find_lost(self, entries: Iterable[ShardEntry], etags: Mapping[str, Sequence[str]]) -> list[str]:
-        """Return the names of the shards that are missing in the bucket, or were replaced after their upload, or whose
-        `.idx` is missing. `etags`
-        has the ETags of each shard after its upload, by name. A shard without ETags is compared by size only.
+        """Return the names of the shards that are missing in the bucket, lack their `.idx`, or were replaced after
+        their upload. `etags` has the ETags of each shard after its upload, by name. A shard without ETags is compared
+        by size only.
         StorageError: The bucket cannot be read.
         """
         objects = self.objects()
@@ -262,10 +268,12 @@ _REFUSED = {
 
 
 def open_upload(dest: str, options: WriteOptions) -> Upload | None:
-    """Download the index of the folder `dest`, if it has one, and return an upload to `dest`. None: `dest` is local.
+    """Download the index of the folder `dest`, if it has one, and return an upload to `dest`. Return None if `dest` is
+    local.
 
     Raises:
-        PackError: An option is only for local folders or only for URLs, or the URL does not name a folder of a bucket.
+        PackError: An option is only for local folders or only for URLs, the URL does not name a folder of a bucket, or
+            the local folder for the upload cannot be written.
         StorageError: The bucket cannot be read.
     """
     if is_local(dest):

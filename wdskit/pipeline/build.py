@@ -229,7 +229,7 @@ class _StreamBuilder:
             self.bound.append(Renumber(self.run, each_epoch=self.context.is_after_with_epoch))
 
     def _own_splitter(self, stage: Any) -> Any:
-        """Return the splitter of wdskit to use in place of webdataset's `split_by_node` or `split_by_worker`.
+        """Return a running splitter of wdskit to use in place of webdataset's `split_by_node` or `split_by_worker`.
 
         Return None if `stage` is another stage, or if the source is not a source of wdskit.
         """

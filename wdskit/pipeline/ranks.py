@@ -73,7 +73,9 @@ def find_rank(
 
 
 def _ranks_per_node(rank: int, world_size: int, environ: Mapping[str, str]) -> int:
-    """Return the number of ranks on each machine according to torchrun or Slurm; 1 if neither started this process.
+    """Return the number of ranks on each machine according to torchrun or Slurm.
+
+    Return 1 if neither started this process, or if the step of Slurm does not have `world_size` tasks.
 
     Raises:
         RankError: The machines have different numbers of ranks, or their ranks are not consecutive. At least one rank

@@ -38,7 +38,8 @@ def connect(on: str, error: type[WdskitError], *, starts_cluster: bool) -> tuple
     Args:
         on: "ray" or the address of a cluster; `ADDRESS` matches both.
         error: Class of the errors to raise.
-        starts_cluster: If `on` is "ray" and this is True, Ray starts a new cluster on this machine.
+        starts_cluster: Used if `on` is "ray". If True, Ray starts a new cluster on this machine. If False, the process
+            connects to the cluster in RAY_ADDRESS, or to a running cluster that Ray finds.
 
     Returns:
         (ray, disconnect): The module, and a function without arguments. Each caller of `connect` must call `disconnect`

@@ -346,18 +346,18 @@ def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
     msg = (
         f"cache.size is {format_bytes(size)}, but a node of this run ({ranks}) must keep {least} of its shards at once."
     )
-    way = f"Set `cache.size: {least}` or more, a smaller `window`, or `cache.small: ranges`."
+    way = f"Set `cache.size: {least}` or more, a smaller `window`, fewer `lanes`, or `cache.small: ranges`."
     return f"{msg}\n  {way}" + ("" if ranks_per_node > 1 else " If a machine has more ranks, pass `ranks_per_node`.")
 
 
 def _part_bytes(table: ShardTable) -> float:
-    """Return the largest number of bytes of the parts of shards (see `remote.PART_BYTES`) that have a used sample."""
+    """Return an upper bound for the bytes of the parts (see `remote.PART_BYTES`) that have a used sample."""
     sizes = table.sample_bytes()
     return float(np.minimum(table.file_counts * sizes, table.counts * (PART_BYTES + sizes)).sum())
 
 
 def _part_size(table: ShardTable) -> float:
-    """Return the mean size in bytes of the parts of shards (see `remote.PART_BYTES`), 0 for local shards."""
+    """Return the mean size in bytes of the parts of remote shards (see `remote.PART_BYTES`); 0 for local shards."""
     if not table.is_remote:
         return 0.0
     return float(np.minimum(table.file_counts * table.sample_bytes(), PART_BYTES).mean())

@@ -196,8 +196,8 @@ class _SplitName(_ColumnFunction):
 
 
 class _FilterResult(_ColumnFunction):
-    """Whether a sample is selected by a filter and a random share. False for all samples of a shard that the source's
-    `shards` does not list.
+    """True if the filter and the random share of a source select a sample. False for all samples of a shard that the
+    source's `shards` does not list, and for a sample without a needed value if the source's `missing` is `skip`.
     """
 
     def __init__(self, source: Source, shard: str) -> None:

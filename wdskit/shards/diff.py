@@ -68,7 +68,7 @@ class DiffResult:
 
     @property
     def is_same(self) -> bool:
-        """Whether A and B have the same samples, and no key is repeated."""
+        """True if A and B have the same samples, and no key is repeated in A or in B."""
         return not (self.num_only_a or self.num_only_b or self.num_differ or any(self.num_repeated))
 
 
@@ -81,8 +81,8 @@ class _SampleHashes(NamedTuple):
 
 
 class _Side:
-    """The samples of A or of B, sorted by the hash of the key. Only the first sample of a repeated key is kept. `parts`
-    has the hashes of each shard.
+    """The samples of A or of B, sorted by the hash of the key. Of samples with the same hash, only the first is kept.
+    `urls` are the shards, and `parts` has the hashes of each shard's samples.
     """
 
     def __init__(self, urls: tuple[str, ...], parts: list[_SampleHashes]) -> None:
@@ -94,7 +94,7 @@ class _Side:
         self.fields, self.starts, self.shards = fields[first], starts[first], shards[first]
 
     def first(self, numbers: NDArray[np.intp], limit: int) -> list[int]:
-        """Return the first `limit` of the samples `numbers`, sorted by shard and offset."""
+        """Sort the samples `numbers` by shard and offset, and return the numbers of the first `limit` samples."""
         order = np.lexsort((self.starts[numbers], self.shards[numbers]))
         found: list[int] = numbers[order[:limit]].tolist()
         return found
@@ -181,8 +181,8 @@ def hash_samples(url: str) -> _SampleHashes:
 
 
 def _compare(a: _Side, number: int, b: _Side, other: int) -> list[Difference]:
-    """Compare two samples whose keys have the same hash: `number` of `a` with `other` of `b`. Return one difference
-    with the fields that differ. If the keys differ, return one difference for each key.
+    """Compare two samples whose keys have the same hash: `number` of `a` with `other` of `b`. If the keys are equal,
+    return one `Difference` with the fields that differ. Otherwise return one for each key, which only one side has.
     """
     with a.sample(number) as (shard_a, sample_a), b.sample(other) as (shard_b, sample_b):
         key_a, key_b = sample_a["__key__"], sample_b["__key__"]

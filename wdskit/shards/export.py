@@ -249,7 +249,9 @@ def remove_exports(folder: Path, disk: Disk) -> None:
 
 
 def describe_outdated(folder: Path) -> str:
-    """Return a message if exported files are older than the folder's index, with the command to run; "" if not."""
+    """Return a message if exported files are older than the folder's index, with the command to run. Return "" if they
+    are not, or if the folder has no exported files or no index. FolderIndexError: Their list is not a plain file.
+    """
     exports = _read_export_list(folder)
     if exports is None or not (folder / INDEX_NAME).exists():
         return ""
@@ -260,8 +262,9 @@ def describe_outdated(folder: Path) -> str:
 
 
 def export_problems(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (path, problem) for each exported file that is missing or damaged. If the files are older than the index,
-    or their list is not a plain file, yield only one problem, with the path of `.wdskit.exports`.
+    """Yield (path, problem) for each exported file that is missing or damaged. Files that users may change (`_USERS`)
+    only have to exist. If the files are older than the index, or their list is not a plain file, yield only one
+    problem, with the path of `.wdskit.exports`.
     """
     try:
         exports = _read_export_list(folder)

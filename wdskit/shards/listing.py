@@ -151,9 +151,9 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
 
 
 def _read_columns(target: Target, folder: Path | None) -> tuple[ColumnSummary, ...]:
-    """Return the columns of a folder on disk or in a bucket; () for any other target.
+    """Return the columns of a folder on disk or in a bucket; () if the folder has no columns, or for any other target.
 
-    `folder` is the local path of the target; None if the target is not a local folder.
+    `folder` is the local path of the target; None if the target is not a local folder. `info` lists the errors.
     """
     if folder is not None:
         return _summarize_columns(folder)
@@ -335,7 +335,7 @@ def _read_counts(
 ) -> Iterable[ShardEntry | ShardContents]:
     """Return the counts of the first `limit` shards: from the index, or read from the shards if there is no index.
 
-    If shards are invalid, an error is raised after the last shard.
+    If shards are invalid, the error of `read_shards` is raised after the last shard.
     """
     if target.entries is not None:
         return target.entries[:limit]

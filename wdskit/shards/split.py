@@ -322,9 +322,11 @@ def draw_shard(path: str, split_key: SplitKey) -> ShardDraws:
 
 
 def _text_of(file: LocalFile, path: str, sample: dict[str, Any], split_key: SplitKey) -> str | None:
-    """Return the JSON value that decides a sample's split, as text without quotes. None: it is missing, and may be.
+    """Return the JSON value that decides a sample's split, as text without quotes. Return None if the value is missing
+    or empty, and `split_key.may_miss` is True.
 
-    Raises SelectionError if the value is missing without `may_miss`, is a list or an object, or cannot be read.
+    Raises SelectionError if the value is missing or empty and `may_miss` is False, is a list or an object, or cannot be
+    read.
     """
     name, remedy = str(split_key.field), ""
     cause: Exception | None = None

@@ -36,7 +36,9 @@ from wdskit.text import shorten
 
 @dataclass(frozen=True)
 class FieldStats:
-    """One field, such as `jpg`: the number of samples with the field, and its bytes without tar headers and padding."""
+    """One field, such as `jpg`: the number of samples with the field, and statistics of its size in bytes, without tar
+    headers and padding.
+    """
 
     name: str
     num_samples: int
@@ -298,7 +300,9 @@ def _samples(shard: LazyShard, job: StatsJob, tally: Tally) -> Iterator[tuple[st
 
 
 def _add_sample(shard: LazyShard, url: str, key: str, fields: Mapping[str, LazyField], tally: Tally) -> bool:
-    """Count the fields of a sample in `tally`. Return True if the sample has an image with a valid header."""
+    """Count a sample's fields, and those that cannot be read, in `tally`. Return True if the sample has an image with a
+    valid header.
+    """
     has_image = False
     for name, payload in fields.items():
         field = tally.find_field(name)

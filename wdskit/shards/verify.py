@@ -37,6 +37,7 @@ from wdskit.shards.verify_shard import NOTES, CheckJob, Fields, Finding, Kind, S
 from wdskit.storage.urls import (
     ABSENT_STATUSES,
     LISTED_SCHEMES,
+    NO_RANGES,
     is_local,
     local_path,
     open_ranges,
@@ -177,8 +178,9 @@ class Targets:
     """The shards to verify.
 
     Attributes:
-        shards: Index entry of each existing shard, by path or URL; None if no index lists the shard. Of a remote
-            folder, only shards that its index lists. The order is that of the index, then by name.
+        shards: Maps the path or URL of each existing shard to its index entry; None if no index lists the shard. Of a
+            remote folder, only shards that its index lists. Shards of a folder have the order of its index; shards
+            without an entry follow, sorted by name.
         findings: Faults of the indexes, and shards that are missing or not listed.
         indexes: The index of each folder that has an index; None if the index cannot be read.
     """
@@ -257,12 +259,17 @@ def check_columns(folder: str) -> list[Finding]:
     try:
         if not is_local(folder):
             read_bytes(path, limit=MAX_INDEX_BYTES)
+    except StorageError as err:
+        return [] if err.status in ABSENT_STATUSES else [Finding("index", shown_url(path), _summary(err, Path(path)))]
+    try:
         found = columns(folder)
         for name in found:
             found.column(name).check()
     except StorageError as err:
+        is_here = isinstance(err.__cause__, OSError)  # no copy can be written here
         problem = f"the columns could not be checked: {_summary(err, Path(path))}"
-        return [] if err.status in ABSENT_STATUSES else [Finding("unchecked", shown_url(path), problem)]
+        kind: Kind = "unchecked" if is_here or NO_RANGES in str(err) else "index"
+        return [Finding(kind, shown_url(path), problem)]
     except FolderIndexError:
         return []  # `check_index` reports a damaged index
     except SelectionError as err:
@@ -330,10 +337,10 @@ def _summary(err: WdskitError, path: Path) -> str:
 
 
 def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
-    """Find samples whose fields differ from the fields of most samples. Return one finding for each such set of fields.
+    """Find samples whose fields differ from the most common set of fields. Return one finding for each other set.
 
-    The most common set comes first. After `MAX_LISTED` findings, a last finding gives the number of further sets. All
-    image formats count as one field: samples with `jpg` and samples with `png` have the same fields.
+    The most frequent of the other sets comes first. After `MAX_LISTED` findings, a last finding gives the number of
+    further sets. All image formats count as one field: samples with `jpg` and with `png` have the same fields.
 
     Args:
         folder: The path in that last finding.
@@ -438,8 +445,8 @@ def find_repeats(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, 
 
 
 def _compare_keys(folder: str, places: Sequence[tuple[ShardReport, int]]) -> Finding | None:
-    """Read the keys of samples that have the same key hash. Return a finding for a repeated key; None if all keys
-    differ.
+    """Read the keys of samples that have the same key hash. Return a finding for the first repeated key; None if all
+    keys differ.
 
     `places` has the report and the sample number of each sample. A key that cannot be read again counts as repeated.
     """

@@ -270,7 +270,7 @@ class _ShardCheck:
             self._check_share(self._job.share)
 
     def _check_member(self, _: str, split: tuple[str, str] | None, start: int, data: bytes) -> None:
-        """Add a finding if the data of a member is invalid.
+        """Add a finding if the data of a member is invalid JSON, an invalid image or an invalid label.
 
         `split` is (key, field); None for a member that belongs to no sample. `start` is the member's offset.
         """
@@ -294,7 +294,9 @@ class _ShardCheck:
             self._findings.add("label", problem, offset=start, key=key)
 
     def _check_field(self, check: Check, name: str, data: Buffer, start: int, key: str) -> None:
-        """Check a JSON field or an image, and add a finding if it is invalid. `start` is the offset for the finding."""
+        """Check a JSON field or an image with `check`, and add a finding if it is invalid. `LargeData` are only
+        counted in `num_large`. `start` and `key` are for the finding.
+        """
         if isinstance(data, LargeData):
             self._report.num_large += 1
             return
@@ -328,7 +330,9 @@ class _ShardCheck:
                         self._check_field(check, name, data, start, key)
 
     def _count(self, number: int, start: int, stop: int, sample: Mapping[str, object]) -> None:  # noqa: ARG002
-        """Check the key of a whole sample, and count the sample. `start` and `stop` are offsets in the shard."""
+        """Count a whole sample in the report, and add a finding if its key is unsafe. `start` and `stop` are its byte
+        offsets in the shard.
+        """
         key = str(sample["__key__"])
         if ".." in key or key[0] == "/" or not key.isprintable():  # faster than three regular expressions
             for problem, pattern in _UNSAFE_KEYS.items():
@@ -343,7 +347,9 @@ class _ShardCheck:
         report.field_sets.setdefault(names, FieldSet(0, shorten(key))).count += 1
 
     def _compare_entry(self, shard: DigestedFile[ByteStream], *, is_whole: bool) -> None:
-        """Compare the file with its index entry. If `is_whole` is False, compare only size and digest."""
+        """Add a finding for each difference between the file and its index entry. If `is_whole` is False, compare only
+        size and digest. Do nothing without an index entry.
+        """
         entry = self._job.entry
         if entry is None:
             return

@@ -535,8 +535,8 @@ def bind_steps(stages: Sequence[Any], context: Context) -> tuple[tuple[Step, ...
 
 
 def _wants_rng(function: Callable[..., Any]) -> bool:
-    """Return whether `function` takes a random Generator: whether it has a parameter `rng` after its first parameter. A
-    parameter that a partial has set does not count.
+    """Return True if `function` takes a random Generator: if it has a parameter `rng` that is keyword-only or after its
+    first parameter. A keyword `rng` that a partial has set does not count.
     """
     if isinstance(function, functools.partial) and "rng" in function.keywords:
         return False

@@ -58,7 +58,7 @@ def _make_shapes(value: Mapping[Any, Any]) -> tuple[Shape, ...]:
     area. Shapes with a width / height outside of `ratio` are left out.
 
     Raises:
-        PydanticCustomError: A setting is invalid, or there is no shape, or there are too many.
+        PydanticCustomError: A setting is invalid, or the number of shapes is 0 or more than `MAX_BUCKETS`.
     """
     area, step = as_int(value.get("area")), as_int(value.get("divisible_by", 64))
     ratio = value.get("ratio", [0.5, 2.0])
@@ -219,8 +219,8 @@ class Bucketed(StageSpec):
             values: For each of `columns`, the values of all samples, (n,).
 
         Raises:
-            ValueError: A value is invalid, or a sample is longer than the last edge. The arguments of the error are the
-                message and the sample's number in `values`.
+            ValueError: A value is negative or not finite, or is 0 with `by: aspect`; or a sample is longer than the
+                last edge. The arguments of the error are the message and the sample's number in `values`.
         """
         numbers = [np.asarray(each, dtype=np.float64) for each in values]
         for name, each in zip(self.columns, numbers, strict=True):
@@ -273,8 +273,8 @@ class ResizeToShape(GeometricTransform):
     crop: Literal["center", "random"] = "center"
 
     def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> tuple[float, float]:  # noqa: ARG002
-        """Return the place of the crop as two shares of the surplus, 0-1: the rows to cut off above, and the columns to
-        cut off at the left.
+        """Return the place of the crop, two numbers of 0-1: the share of the surplus rows to cut off above, and the
+        share of the surplus columns to cut off at the left.
         """
         return (0.5, 0.5) if self.crop == "center" else (float(rng.random()), float(rng.random()))
 
@@ -333,8 +333,9 @@ class BoundResizeToBucket:
         """Return a copy of the sample with its images resized.
 
         Raises:
-            PipelineError: A field is missing, or is not a decoded image. An image, other than a mask, is neither uint8
-                nor float. Or `fields` is not set, and the sample has no image field or several image fields.
+            PipelineError: A field is missing, or is not a decoded image. A mask does not have the size of an image. An
+                image, other than a mask, is neither uint8 nor float. Or `fields` is not set, and the sample has no
+                image field or several image fields.
             WdskitError: A field in `masks` cannot be a mask, because decoding or a transform has changed its numbers.
         """
         return self.transforms[self.plan.bucket_at(origin.minor)](sample, origin)

@@ -464,7 +464,8 @@ def _check_rows(values: Sequence[Any], slot: str) -> None:
 
 def _unify_lists(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
     """Return arrays from JSON lists, with one dtype if possible: int64 and float64 become float64, other dtypes stay
-    different. An empty array gets the dtype and the further axes of the first array that is not empty.
+    different. An empty array gets the further axes of the first array that is not empty, and the dtype that this array
+    then has.
     """
     dtypes = {array.dtype.name for array in arrays if array.shape != (0,)}
     first = next((array for array in arrays if array.shape != (0,)), arrays[0])

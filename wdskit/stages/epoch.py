@@ -58,7 +58,10 @@ class EpochLayout:
         )
 
     def resume_point(self, epoch: int, consumed: int) -> int:
-        """Return the last number of consumed positions, at most `consumed`, at which an epoch can be resumed."""
+        """Return the largest number of consumed positions, at most `consumed`, after which `epoch` can be resumed.
+
+        With `bucketed`, an epoch can be resumed only between two steps.
+        """
         if self.buckets is None:
             return min(consumed, self.num_samples)
         edges = self.buckets.plan.epoch(epoch).edges

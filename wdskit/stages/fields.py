@@ -20,7 +20,7 @@ from wdskit.config.values import Alternatives, Bool, Count, FieldChoices, FieldN
 from wdskit.errors import DecodeError, PipelineError, WdskitError
 from wdskit.limits import MAX_PIXELS
 from wdskit.stages.base import NO_ORIGIN, Context, Function, Origin, PerSampleStage, ValueFunction
-from wdskit.stages.marks import ARRAY, IMAGE, LIST, MASK, Mark, marked
+from wdskit.stages.marks import ARRAY, IMAGE, LIST, MASK, Mark, mark_of, marked
 
 _log = logging.getLogger(__name__)
 
@@ -88,14 +88,16 @@ class FieldDecoder:
 
         Raises:
             PipelineError: The sample is not a dict.
-            WdskitError: The sample has none of the fields to decode, or an image in `only` is decoded already.
+            WdskitError: The sample has none of the fields to decode, or `images` is `index` and a field in `only` is
+                decoded as an image already.
             DecodeError: The bytes of a field cannot be decoded.
         """
         check_dict("decode", sample)
         self.check_fields(sample)
-        for field in self.only if self.images is not None else ():
-            if is_image_field(field) and field in sample and not isinstance(sample[field], bytes):
-                msg = f"`{field}` (`only`) is decoded already"
+        for field in self.only if self.images == INDEX_SPEC else ():
+            mark = mark_of(sample.get(field))
+            if mark is not None and mark.layout == "image" and not mark.is_mask:
+                msg = f"`{field}` is decoded as an image already, so `index` cannot have its numbers"
                 raise WdskitError(f"{msg}. Put this `decode` before the `decode` that has no `only`")
         return {field: self.decode_one(field, value) for field, value in sample.items()}
 
@@ -315,7 +317,7 @@ class ToTuple(PerSampleStage):
         return self
 
     def places_after(self, places: tuple[str, ...] | None) -> tuple[str, ...]:  # noqa: ARG002 (it makes new ones)
-        """Return the field of each item of the yielded tuples; None if the stage yields no tuples."""
+        """Return `fields`: the field of each item of the yielded tuples. `places` has no effect."""
         return self.fields
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> tuple[Any, ...]:  # noqa: ARG002 (nothing is drawn)
@@ -447,7 +449,7 @@ class UserStage(PerSampleStage):
         return context.call(self.name, context.resolve(self.name, self.name, self.settings), label, is_map=True)
 
     def __reduce__(self) -> tuple[object, tuple[str, dict[str, Any]]]:
-        """Pickle only the name and the settings of the stage."""
+        """Return what pickle stores of the stage: its name and its settings."""
         # pickle cannot import the class, which `user_stage` makes.
         return _make_user_stage, (self.name, self.settings)
 
@@ -520,7 +522,7 @@ def as_array(value: Any) -> Any:
     """Return a list of numbers, or nested lists of equal lengths, as an array with the mark `LIST`.
 
     The dtype is int64 if all numbers are of type int, otherwise float64. An empty list becomes int64 (0,). Any other
-    value is returned unchanged. So is a list with an int that the dtype cannot store exactly.
+    value is returned unchanged, also a list with an int that the dtype cannot store exactly.
     """
     if not isinstance(value, list):
         return value

@@ -33,22 +33,22 @@ def check_stage(stage: object, at: int) -> None:
 
 
 def splits_nodes(stage: Any) -> bool:
-    """Return whether the name of a running stage's function says that the stage keeps only the shards of its rank."""
+    """Return True if a stage keeps only the shards of its rank, as the name of its function says."""
     return _function_name(stage) in _BY_NODE
 
 
 def splits_workers(stage: Any) -> bool:
-    """Return whether the name of a running stage's function says that the stage keeps only the shards of its worker."""
+    """Return True if a stage keeps only the shards of its worker, as the name of its function says."""
     return _function_name(stage) in _BY_WORKER
 
 
 def takes_shards(stage: Any) -> bool:
-    """Return whether the name of a foreign stage's function says that the stage takes shards and yields shards."""
+    """Return True if a foreign stage takes shards and yields shards, as the name of its function says."""
     return splits_nodes(stage) or splits_workers(stage) or _function_name(stage) == "non_empty"
 
 
 def opens_shards(stage: Any) -> bool:
-    """Return whether a stage, wdskit's or foreign, takes shards and yields samples."""
+    """Return True if a stage, wdskit's or foreign, takes shards and yields samples, as its name says."""
     return (stage.name if isinstance(stage, StageSpec) else _function_name(stage)) in _OPENERS
 
 
@@ -71,7 +71,9 @@ class Renumber:
         self.each_epoch = each_epoch
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield each value of `source`. First set `run.origin` to the number of the value and the epoch."""
+        """Yield each value of `source`. Before each value, set `run.origin` to its new position, and to the shard and
+        key that are in the value if it is a dict.
+        """
         run = self.run
         part = FOREIGN | run.rank_info.rank << 31 | run.worker
         epoch = run.epoch if self.each_epoch else run.first_epoch

@@ -88,14 +88,19 @@ def is_tensor(value: object) -> TypeIs[torch.Tensor]:
     return hasattr(value, "untyped_storage")
 
 
+def count_rows(column: Any) -> int:
+    """Return the number of rows in a column of a batch. TypeError: The column has no rows."""
+    return column.size(0) if is_tensor(column) and column.ndim else len(column)  # a nested tensor has no `len`
+
+
 def names_image(field: str) -> bool:
     """Return whether a field has the name of an image field, such as `jpg`."""
     return not field.startswith("__") and is_image_field(field)
 
 
 def layout_of(slot: object, value: object) -> Layout:
-    """Return the layout in the mark of a value. If the mark has no layout, return the layout for the name of the field,
-    or None if the name does not tell the layout.
+    """Return the layout of a value: the layout in its mark, or the layout for the name of its field if the value has no
+    mark or the mark has no layout. Return None if the name does not tell the layout.
 
     Args:
         slot: Name of the field; for a value without a name, its position in a tuple or None.
@@ -129,8 +134,8 @@ SampleMarks = list[tuple[object, Any, Mark | None]]
 
 
 def marks_in(sample: Any) -> SampleMarks:
-    """Return the marks of the values in a sample, for `transfer_marks`. The result also lists arrays and tensors
-    without a mark, but is empty if no value has a mark.
+    """Return (slot, value, mark) of each array, tensor and marked value in a sample, for `transfer_marks`. The mark of
+    an array or a tensor may be None. Return an empty list if no value has a mark.
 
     `sample` is a dict, a tuple, a list or a bare value.
     """
@@ -171,7 +176,7 @@ def transfer_marks(known: SampleMarks, result: Any) -> Any:
 
 
 def _mark_from(known: SampleMarks, slot: object, item: Any) -> Mark | None:
-    """Return the mark for the value `item` in a function's result; None for no mark.
+    """Return the mark for the value `item` in a function's result, by the rules of `transfer_marks`; None for no mark.
 
     Args:
         known: Result of `marks_in` for the function's argument.

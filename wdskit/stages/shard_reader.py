@@ -46,10 +46,10 @@ class ShardOpener:
         run: The running pipeline.
         entries: Maps the URL of each indexed shard to its index entry.
         urls: The URLs of all shards; empty if they are unknown.
-        check: What is compared with the index entry. `none`: nothing. `size`: the size of the shard, and in a local
-            shard the place of each sample when it is read. `sha256`: also the digest of the shard, of a local shard
-            before its first sample. Except with `none`, a local shard without an entry is scanned first, to find
-            samples that are split over non-adjacent members.
+        check: What is compared with the index entry. `none`: nothing. `size`: the size of the shard, and the number and
+            fields of the samples when they are read; in a local shard with an `.idx` file also their places. `sha256`:
+            also the digest of the shard, of a local shard before its first sample. Except with `none`, a local shard
+            without an entry is scanned first, to find samples that are split over non-adjacent members.
     """
 
     def __init__(self, run: Run, entries: dict[str, ShardEntry], urls: frozenset[str], *, check: str) -> None:
@@ -155,7 +155,7 @@ class IndexComparison:
     """Compares the samples of a shard with the folder's index while the samples are read.
 
     The size of the shard is compared, unless its server does not send it. The number of samples and their fields are
-    compared, and for a local shard the offsets of its samples.
+    compared, and for a local shard with an `.idx` file the offsets of its samples.
 
     Args:
         url: URL of the shard.

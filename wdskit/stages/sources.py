@@ -328,7 +328,7 @@ class PlannedSource(StageSpec):
 
     @property
     def is_weighted(self) -> bool:
-        """Whether the source is a mixture without `repeat`. Such a mixture is endless and draws from its parts by
+        """True if the source is a mixture without `repeat`. Such a mixture is endless and draws from its parts by
         weights (default 1).
         """
         return self.mixture is not None and self.mixture[0].repeat is None
@@ -556,7 +556,7 @@ class Sequential(PlannedSource):
     tail: Literal["drop", "pad"] = Field("pad", description="What to do with an incomplete last global batch.")
 
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:  # noqa: ARG002
-        """Return the order of the index."""
+        """Return the order of the index: sample after sample. Only `counts` has an effect."""
         return SequentialOrder(counts)
 
 

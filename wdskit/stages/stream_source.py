@@ -181,12 +181,12 @@ class SplitByWorker(StreamStage):
 
 # `foreign.splits_nodes` and `foreign.splits_workers` know these two functions by name.
 def split_by_node(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the draws of this rank: every R-th draw, for R ranks."""
+    """Yield the draws of this rank: for R ranks, every R-th draw of `source`, from the rank's number on."""
     return _keep_share(source, run.rank_info.rank, run.rank_info.world_size)
 
 
 def split_by_worker(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the draws of this worker: every W-th draw, for W workers."""
+    """Yield the draws of this worker: for W workers, every W-th draw of `source`, from the worker's number on."""
     return _keep_share(source, run.worker, run.num_workers)
 
 

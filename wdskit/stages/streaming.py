@@ -145,7 +145,7 @@ class ShuffleBuffer:
         words = self._words()
 
         def pick(num: int) -> Any:
-            """Remove a random value, one of the first `num` in the buffer, and return it."""
+            """Remove a random one of the first `num` values from the buffer, set `run.origin`, and return the value."""
             at = next(words) * num >> 64
             buffer[at], buffer[num - 1] = buffer[num - 1], buffer[at]
             run.origin, value = buffer.pop(num - 1)
@@ -233,11 +233,11 @@ class Slice(StreamStage):
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
-        """Return the settings as a dict. In YAML they are the number `stop`, `[start, stop]`, `[start, stop, step]` or
-        a mapping.
+        """Return the settings as a dict. `value` is their form in YAML: the number `stop`, `[start, stop]`, `[start,
+        stop, step]` or a mapping.
 
         Raises:
-            ValueError: The list has another length.
+            ValueError: `value` is a list with fewer than 2 or more than 3 items.
         """
         if not isinstance(value, (list, tuple)):
             return super().expand(value)
@@ -313,6 +313,8 @@ class EpochCut:
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         """Yield this worker's values of one epoch. For the next epoch, call this method again with the same iterator.
 
+        The values are counted in `run.num_yielded`.
+
         Raises:
             PipelineError: The stream ended before the epoch was complete.
         """
@@ -329,7 +331,7 @@ class EpochCut:
             yield value
 
     def finish(self, source: Iterator[Any]) -> None:
-        """Read and drop the rest of the running epoch from `source`, which later stages did not read."""
+        """Read the values of the running epoch that later stages did not read from `source`, and drop them."""
         for _ in itertools.islice(source, self.left):
             self.run.num_yielded += 1
         self.left = 0

@@ -54,7 +54,9 @@ def _check_transforms(value: object) -> tuple[Any, ...]:
 
 
 def _name_and_settings(item: object) -> tuple[str, dict[str, Any]] | None:
-    """Return the name and settings of a transform in YAML; None if `item` is a transform already."""
+    """Return (name, settings) of a transform in YAML; None if `item` is a transform already, which is any callable.
+    PydanticCustomError: `item` is not a name, {Name: {setting: value}} or a callable.
+    """
     if isinstance(item, str):
         return item, {}
     if isinstance(item, Mapping):
@@ -103,8 +105,9 @@ def make_transform(item: Any) -> Any:
 
 
 def _value_of(setting: str, value: Any) -> Any:
-    """Convert a setting in YAML for torchvision: names of transforms, dtypes and interpolation modes become objects.
-    Return other values unchanged. PydanticCustomError: A name is unknown.
+    """Convert the value of a setting in YAML for torchvision. For `transforms` and `transform`, names of transforms
+    become objects. For `dtype` and `interpolation`, a name becomes an object. Return other values unchanged.
+    PydanticCustomError: A name is unknown, or the settings of a named transform are invalid.
     """
     import torch
     from torchvision.transforms import v2
@@ -249,11 +252,13 @@ class BoundTorchvision:
         return inputs, keys
 
     def _mix(self, batch: Any, origin: Origin) -> Any:
-        """Apply `MixUp` or `CutMix` to a batch, and return the new batch.
+        """Apply `MixUp` or `CutMix` to a batch, and return the new batch. `origin` decides the random numbers.
+
+        The first two values of a tuple are the images and the labels. In a dict, the setting `fields` names them.
 
         Raises:
-            PipelineError: Another transform is in the stage, or nothing shows which values are the images and the
-                labels.
+            PipelineError: The stage has another transform. Or the batch is neither a dict nor a tuple of two or more
+                values. Or the batch is a dict, and `fields` does not name one key of images and one of labels in it.
         """
         import torch
 
@@ -333,7 +338,9 @@ def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) ->
 
 
 def _as_value(value: Any, kind: Any) -> Any:
-    """Convert a result of torchvision to a marked image or mask. Other results become marked arrays."""
+    """Convert a result of torchvision and set its mark (`stages.marks`). An image of Pillow gets `IMAGE`. A tensor gets
+    `IMAGE` or `MASK` if `kind` is "image" or "mask". Any other result becomes an array with the mark `LIST`.
+    """
     import torch
 
     if hasattr(value, "getbands"):

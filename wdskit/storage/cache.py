@@ -109,7 +109,9 @@ class PartCache:
         return PartCache, (self.folder, self.num_bytes)
 
     def find(self, name: PartName) -> CachedPart | None:
-        """Return a part; None if it is missing, cannot be read now, or is damaged. A damaged part is removed."""
+        """Return a part, and mark it as used. Return None if the part is missing, cannot be read now, or is damaged.
+        A damaged part is removed.
+        """
         with self._lock:
             part = self._checked.get(name)
             if part is not None:
@@ -195,7 +197,8 @@ class PartCache:
     def keep(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> bool:
         """Start to fetch a part in the background, unless this process is already fetching the part.
 
-        Return False, and fetch nothing, if the disk or the cache is full.
+        Return True if the part is being fetched. Return False, and fetch nothing, if the disk or the cache was full a
+        short time ago.
 
         Args:
             name: The part.
@@ -268,7 +271,9 @@ class PartCache:
                 self._writing_bytes -= num_bytes
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Reserve `num_bytes` for a new part. Remove old parts if needed. Return False if there is no room."""
+        """Reserve `num_bytes` for a new part and return True. Remove old parts if needed, but no parts in use. If there
+        is still no room, reserve nothing and return False.
+        """
         with self._space_lock:
             if not self._until_scan or self._used_bytes + num_bytes > self.num_bytes:
                 parts = sorted(parts_of(self.folder), key=lambda part: part.used_s)
@@ -285,9 +290,10 @@ class PartCache:
             return True
 
     def _remove_old_parts(self, parts: list[PartFile], num_bytes: int) -> None:
-        """Remove old parts until the cache has at most `num_bytes`. Stop early at a part that is in use.
+        """Remove parts until the cache has at most `num_bytes`. Each part is chosen at random from the least recently
+        used half. Stop early if the chosen part is in use.
 
-        `parts` has all parts, the least recently used first. A part that is removed leaves this list too.
+        `parts` has all parts, the least recently used first. Each chosen part is removed from this list too.
         """
         while self._used_bytes > num_bytes and parts:
             part = parts.pop(random.SystemRandom().randrange(-(-len(parts) // 2)))
@@ -326,7 +332,7 @@ def make_private_folder(folder: Path, what: str, remedy: str) -> int:
 
 
 def _is_claimed(path: Path) -> bool:
-    """Return whether a process holds the lock for writing the file `path`."""
+    """Return True if a process holds the lock for writing the file `path`; False also if the lock cannot be opened."""
     try:
         fd = os.open(path.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:  # no lock file, or no free descriptor: the caller reads from the store

@@ -207,7 +207,7 @@ class CachedPart:
         return file
 
     def _read_trailer(self, fd: int, num_bytes: int) -> bool:
-        """Read the checksums of the samples. Return False if the file is damaged or renamed.
+        """Read and store the checksums of the samples, and return True. Return False if the file is damaged or renamed.
 
         `num_bytes` is the size of the file.
         """

@@ -112,10 +112,11 @@ class HttpBody:
                 self._wait(str(err), err, err.after_s, err.status)
 
     def _wait(self, problem: str, cause: BaseException | None, after_s: float | None = None, status: int = 0) -> None:
-        """Wait before the next GET: `after_s` seconds, or if this is None `WAIT_S`, doubled for each further GET.
+        """Sleep before the next GET, and count the next GET as a try. The wait is `after_s` seconds. If `after_s` is
+        None, the wait is `WAIT_S` before the second GET, and twice as long before each further GET.
 
         Raises StorageError if no try is left, or if the wait would be longer than `MAX_WAIT_S`. The error has
-        `problem`, `status` and `cause`.
+        `problem`, `status` and `cause`, which say why the last GET failed.
         """
         wait_s = WAIT_S * 2 ** (self._num_tries - 1) if after_s is None else after_s
         if self._num_tries >= TRIES or wait_s > MAX_WAIT_S:
@@ -126,7 +127,11 @@ class HttpBody:
         time.sleep(wait_s)
 
     def _resume(self, problem: str, cause: BaseException | None) -> None:
-        """Request the bytes that have not been received. If this fails, raise a StorageError with `problem`."""
+        """Wait, and then request the bytes that have not been received. `problem` and `cause` say why reading stopped.
+
+        Raises StorageError with `problem` if no try is left or the server cannot continue from there. If the new GET
+        itself fails, the StorageError describes the GET.
+        """
         self._response.close()
         if self._num_bytes and self._validator is None:
             raise StorageError(f"{problem}.", url=self.url) from cause
@@ -237,7 +242,8 @@ class _Response(http.client.HTTPResponse):
     def read1(self, n: int = -1) -> bytes:
         """Return up to `n` bytes of the body, as `HTTPResponse.read1` does.
 
-        During each call, the server may send only these bytes and the headers or trailers of one chunk.
+        During each call, the server may send only about `n` bytes, and the headers or trailers of one chunk. Raises
+        http.client.HTTPException if it sends more.
         """
         self._socket.left = n + io.DEFAULT_BUFFER_SIZE + MAX_HTTP_HEADER_BYTES
         return super().read1(n)

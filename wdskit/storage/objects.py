@@ -159,8 +159,9 @@ class ObjectFile:
         """Start to read ranges, each (start, stop), in the background.
 
         Returns:
-            A future of chunks that cover the ranges, sorted by offset. The future raises StorageError if the store
-            cannot be reached, refuses the request or sends other bytes, or if the object was replaced.
+            A future of chunks, sorted by offset. They have all bytes of the ranges up to the end of the object, and may
+            have bytes between the ranges. The future raises StorageError if the store cannot be reached, refuses the
+            request or sends other bytes, or if the object was replaced.
 
         Raises:
             StorageError: The object was closed, a redirect cannot be followed, or this process was forked after it had
@@ -230,7 +231,10 @@ class ObjectFile:
         return chunks
 
     async def _try_part(self, store: Any, start: int, stop: int, chunks: list[Chunk]) -> None:
-        """Send one request for bytes `start` to `stop`, and append the received bytes to `chunks`."""
+        """Send one request for bytes `start` to `stop`, and append the received bytes to `chunks`.
+
+        Raises one of `STORE_ERRORS` if this try failed, and StorageError if the reply is wrong (see `_check`).
+        """
         options: Any = {"range": (start, stop)}
         if is_strong_etag(self._etag):
             options["if_match"] = self._etag
@@ -246,7 +250,8 @@ class ObjectFile:
             raise ShortBodyError(f"the server sent {at - start} of {stop - start} bytes")
 
     async def _read_end(self, start: int, tries: RetryState, past_end: Exception) -> list[Chunk]:
-        """Learn the size of an object that seems to have no bytes from `start` on, such as an empty object. Return [].
+        """Learn the size of an object that seems to have no bytes from `start` on, such as an empty object. Return []
+        if it has no such bytes.
 
         Args:
             start: Offset of the requested bytes.
@@ -408,7 +413,9 @@ class ObjectStream:
         self._next += STREAM_BYTES
 
     def _take(self) -> bool:
-        """Append the part that was read ahead to the chunks, and start to read the next. Return False at the end."""
+        """Append the part that was read ahead to the chunks, and start to read the next part. Return False if the
+        object has no further bytes, otherwise True. StorageError: The part cannot be read.
+        """
         if self._ahead is None:
             return False
         loop_of_this_process(self.url)

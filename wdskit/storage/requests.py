@@ -23,9 +23,10 @@ from typing import Any, NamedTuple, TypeVar
 from wdskit.errors import StorageError
 from wdskit.storage.stores import OBSTORE_ERRORS, Location, is_metadata_failure, open_store
 from wdskit.storage.traffic import NO_TRAFFIC, Traffic
+from wdskit.storage.urls import NO_RANGES
 
 MAX_IN_FLIGHT = 64
-"""Most units in flight. A request takes one unit, a large request takes `LARGE_UNITS`."""
+"""Largest number of units in flight. A small request takes one unit, a large request takes `LARGE_UNITS`."""
 LARGE_UNITS = 8
 RETRIES = 8
 """Retries of one part. A busy server gets more retries, because obstore does not show its Retry-After."""
@@ -59,8 +60,9 @@ class EventLoop:
     """Sends the requests of this process: an event loop in its own thread, with a limit of requests in flight.
 
     Attributes:
-        limit: Units that may be in flight now. A small request takes one unit, a large request takes `LARGE_UNITS`.
-            Each reply of a busy server halves the limit, and each success increases the limit by one.
+        limit: Largest number of units in flight. A small request takes one unit, a large request `LARGE_UNITS`. Each
+            reply of a busy server halves the limit, but not below `LARGE_UNITS`. Each success increases the limit by
+            one, up to `MAX_IN_FLIGHT`.
         stores: The open stores by scheme and root; the most recently opened store is last.
     """
 
@@ -100,7 +102,7 @@ class EventLoop:
 
     @contextlib.asynccontextmanager
     async def slot(self, units: int) -> AsyncIterator[None]:
-        """Wait until `units` more units may be in flight, and hold them during the block. First come, first served."""
+        """Wait until `units` more units may be in flight, and hold them during the block. Earlier calls go first."""
         turn = self._loop.create_future()
         self._waiting.append((turn, units))
         self._grant()
@@ -138,7 +140,9 @@ class OpenStore(NamedTuple):
 class RetryState:
     """Decides whether and when a failed request is tried again. For use on the event loop only.
 
-    The last try starts at most `RETRY_S + extra_s` seconds after the first try. `extra_s` is for slow requests.
+    Args:
+        location: The object of the request.
+        extra_s: The last try starts at most `RETRY_S + extra_s` seconds after the first try. Set it for slow requests.
     """
 
     def __init__(self, location: Location, extra_s: float = 0.0) -> None:
@@ -158,13 +162,14 @@ class RetryState:
         return self._used.store
 
     def succeeded(self) -> None:
-        """Note a success: increase the limit of units in flight by one."""
+        """Note a success: increase the limit of units in flight by one, up to `MAX_IN_FLIGHT`."""
         self._loop.limit = min(MAX_IN_FLIGHT, self._loop.limit + 1)
 
     async def failed(self, err: Exception) -> None:
-        """Handle a failed try: wait until the next try may start, or raise StorageError if no try is left.
+        """Handle a failed try: return when the next try may start, or raise StorageError if no try is left.
 
-        `err` is one of `STORE_ERRORS`.
+        If other credentials may help, the store is opened again without a wait. If the server is busy, the limit of
+        units in flight is halved. `err` is one of `STORE_ERRORS`.
         """
         failure = classify_error(err)
         has_none = is_metadata_failure(str(err)) and not self._used.is_anonymous
@@ -265,7 +270,7 @@ def classify_error(err: Exception) -> RequestFailure:
         is_slow = code is not None and code[1] == "RequestTimeout"  # with status 400
         return RequestFailure(reason, status, status in (408, 429) or status >= 500 or is_slow, is_expired)
     if "RangeNotSupported" in text:
-        return RequestFailure("the server does not support range requests")
+        return RequestFailure(NO_RANGES)
     if "UnexpectedRange" in text:
         return RequestFailure("the server sent a different range than the one requested")
     if "Could not parse path" in text:

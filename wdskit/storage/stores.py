@@ -97,8 +97,8 @@ def locate(url: str) -> Location:
 def _locate_http(scheme: str, host: str, path: str, query: str, shown: str) -> Location:
     """Return the location of an http(s) URL. Messages show the URL as `shown`.
 
-    `key` is the path, and `root` is the rest of the URL. A path with `%2F` or `//`, which obstore would change, stays
-    in `root`, and `key` is "".
+    `path` and `query` are percent-encoded. In the result, `key` is the decoded path, and `root` is the rest of the URL.
+    But if the path has `%2F` or `//`, which obstore would change, `root` is the whole URL, and `key` is "".
     """
     end = f"?{query}" if query else ""
     if "%2F" in path.upper() or "//" in path:
@@ -153,7 +153,11 @@ def is_metadata_failure(text: str) -> bool:
 def _options(url: str, *, ca_bundle: str = "", headers: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the keyword arguments that all stores share: timeouts, trusted certificates, headers, and no retries.
 
-    `url` is the server; "" is the default server. Redirects to http are allowed only if `url` is http.
+    Args:
+        url: URL of the server; "" for the default server. http, also after a redirect, is allowed only if `url` is
+            http.
+        ca_bundle: File of trusted certificates. "" uses the file in SSL_CERT_FILE, if this variable is set.
+        headers: Headers to send with every request.
 
     Raises ValueError if `url` is invalid, and OSError if the file of certificates cannot be read.
     """

@@ -16,6 +16,7 @@ from wdskit.text import CONTROL, public_url
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!:)")  # `a::b` is two folders
 _HTTP = ("http", "https")
+NO_RANGES = "the server does not support range requests"
 ABSENT_STATUSES = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
 """Statuses for a file that does not exist. S3 sends 403 to a client without the permission to list."""
 LISTED_SCHEMES = ("s3", "gs", "az")

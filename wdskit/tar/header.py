@@ -90,7 +90,7 @@ def build_header(name: bytes, size: int) -> bytes:
 
 @functools.lru_cache(maxsize=4096)  # small fields have a few hundred different sizes
 def _fields_after_name(size: int) -> tuple[bytes, int]:
-    """Return the header's bytes between name and checksum, and the checksum without the bytes of the name."""
+    """Return the header's bytes between name and checksum, and the sum of all header bytes without the name."""
     size_field = b"%011o\x00" % size
     return _TEMPLATE_BEFORE_SIZE + size_field + _TEMPLATE_MTIME, _TEMPLATE_SUM + sum(size_field)
 
@@ -188,7 +188,7 @@ class Overrides(NamedTuple):
     size: int | None = None
 
     def combined(self, other: Overrides) -> Overrides:
-        """Return the name and the size of two extension headers of one member.
+        """Return the name and the size that this and `other`, two extension headers of one member, give together.
 
         Raises:
             HeaderError: Both headers give a name, or both give a size.

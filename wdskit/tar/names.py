@@ -53,10 +53,10 @@ def check_long_name(name: str, own: bytes) -> None:
 
 
 def restored_field(name: str, key: str) -> str:
-    """Return the field of a member that belongs to the sample `key` if one byte of its name is damaged; else "".
+    """Return the field in the name of a member that seems to belong to the sample `key`; "" for any other member.
 
-    The damaged byte must be after the first 100 bytes of the name, or not ASCII in both `name` and `key`. A header's
-    checksum covers all other bytes.
+    The name then starts with `key` and a dot, except for one damaged byte. The damaged byte must be after the first 100
+    bytes of the name, or not ASCII in both `name` and `key`. A header's checksum covers all other bytes.
     """
     text, known = name.encode(), f"{key}.".encode()
     wrong = [at for at, (one, other) in enumerate(zip(text, known, strict=False)) if one != other]

@@ -85,7 +85,11 @@ class Window:
         return self.base + self.at
 
     def fill(self, size: int) -> bool:
-        """Read until the buffer has `size` bytes to consume. Return False if the stream ends before, else True."""
+        """Read until the buffer has at least `size` bytes to consume.
+
+        Return True if the buffer then has them. Return False if the stream ends earlier; the buffer then has all bytes
+        that are left.
+        """
         have = len(self.data) - self.at
         if have >= size:
             return True
@@ -119,7 +123,7 @@ class Window:
         return self.data[start : start + size]
 
     def skip(self, size: int) -> None:
-        """Consume `size` bytes and their padding. The next header is read, but not consumed.
+        """Consume `size` bytes and their padding. The next block is read into the buffer too, but not consumed.
 
         Raises:
             ShardError: The stream ends inside the bytes or their padding.

@@ -29,9 +29,9 @@ class TarWriter:
 
     Args:
         write: Writes the given bytes, and does not use them after it returns.
-        hand_over: Writes the buffers in which small members are collected, instead of `write`. Called with a buffer and
-            the number of bytes to write. The buffer belongs to `hand_over` from then on. Returns a free buffer, or
-            None: then the writer allocates a new buffer. `TempFile.hand_over` is such a function.
+        hand_over: Writes the buffers in which small members are collected; None: `write` writes them. Called with a
+            buffer and the number of bytes to write. The buffer belongs to `hand_over` from then on. Returns a free
+            buffer, or None: then the writer allocates a new buffer. `TempFile.hand_over` is such a function.
 
     Attributes:
         offset: Byte offset of the next member.
@@ -65,8 +65,8 @@ class TarWriter:
     def reserve(self, name: str, size: int) -> memoryview | None:
         """Append one member without its data, and return the memory for the data.
 
-        The caller must fill all `size` bytes before the next call. Return None, and append nothing, if the member does
-        not fit a buffer (1 MiB).
+        The caller must fill all `size` bytes before it calls any method of the writer. Return None, and append nothing,
+        if the member with its header and padding is larger than a buffer (1 MiB).
 
         Raises:
             HeaderError: The name is empty, over 100 bytes of UTF-8, has a NUL, or ends in a slash.

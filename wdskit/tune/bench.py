@@ -308,7 +308,11 @@ def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float 
 
 
 def _choose_settings(subject: _Subject, workers: Sequence[int] | None, threads: Sequence[int] | None) -> list[Setting]:
-    """Return the settings to measure, sorted: the user's, or default settings that the pipeline can use.
+    """Return the settings to measure, sorted and without duplicates.
+
+    If `workers` or `threads` is passed: every combination of these numbers, with the configured number in place of
+    None. If both are None: the configured setting and `default_settings`, without settings that the pipeline cannot
+    use.
 
     Raises:
         PipelineError: The pipeline cannot run with a setting that the user passed.

@@ -261,7 +261,7 @@ def plan(
 
 
 def _plan_network(stages: Sequence[Any]) -> NetworkPlan | None:
-    """Return the bytes of one image after all `stages`; None if images have different sizes."""
+    """Return the bytes of one image after all `stages`; None if no stage sets the size of the images."""
     size: object = None
     channels = 3
     for stage in stages:
@@ -316,7 +316,8 @@ def lanes_of_nodes(num_lanes: int, num_nodes: int, batch: int, *, is_dealt: bool
             (`tail: drop`).
 
     Returns:
-        Bool (num_nodes, num_lanes), with the pieces in the order of the data.
+        Bool (num_nodes, num_lanes), with the pieces in the order of the data. True if the node takes samples from the
+        piece.
     """
     if num_nodes == 1:
         return np.ones((1, num_lanes), dtype=np.bool_)
@@ -373,7 +374,10 @@ def _plan_downloads(
     table_stops = np.cumsum([len(table) for table in data.tables])
 
     def parts_of(shards: Ints, samples: Ints) -> Ints:
-        """Return the number of the shard part that holds each sample, int64 (n,). `Order.take` makes the arguments."""
+        """Return the number of the shard part that holds each sample, int64 (n,).
+
+        `shards` and `samples` are (n,), as `Order.take` returns them.
+        """
         tables = np.searchsorted(table_stops, shards, side="right")
         numbers = np.empty_like(samples)
         for at in np.unique(tables).tolist():

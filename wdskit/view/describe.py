@@ -110,8 +110,8 @@ def boxes_of(sample: ViewedSample) -> list[dict[str, Any]]:
 def _boxes(value: object) -> Iterator[tuple[list[float], object]]:
     """Yield (box, label) for each box in the JSON of a sample. The label is None if it is unknown.
 
-    Boxes are `bbox` in the items of the lists `annotations` and `objects`, as in COCO. Other boxes are `bbox` and
-    `boxes` of the JSON itself.
+    Boxes are `bbox` in the items of the lists `annotations` and `objects`, as in COCO. `bbox` and `boxes` of the JSON
+    itself are each one box or a list of boxes.
     """
     if not isinstance(value, Mapping):
         return

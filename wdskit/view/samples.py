@@ -65,7 +65,10 @@ class SearchResult(NamedTuple):
 
 
 class _RankPositions(Sequence[int]):
-    """The positions in the order of samples that a rank reads in an epoch, computed on request. Padding is left out."""
+    """A sequence of the positions that a rank reads in an epoch, without padding. Item i is the position of row i.
+
+    The positions are counted in the order of samples, and computed on request.
+    """
 
     def __init__(self, order: Order, start: int, steps: AnySteps, rank: int, ranks_per_node: int) -> None:
         positions_at = functools.partial(rank_positions, order, start, steps, rank=rank, ranks_per_node=ranks_per_node)
@@ -133,9 +136,10 @@ class SampleView:
             yield from self._read_together(part, shards, numbers) or self._read_singly(part, shards, numbers)
 
     def _read_together(self, rows: Sequence[int], shards: Ints, numbers: Ints) -> Iterator[ViewedSample] | None:
-        """Read several samples with one call. `numbers` has the number of each sample in its shard.
+        """Read several samples with one call, and return an iterator over them in the order of `rows`.
 
-        Return None for a single sample, large samples, samples with different fields, and if one is invalid.
+        `shards` has the number of each sample's shard, and `numbers` the number of each sample in its shard. Return
+        None for a single sample, for large samples, for samples with different fields, and if a sample cannot be read.
         """
         # Ten times as fast as one sample at a time.
         if len(rows) < 2 or self._shards.mean_bytes(shards) > _BYTES_AT_ONCE:

@@ -103,7 +103,7 @@ class Page:
         self._decoding = threading.Lock()  # one image at a time: several large images could fill the memory
 
     def routes(self) -> list[Route]:
-        """Return the path of each kind of request, with the method that answers it."""
+        """Return the routes. Each one has the path of a kind of request, and the method that answers it."""
         by_path = {
             "/api/about": self.about,
             "/api/page": self.page,
@@ -218,14 +218,20 @@ class Page:
         }
 
     def image(self, request: Request) -> Response:
-        """Answer with the image `field` of the sample of `row` as a JPEG of at most `side` x `side` pixels."""
+        """Answer with an image as a JPEG of at most `side` x `side` pixels.
+
+        The query has `row`, `field` (the name of the image's field) and `side` (default 256).
+        """
         data, side = self._image(request)
         with self._decoding:
             picture, _ = make_thumbnail(data, side=side, max_pixels=MAX_SHOWN_PIXELS)
         return Response(picture, media_type="image/jpeg")
 
     def mask(self, request: Request) -> Response:
-        """Answer with the mask `field` of the sample of `row` as a coloured PNG of at most `side` x `side` pixels."""
+        """Answer with a mask as a coloured PNG of at most `side` x `side` pixels.
+
+        The query has `row`, `field` (the name of the mask's field) and `side` (default 256).
+        """
         data, side = self._image(request)
         with self._decoding:
             picture = make_mask_overlay(data, side=side, max_pixels=MAX_SHOWN_PIXELS)

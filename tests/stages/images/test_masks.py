@@ -217,13 +217,26 @@ def test_a_mask_smaller_than_the_crop_is_padded_with_a_number_that_was_chosen(tm
             list(base.center_crop(40, fields="jpg", masks="seg.png", mask_fill=300).loader(workers=0))
 
 
+def times_255(sample):
+    return {"image": np.asarray(sample["jpg"], np.float32) * 255}
+
+
+def test_a_mask_may_be_decoded_in_a_part_of_a_mixture_and_after_it(tmp_path):
+    """The second `decode` is for the other part."""
+    folders = [write_masks(tmp_path / name, MASKS["png 8 bits"][0]) for name in ("a", "b")]
+    index = {"decode": {"images": "index", "only": "seg.png"}}
+    parts = [{"shards": folder, "repeat": 1, "stages": [index] * part} for part, folder in enumerate(folders)]
+    pipe = Pipeline().exact(mixture=parts).decode("index", only="seg.png").to_tuple("seg.png")
+    assert {sample[0].dtype for sample in pipe.loader(workers=0)} == {np.dtype(np.int32)}
+
+
 @pytest.mark.parametrize("crop", [False, True])
 def test_a_decode_of_masks_after_the_decode_of_all_images_is_refused(tmp_path, crop):
     """It would do nothing, and the masks would stay colours."""
     folder = write_masks(tmp_path / "m", MASKS["png 8 bits"][0])
     pipe = Pipeline().exact(folder).decode("rgb8").decode("index", only="seg.png")
     pipe = pipe.random_resized_crop(6, fields="jpg", masks="seg.png") if crop else pipe
-    with pytest.raises(SampleError, match=r"`seg.png` .* is decoded already. Put this `decode` before"):
+    with pytest.raises(SampleError, match=r"`seg.png` is decoded as an image already, .* Put this `decode` before"):
         list(pipe.loader(workers=0))
 
 
@@ -238,6 +251,8 @@ def test_a_border_of_a_float_image_is_0_or_1(tmp_path, spec):
     for pipe in (base, base.to_tensor(fields="jpg")):
         with pytest.raises(SampleError, match="128 does not fit in this image, whose largest number is 1"):
             list(pipe.center_crop(400, fill=128).loader(workers=0))
+    own = base.map(times_255).center_crop(400, fill=128, fields="image")  # only the user knows its numbers
+    assert next(iter(own.loader(workers=0)))["image"].max() > 1
 
 
 def test_a_mask_of_floats_keeps_any_fill(tmp_path):
@@ -257,7 +272,7 @@ def test_a_mask_of_another_size_than_its_image_is_refused_where_the_place_depend
     pack([{"__key__": "a", "png": image, "seg.png": half}], tmp_path / "d", columns="width=png.width,height=png.height")
     base = Pipeline().exact(str(tmp_path / "d")).decode("index", only="seg.png").decode("rgb8")
     names = {"fields": "png", "masks": "seg.png"}
-    told = r"the mask `seg.png` is 10 x 17 \(height x width\), but `png` is 21 x 34. Resize both first, as in `resize"
+    told = r"the mask `seg.png` is 10 x 17 \(height x width\), but `png` is 21 x 34. Resize both first, to the same"
     for pipe in (
         base.center_crop(8, **names),
         base.center_crop(30, mask_fill=255, **names),
@@ -265,6 +280,9 @@ def test_a_mask_of_another_size_than_its_image_is_refused_where_the_place_depend
     ):
         with pytest.raises(SampleError, match=told):
             list(pipe.loader(workers=0))
+    for size in (8, 11, 14):  # the longer side of each is rounded by itself
+        [sample] = base.resize(size, **names).center_crop(8, **names).loader(workers=0)
+        assert sample["seg.png"].shape[:2] == sample["png"].shape[:2] == (8, 8)
     [sample] = base.resize([21, 34], **names).center_crop(8, **names).random_flip(**names).loader(workers=0)
     assert sample["seg.png"].shape[:2] == sample["png"].shape[:2] == (8, 8)
 

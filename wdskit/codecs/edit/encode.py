@@ -101,7 +101,10 @@ def parse_colour(text: str) -> tuple[int, int, int]:
 
 
 def encoder_versions() -> dict[str, str]:
-    """Return the version of each library that decides the bytes of an encoded image; "" for an unknown version."""
+    """Return {library: version} of the libraries that decide the bytes of an encoded image.
+
+    A version is "" if it is unknown.
+    """
     library = "zlib_ng" if features.version("zlib_ng") else "zlib"
     return {
         "simplejpeg": simplejpeg.__version__,

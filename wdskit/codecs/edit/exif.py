@@ -29,7 +29,7 @@ def orientation_of(block: bytes) -> int:
 
 
 def without_orientation(block: bytes) -> bytes:
-    """Return an EXIF block without its orientation. The block's length and the places of its values stay."""
+    """Return an EXIF block without its orientation. The block keeps its length, and each value keeps its offset."""
     order, first, entries = _first_directory(block)
     kept = [entry for entry in entries if int.from_bytes(entry[:2], order) != _ORIENTATION]
     num_removed = len(entries) - len(kept)

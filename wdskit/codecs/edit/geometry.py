@@ -56,7 +56,7 @@ class Move(NamedTuple):
         return abs(self.x.num * self.y.num) / (self.x.den * self.y.den)
 
     def then(self, other: Move) -> Move:
-        """Return the move that makes first this move and then `other`."""
+        """Return one move with the effect of this move, followed by `other`."""
         return Move(_chain(other.x, self), _chain(other.y, self), self.before, other.after)
 
     def back(self) -> Move:

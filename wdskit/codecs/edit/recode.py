@@ -293,7 +293,7 @@ def _unchanged(original: Original) -> Geometry:
 
 @contextlib.contextmanager
 def _stage(name: str) -> Iterator[None]:
-    """Put `name` before the message of a DecodeError that the block raises."""
+    """Put `name` and a colon before the message of a DecodeError that the `with` block raises."""
     try:
         yield
     except DecodeError as err:

@@ -97,10 +97,11 @@ def choose_step(plan: ResizePlan) -> int:
 
 
 def resize_part(pixels: Pixels, plan: ResizePlan, step: int) -> Pixels:
-    """Cut the part of the plan out of an image, and return the part resized.
+    """Cut the part of the plan out of an image, resize the part, and return it.
 
-    `pixels` is the whole image, decoded at 1/step of its size. The part starts at most step/2 full-size pixels from the
-    plan's `left` and `top`. If the part keeps its size, the result is a view of `pixels`.
+    `pixels` is the whole image, decoded at 1/step of its size. Because of the smaller size, the part may start up to
+    step/2 full-size pixels away from the plan's `left` and `top`. If the plan does not change the size of the part, the
+    result is a view of `pixels`.
     """
     top, left = round(plan.top / step), round(plan.left / step)
     bottom, right = top - (-plan.part.height // step), left - (-plan.part.width // step)
@@ -115,10 +116,10 @@ def resize_part(pixels: Pixels, plan: ResizePlan, step: int) -> Pixels:
 
 
 def _by_torch(part: Pixels, size: Size, scales: tuple[float, float]) -> Pixels:
-    """Resize grey or RGB pixels, uint8, with torch.
+    """Return grey or RGB pixels, uint8, resized to `size` with torch.
 
-    `scales` is (height, width) of the output divided by the input's exact height and width. The exact lengths may be
-    fractions: the last row and column of `part` may reach beyond the image.
+    `scales` is (height, width): the size of the output divided by the exact size of the input. The exact size may have
+    fractions of a pixel, because the last row and column of `part` may reach beyond the image.
     """
     import torch
 
@@ -170,7 +171,7 @@ def turn(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def resizer_versions() -> dict[str, str]:
-    """Return the torch version and its CPU capability. Resized pixels may depend on both."""
+    """Return {"torch": torch's version, "torch_cpu": its CPU capability}. Resized pixels may depend on both."""
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability()

@@ -118,6 +118,7 @@ def streamed_rows(source: Source, transforms: Transforms, *, skip_bad: bool) -> 
     Raises:
         RowError: A row cannot be packed, and `skip_bad` is False.
         PackError: The source cannot be read; or, after the last row, `transforms` need a field that no row has.
+        StorageError: With `skip_bad`, an object in a store cannot be read, or was replaced.
     """
     names: set[str] = set()
     try:

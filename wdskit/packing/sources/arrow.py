@@ -145,9 +145,10 @@ class ArrowTables:
         The fields of a row are the image, the fields that are made from columns, `cls` and `json`. `json` has all
         columns except images, omitted columns, and columns of bytes or arrays that become fields.
 
-        `cls` is made from the first of these columns: the column that `records.fields` names for `cls`; `cls`; a column
-        for which `datasets` stored classes, `label` or the only such column. Without these columns, there is no `cls`.
-        `keys` is the option `--keys`: "given", "clean" or "hashed".
+        `cls` is made from the first of these columns that exists: the column that `records.fields` names for `cls`; the
+        column `cls`, unless it is omitted; the column `label`, if `datasets` stored classes for it; the only column for
+        which `datasets` stored classes. There is no `cls` without such a column, or if it is one of the last two and
+        omitted. `keys` is the option `--keys`: "given", "clean" or "hashed".
 
         Raises:
             PackError: A file cannot be read or changes, or its columns or classes differ from those of the first file.

@@ -222,8 +222,8 @@ class Records:
 
 
 def _first_path(record: Mapping[str, Any], columns: Iterable[str | None], where: str) -> str | None:
-    """Return the path in the first of `columns` that is not empty; None if all of them are empty.
-    RowError: The value is not a path.
+    """Return the path in the first of `columns` that is not empty in the record; None if all of them are empty. A
+    column None is skipped. RowError: The value is not a path.
     """
     for name in columns:
         value = None if name is None else record.get(name)

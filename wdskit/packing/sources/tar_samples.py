@@ -157,7 +157,10 @@ class TarSamples:
         return None
 
     def _remote(self) -> Iterator[TarSample]:
-        """Yield the samples of a tar in a store. The tar is read as one stream."""
+        """Yield the samples of a tar in a store. The tar is read as one stream.
+
+        FolderIndexError: At the end of the tar, its sha256 differs from its index entry.
+        """
         # One request for each header would take longer.
         from wdskit.storage.objects import ObjectStream  # needs obstore
 

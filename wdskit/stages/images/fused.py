@@ -193,14 +193,15 @@ class FusedStep:
         return self.out_shape is not None and module is not None and bool(module.HAS_VECTORS)
 
     def value_of(self, written: NDArray[Any]) -> Any:
-        """Convert an image in a batch to the marked image, an array or a tensor, that `carry_out` puts into a sample.
-        `written`, (1, *out_shape), is the image that `carry_out` has written to `out`. The result may be a view of
-        `written`.
+        """Return the marked image, an array or a tensor, that `carry_out` without `out` puts into a sample.
+
+        `written`, (1, *out_shape), is the same image as `carry_out` has written it to `out`. The result may be a view
+        of `written`.
         """
         return marked(as_value(written, self.batch_format, self.output_format), self.mark)
 
     def __call__(self, sample: Any, origin: Origin, out: NDArray[Any] | None = None) -> Any:
-        """Return the sample after all stages; see `prepare` and `carry_out`. StepFailed: A stage failed."""
+        """Return the sample after all stages. `out` is the argument of `carry_out`. StepFailed: A stage failed."""
         return self.carry_out(self.prepare(sample, origin), out)
 
     def prepare(self, sample: Any, origin: Origin) -> Prepared:
@@ -351,8 +352,8 @@ class FusedStep:
         """Return the image field of a sample with the fields `names`, or None.
 
         With the setting `fields`, the image field is the first alternative that is in `names`. Without it, the image
-        field is the only field with the name of an image. Return None if there is no such field or if there are
-        several, if the field has no name of an image, or if `decode` does not decode the field.
+        field is the only field with the name of an image. Return None if there is no such field, if several fields have
+        the name of an image, if the alternative does not have such a name, or if `decode` does not decode the field.
         """
         if self.field is None:
             images = [name for name in names if names_image(name)]

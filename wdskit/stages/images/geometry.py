@@ -93,14 +93,15 @@ def crop(image: Image, top: int, left: int, height: int, width: int) -> Image:
     return image[..., top : top + height, left : left + width].clone(memory_format=torch.contiguous_format)
 
 
-def center_crop(image: Image, size: tuple[int, int], *, fill: int = 0, is_mask: bool = False) -> Image:
+def center_crop(image: Image, size: tuple[int, int], *, fill: int = 0, is_unit: bool = False) -> Image:
     """Return the middle of the image, `size` = (height, width), or the same object if the image has the size already.
 
     A smaller image gets pixels with the number `fill` around it. The start of the crop is rounded as in torchvision.
 
     Raises:
         PipelineError: The image does not have 2 or 3 axes.
-        WdskitError: `fill` is too large for the dtype of the image: above 1 for floating point, unless `is_mask`.
+        WdskitError: `fill` is too large for the dtype of the image. If `is_unit`, the numbers of a floating-point image
+            are 0..1, and a `fill` above 1 is too large.
     """
     height, width = size
     full_height, full_width = image_size(image)
@@ -121,15 +122,14 @@ def center_crop(image: Image, size: tuple[int, int], *, fill: int = 0, is_mask: 
         import torch
 
         is_float = inside.dtype.is_floating_point
-        if not (is_float and is_mask):
+        if is_unit or not is_float:
             _check_fill(fill, 1 if is_float or inside.dtype == torch.bool else torch.iinfo(inside.dtype).max)
         filled = inside.new_full((*inside.shape[:-2], height, width), fill)
         filled[..., rows, columns] = inside
         return filled
     assert isinstance(inside, np.ndarray)
-    is_float = inside.dtype.kind == "f"
-    if not (is_float and is_mask):
-        _check_fill(fill, 1 if is_float or inside.dtype.kind == "b" else np.iinfo(inside.dtype).max)
+    if inside.dtype.kind in "biu" or (is_unit and inside.dtype.kind == "f"):
+        _check_fill(fill, 1 if inside.dtype.kind in "bf" else np.iinfo(inside.dtype).max)
     canvas = np.full((height, width, *inside.shape[2:]), fill, inside.dtype)
     canvas[rows, columns] = inside
     return canvas
@@ -187,8 +187,8 @@ def normalize_into(out_hwc: torch.Tensor, pixels: torch.Tensor, mean: Sequence[f
 def channel_affine(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scale and shift, float32 tensors (channels, 1, 1) on `device`. For uint8 pixels (channels, height, width),
-    pixels * scale + shift is the result of `normalize`.
+    """Return scale and shift, float32 tensors (channels, 1, 1) on `device`; (1, 1, 1) if `mean` and `std` have one
+    value. For uint8 pixels (channels, height, width), pixels * scale + shift is the result of `normalize`.
     """
     scale, shift = _affine(mean, std, 255.0, 1)
     return scale.to(device)[:, None, None], shift.to(device)[:, None, None]
@@ -351,7 +351,7 @@ def _normalize_rows(image: torch.Tensor, mean: tuple[float, ...], std: tuple[flo
 def _affine(
     mean: tuple[float, ...], std: tuple[float, ...], unit: float, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `affine_numbers` as tensors, repeated for all pixels of a row with `length` values."""
+    """Return `affine_numbers` as tensors, each repeated to `length` values: those of a row of pixels."""
     import torch
 
     numbers = affine_numbers(mean, std, unit)
@@ -362,8 +362,8 @@ def _affine(
 def affine_numbers(
     mean: tuple[float, ...], std: tuple[float, ...], unit: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return scale and shift, float32 (channels,), that normalize an image: image * scale + shift == (image / unit -
-    mean) / std.
+    """Return scale and shift that normalize an image: image * scale + shift == (image / unit - mean) / std. Both are
+    float32 (channels,), or (1,) if `mean` and `std` have one value.
     """
     exact_mean, exact_std = np.broadcast_arrays(np.asarray(mean), np.asarray(std))
     return (1 / (exact_std * unit)).astype(np.float32), (-exact_mean / exact_std).astype(np.float32)

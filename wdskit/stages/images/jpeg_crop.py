@@ -171,8 +171,8 @@ class DecodedPart(NamedTuple):
 
 def choose_scale(wanted: WantedPart) -> tuple[int, tuple[Grid, Grid] | None]:
     """Return (step, grids) to decode a JPEG at 1/step of its size, with the grids of rows and columns. `step` is the
-    largest of 8, 4 and 2 for which the decoded image need not be enlarged. Return (1, None) if the JPEG must be decoded
-    at full size.
+    largest of 8, 4 and 2 for which the decoded image need not be enlarged and `find_grid` returns both grids. Return
+    (1, None) if the JPEG must be decoded at full size, as always for a padded image.
     """
     rows, columns = wanted
     largest = min((rows.high - rows.low) / rows.total, (columns.high - columns.low) / columns.total)
@@ -374,8 +374,8 @@ def write(part: DecodedPart, output_format: OutputFormat, *, flip: bool, out: ND
 
 
 def write_numbers_as(output_format: OutputFormat) -> bytes | None:
-    """Return the argument with which wdskit-native writes the same values as `write`: None for uint8, and empty bytes
-    for value / 255. For value * scale + shift: three scales and three shifts as bytes of float32.
+    """Return the argument with which wdskit-native writes the same values as `write`. None: the values are uint8. Empty
+    bytes: value / 255. Otherwise value * scale + shift, with three scales and three shifts as bytes of float32.
     """
     if output_format.dtype == np.uint8:
         return None
@@ -389,9 +389,10 @@ def write_numbers_as(output_format: OutputFormat) -> bytes | None:
 def as_value(
     written: NDArray[Any], batch_format: OutputFormat, output_format: OutputFormat
 ) -> NDArray[Any] | torch.Tensor:
-    """Return an image of a batch as `finish` returns it for `output_format`. `written` is the image, (1, 3, height,
-    width), that `write` has written with `batch_format`. `batch_format` is `output_format` or a form of uint8. The
-    result may be a view of `written`.
+    """Return an image of a batch in the form in which `finish` returns it for `output_format`.
+
+    `written`, (1, 3, height, width), is the image that `write` has written with `batch_format`, which is
+    `output_format` or a form of uint8. The result may be a view of `written`.
     """
     if batch_format == output_format and output_format.is_array and not output_format.to_tensor:
         image: NDArray[Any] = written[0].transpose(1, 2, 0)

@@ -136,21 +136,24 @@ class BoundTransform:
         return changed
 
     def _check_sizes(self, sample: Sample, images: Sequence[str], masks: Sequence[str]) -> None:
-        """Raise PipelineError unless each mask has the height and width of an image."""
+        """Raise PipelineError unless each mask has the height and width of an image. One pixel more or less is allowed,
+        because `resize` to the shorter side rounds the longer side of each field.
+        """
         from wdskit.stages.images import geometry
 
-        sizes = {geometry.image_size(sample[field]): field for field in reversed(images)}
+        sizes = [geometry.image_size(sample[field]) for field in images]
         for field in masks:
-            size = geometry.image_size(sample[field])
-            if size not in sizes:
-                (height, width), image = next(reversed(sizes.items()))
-                msg = f"{self.transform.name}: the mask `{field}` is {size[0]} x {size[1]} (height x width), but "
-                way = f"Resize both first, as in `resize: {{size: [{height}, {width}]}}`"
-                raise PipelineError(f"{msg}`{image}` is {height} x {width}. {way}")
+            height, width = geometry.image_size(sample[field])
+            if not any(abs(height - rows) <= 1 and abs(width - columns) <= 1 for rows, columns in sizes):
+                msg = f"{self.transform.name}: the mask `{field}` is {height} x {width} (height x width), but "
+                msg += f"`{images[0]}` is {sizes[0][0]} x {sizes[0][1]}."
+                raise PipelineError(f"{msg} Resize both first, to the same shorter side or the same [height, width]")
 
     def mark_after(self, mark: Mark | None, *, is_mask: bool = False) -> Mark:
         """Return the mark of an image after the transform. `mark` is its mark before the transform. `is_mask` is True
         for a field in `masks`.
+
+        A mask stays a mask. If the transform blends the pixels of another image, `changed` of the new mark says so.
         """
         if is_mask or (mark is not None and mark.is_mask):
             return MASK
@@ -164,6 +167,7 @@ class BoundTransform:
 
     def _images_in(self, sample: Sample, masks: Sequence[str]) -> list[str]:
         """Return the image fields to change: `fields`, or without `fields` the only image field that is not in `masks`.
+        `masks` has the names of the sample's fields that are masks.
 
         Raises:
             PipelineError: A field is missing, is not a decoded image, or is also in `masks`. The transform changes
@@ -300,11 +304,13 @@ class CenterCrop(GeometricTransform):
         size = pair(self.size)
         height, width = geometry.image_size(image)
         if not nearest or (height >= size[0] and width >= size[1]):
-            return geometry.center_crop(image, size, fill=0 if nearest else self.fill)
+            mark = mark_of(image)  # a decoded image; an array of the user may have any numbers
+            is_unit = mark is not None and mark.layout == "image"
+            return geometry.center_crop(image, size, fill=0 if nearest else self.fill, is_unit=is_unit)
         if self.mask_fill is None:
             msg = f"a mask of height x width {height} x {width} is smaller than {size[0]} x {size[1]}. "
             raise WdskitError(f"{msg}Resize it first, or set `mask_fill`, the class number around it (often 255)")
-        return geometry.center_crop(image, size, fill=self.mask_fill, is_mask=True)
+        return geometry.center_crop(image, size, fill=self.mask_fill)
 
 
 class RandomResizedCrop(GeometricTransform):
