@@ -98,6 +98,8 @@ def replace_member(data: bytes, name: str, value: bytes) -> bytes:
         at = _skip_space(text, stop)
         if text[at] == ",":
             at = _skip_space(text, at + 1)
+    if len(places) != 1:
+        raise ValueError(f"its json has {len(places)} members {name!r}, not one")
     [(start, stop)] = places
     return text[:start].encode() + value + text[stop:].encode()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import subprocess
@@ -271,3 +272,17 @@ def test_a_column_may_become_an_array_and_another_field(tmp_path):
     assert [fields["x.json"] for fields in found.values()] == [b"[1,2]", b"[3]"]
     pack(tmp_path / "t.parquet", tmp_path / "one", fields={"npy": "l"}, **options)
     assert [fields["json"] for fields in samples_in(tmp_path / "one").values()] == [b'{"key":"a"}', b'{"key":"b"}']
+
+
+@pytest.mark.parametrize(("omit", "classes"), [((), "label"), (("label",), "kind"), (("label", "kind"), None)])
+def test_a_class_column_that_is_left_out_gives_no_classes(tmp_path, omit, classes):
+    names = {"label": ["x", "y"], "kind": ["p", "q", "r"]}
+    features = {name: {"names": each, "_type": "ClassLabel"} for name, each in names.items()}
+    table = pa.table({"key": ["a", "b"], "label": [0, 1], "kind": [2, 0]})
+    stored = json.dumps({"info": {"features": features}})
+    pq.write_table(table.replace_schema_metadata({"huggingface": stored}), tmp_path / "t.parquet")
+    found = pack(tmp_path / "t.parquet", tmp_path / "out", allow_no_image=True, omit=omit, key_column="key")
+    assert list(found.classes) == (names[classes] if classes else [])
+    expected = table[classes].to_pylist() if classes else [None, None]
+    labels = [fields.get("cls") for fields in samples_in(tmp_path / "out").values()]
+    assert labels == [None if each is None else b"%d" % each for each in expected]

@@ -108,7 +108,8 @@ def assign_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, re
     if class_column is None and "cls" in {*names} - {*records.omit}:
         class_column = "cls"
     elif class_column is None:
-        class_column = "label" if "label" in labels else next(iter(labels)) if len(labels) == 1 else None
+        left = [name for name in labels if name not in records.omit]
+        class_column = "label" if "label" in left else left[0] if len(left) == 1 else None
     if class_column is not None and (
         kinds[class_column] in {"bytes", "struct"} or types.is_nested(schema.field(class_column).type)
     ):

@@ -40,7 +40,8 @@ def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str] | None =
     about = file.metadata.row_group(group)
     parts = [about.column(number) for number in range(about.num_columns)]
     if columns is not None:
-        parts = [part for part in parts if part.path_in_schema.split(".")[0] in columns]
+        paths = tuple(f"{name}." for name in columns)  # also of members; the name of a column may have a dot
+        parts = [part for part in parts if f"{part.path_in_schema}.".startswith(paths)]
     bytes_per_row = sum(part.total_uncompressed_size for part in parts) // max(1, about.num_rows)
     # A value is at most as long as its column, and a dictionary can repeat the value in each row.
     longest = max((part.total_uncompressed_size for part in parts if part.physical_type == "BYTE_ARRAY"), default=0)
