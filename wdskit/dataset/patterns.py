@@ -171,8 +171,11 @@ def find_shards(path: str) -> Target:
 
 
 def find_remote_index(folder: str) -> FolderIndex | None:
-    """Return the index of a remote folder; None if the folder has no index. FolderIndexError: The index cannot be read
-    or is invalid. StorageError: The URL is invalid, or its scheme is not supported.
+    """Return the index of a remote folder. Return None if the folder has no index, or if the store forbids reading it.
+
+    Raises:
+        FolderIndexError: The index is invalid, or cannot be read for another reason.
+        StorageError: The URL is invalid, or its scheme is not supported.
     """
     try:
         return read_index(folder)

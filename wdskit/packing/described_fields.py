@@ -57,7 +57,7 @@ class ImageChange(NamedTuple):
 
 
 def names_places(name: str) -> bool:
-    """Return True if the name of a field or column contains a word for places in an image: `bbox`, `face_keypoints`."""
+    """Return True if the name of a field or column contains a word for places in an image, such as `face_keypoints`."""
     return not _PLACE_NAMES.isdisjoint(word.lower() for word in _WORD.findall(name))
 
 

@@ -268,7 +268,7 @@ class Plan:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the plan."""
+        """Remove the stored plan from memory and from the disk."""
         self.close()
 
     def close(self) -> None:
@@ -413,7 +413,7 @@ class Database:
         self._num_published = -1
 
     def close(self) -> None:
-        """Remove the database."""
+        """Remove the database from memory and from the disk."""
         self._connection.close()
         if self._path is not None:
             with contextlib.suppress(OSError):
@@ -520,7 +520,7 @@ class StreamedKeys:
         self._num_keys = 0
 
     def close(self) -> None:
-        """Remove the keys."""
+        """Remove the stored keys from memory and from the disk."""
         self._database.close()
 
     def add(self, key: str, place: str) -> str | None:

@@ -254,7 +254,7 @@ class StageMethods(ABC):
 
         Args:
             size: Number of values in the buffer.
-            initial: Number of values in the buffer before the first one comes out.
+            initial: Number of values in the buffer before the first one comes out. Default: 100, at most `size`.
         """
         return self._with("shuffle", {"size": size, "initial": initial})
 

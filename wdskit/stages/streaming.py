@@ -90,7 +90,9 @@ class Shuffle(StreamStage):
     is_counted: ClassVar[bool] = True
 
     size: Count = Field(description="Number of values in the buffer.", examples=[2000])
-    initial: Count | None = Field(None, description="Number of values in the buffer before the first one comes out.")
+    initial: Count | None = Field(
+        None, description="Number of values in the buffer before the first one comes out. Default: 100, at most `size`."
+    )
 
     @field_validator("initial")
     @classmethod

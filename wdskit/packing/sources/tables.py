@@ -67,8 +67,8 @@ class TextTable:
         self.classes = classes.numbers if classes is not None else {}
 
     def _column_classes(self, records: Records) -> ClassNames | None:
-        """Return the classes that the column of `cls` names. Return None if the table has no such column, or if the
-        column has no names.
+        """Return the class names in the column that becomes the field `cls`. Return None if the table has no such
+        column, or if the column has numbers in place of names.
 
         `records.fields` gives this column; otherwise it is a column `cls` that is not omitted. PackError: The file
         cannot be read, or the column mixes numbers and names.

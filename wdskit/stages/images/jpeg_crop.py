@@ -219,8 +219,10 @@ def select_part(whole: DecodedImage, wanted: WantedPart) -> DecodedPart:
 
 
 def select_scaled_part(image: DecodedImage, wanted: WantedPart, grids: tuple[Grid, Grid]) -> DecodedPart:
-    """Return the wanted part of an image decoded at a smaller scale. Where `grids` reach beyond the image, the pixels
-    at the border are repeated.
+    """Return the wanted part of an image decoded at a smaller scale, before it is resized.
+
+    `grids` are the ranges of rows and of columns of the decoded image that the part needs. Where a range reaches beyond
+    the image, the pixels at the border are repeated.
     """
     rows, columns = grids
     sizes = (wanted.rows.size, wanted.columns.size)
