@@ -168,7 +168,7 @@ class SampleReader:
 
         Args:
             shard: Number of the shard.
-            sample: Number of the sample in the shard.
+            sample: Number of the sample among the samples of the shard that the source uses.
             viewed: Takes a field's name. If it returns True, the field is a memoryview, without a copy. Other fields
                 are bytes. None: all fields are bytes.
 

@@ -843,10 +843,13 @@ class Destination:
         """Publish a run whose shards were filled in parts, with the options of that run: `wdskit pack-finish`.
 
         Returns:
-            The index entries of the shards of all parts. And True if the shards were published before this call.
+            (entries, was_done). `entries` are the index entries of the shards of all parts; if the folder has no parts,
+            the entries of its last run. `was_done` is True if the shards were published before this call, or if an
+            earlier call was stopped while it published them; this call then completes the publication.
 
         Raises:
-            PackError: No part of a run was packed here, or shards are missing; the message names them and their parts.
+            PackError: The folder has no parts and no earlier run. Or shards are missing; the message names them and
+                their parts.
             FolderIndexError: A part of the run, or another process, is writing in the folder.
         """
         with lock_folder(self.folder):

@@ -205,8 +205,10 @@ class Upload:
                 disk.remove(path)
 
     def put(self, files: Mapping[str, Path]) -> None:
-        """Upload files one after the other, in order. `files` has local paths by name.
-        StorageError: The store cannot be reached or refuses, or an object differs from its file.
+        """Upload files one after the other, in order. Existing objects are replaced. `files` has local paths by name.
+
+        Raises:
+            StorageError: The store cannot be reached or refuses. Or after the upload, the object differs from the file.
         """
         from wdskit.storage.buckets import start_upload
         from wdskit.storage.requests import result

@@ -351,8 +351,8 @@ def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
 
 
 def _part_bytes(table: ShardTable) -> float:
-    """Return the estimated bytes of the parts (see `remote.PART_BYTES`) that have a used sample. Each sample counts with
-    the mean size of the samples of its shard; apart from that, the number is not too small.
+    """Return the estimated bytes of the parts (see `remote.PART_BYTES`) that have a used sample. If the samples of a
+    shard have equal sizes, the number is not too small.
     """
     sizes = table.sample_bytes()
     return float(np.minimum(table.file_counts * sizes, table.counts * (PART_BYTES + sizes)).sum())

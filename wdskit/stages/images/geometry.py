@@ -351,7 +351,9 @@ def _normalize_rows(image: torch.Tensor, mean: tuple[float, ...], std: tuple[flo
 def _affine(
     mean: tuple[float, ...], std: tuple[float, ...], unit: float, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `affine_numbers` as tensors, each repeated to `length` values: those of a row of pixels."""
+    """Return `affine_numbers` as tensors. Each tensor repeats its numbers to `length` values, for a row of pixels. If
+    `length` is less than the number of channels, nothing is repeated.
+    """
     import torch
 
     numbers = affine_numbers(mean, std, unit)
