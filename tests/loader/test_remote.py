@@ -754,6 +754,11 @@ def test_warming_fetches_all_before_it_is_asked_for(run, here, there, tmp_path, 
     assert digest(loader) == digest(SOURCES["columns"](here).loader(workers=0))
     assert len([url for url in asked if url.endswith(".tar")]) == 3  # the version of each shard
     assert run("cache", "ls", f"{tmp_path}/kept")[0] == 0
+    sizes = [path.stat().st_size for path in sorted((here / "numbers").glob("*.tar"))]
+    small = f"cache={{dir: {tmp_path}/small, size: {sum(sizes[:2]) + 2000}, small: ranges}}"
+    code, out, _ = run("cache", "warm", str(tmp_path / "c.yaml"), "--set", small)
+    assert (code, out.endswith(" kB are kept. 2 of 3 shards fit.")) == (0, True)
+    assert 0.9 * sum(sizes[:2]) < sum(part.num_bytes for part in parts_of(tmp_path / "small")) < sum(sizes[:2]) + 2000
     code, _, err = run("cache", "warm", str(tmp_path / "c.yaml"), "--set", "cache=null")
     assert (code, "sets no cache folder" in err) == (1, True)
 

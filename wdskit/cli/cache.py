@@ -106,9 +106,10 @@ def warm_command(
         raise ConfigError(f"{config}: `{source.name}` does not use the cache; exact, sequential and resampled do.")
     data = source.plan()
     with show_steps() as show:
-        SampleReader(data.tables, data.parts, kept).warm(lambda done, total: show("fetching", done, total))
-    num_bytes = sum(part.num_bytes for part in _parts(kept.folder))
-    print(f"{escape(str(kept.folder))}: {format_bytes(num_bytes)} are kept.")
+        num_fit = SampleReader(data.tables, data.parts, kept).warm(lambda done, total: show("fetching", done, total))
+    num_bytes, num_shards = sum(part.num_bytes for part in _parts(kept.folder)), sum(map(len, data.tables))
+    fit = "" if num_fit == num_shards else f" {num_fit} of {plural(num_shards, 'shard')} fit."
+    print(f"{escape(str(kept.folder))}: {format_bytes(num_bytes)} are kept.{fit}")
 
 
 def _parts(folder: Path) -> list[PartFile]:

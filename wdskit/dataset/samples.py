@@ -36,7 +36,8 @@ class PendingSample(NamedTuple):
     """A sample that waits until the next sample is known, because both may be parts of one sample with a damaged name.
 
     No checksum covers a name after its first 100 bytes. One changed byte there can split a sample in two, and one of
-    the two parts then has a single field.
+    the two parts then has a single field. When the object is made, only the name of the next sample's first member has
+    been read.
 
     Attributes:
         start: Byte offset of the sample's first header.

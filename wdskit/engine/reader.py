@@ -139,8 +139,9 @@ class SampleReader:
 
         return loop_of_this_process("").take_count()
 
-    def warm(self, progress: Callable[[int, int], None]) -> None:
-        """Fetch all remote shards into the cache, until the cache is full.
+    def warm(self, progress: Callable[[int, int], None]) -> int:
+        """Fetch the remote shards into the cache, from the first shard on, as long as they fit there together. A failed
+        fetch is only logged. Return the number of shards that fit.
 
         Args:
             progress: Called after each shard with the number of finished shards and the number of all shards.
@@ -149,14 +150,19 @@ class SampleReader:
             StorageError, FolderIndexError: A shard cannot be opened, or its `.idx` file belongs to another file.
         """
         assert self.cache is not None
-        numbers = range(int(self._stops[-1]))
-        for shard in numbers:
+        num_shards, num_fit, num_bytes = int(self._stops[-1]), 0, 0
+        for shard in range(num_shards):
             opened = self._opened(self._table_of(shard), np.array([shard]))[shard]
             if isinstance(opened, RemoteShard):
+                num_bytes += int(opened.offsets[-1])
+                if num_bytes > self.cache.num_bytes:  # further parts would replace the first ones
+                    break
                 opened.keep(range(len(opened)))
                 self.cache.wait(MAX_FETCHING)
-            progress(shard + 1, len(numbers))
+            num_fit += 1
+            progress(num_fit, num_shards)
         self.cache.wait()
+        return num_fit
 
     def _table_of(self, shard: int) -> int:
         return bisect.bisect_right(self._stop_list, shard) if len(self.tables) > 1 else 0

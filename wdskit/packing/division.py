@@ -85,8 +85,8 @@ def make_limits(
 ) -> Limits:
     """Return the limits of a shard, with default values.
 
-    If `max_samples` or `max_bytes` is None, the limit gets its default value; if `num_shards` is set, there is no such
-    limit. With `by_count`, the bytes of a shard are not limited, because the sizes of the samples are not known.
+    A limit that is None gets its default value. If `num_shards` is set, a limit that is None is no limit. With
+    `by_count`, the bytes of a shard are not limited, because the sizes of the samples are not known.
 
     Raises:
         PackError: A limit is too small or not a whole number, or `by_count` and `max_bytes` are both set.

@@ -691,8 +691,9 @@ def _check_all(
 ) -> None:
     """Read the files of all rows, to find rows that cannot be packed and rows with repeated images.
 
-    With `skip_bad`, rows that cannot be packed are left out, and `bad` gets their numbers and errors. The rows with
-    repeated images are added to `source.duplicates`, and left out if `transforms.duplicates` is "drop".
+    With `skip_bad`, rows that cannot be packed are left out, and `bad` gets their numbers and errors. If
+    `transforms.duplicates` is not "keep", each row with the images of an earlier row is added to `source.duplicates`;
+    if it is "drop", this row is also left out.
 
     Raises:
         RowError: A row cannot be read, and `skip_bad` is False.

@@ -363,7 +363,7 @@ class StageMethods(ABC):
             size: Both sides in pixels, or [height, width].
             fields: The image fields to transform. Default: the sample's only image field.
             masks: Fields to transform with the same random values and nearest neighbour, such as segmentation masks.
-            fill: The number of the pixels around a smaller image: 0 to 255, or 0 or 1 for images of 0..1.
+            fill: The value of the pixels around a smaller image: 0 to 255, or 0 or 1 for images of 0..1.
             mask_fill: The number around a mask that is smaller, such as 255. Without it such a mask is an error.
         """
         return self._with(

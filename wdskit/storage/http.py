@@ -226,7 +226,7 @@ class _BoundedSocket(io.RawIOBase):
         return num_bytes
 
     def close(self) -> None:
-        """Close the socket's file."""
+        """Close the file of the socket."""
         self._sock.close()
         super().close()
 

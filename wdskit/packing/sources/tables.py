@@ -174,7 +174,8 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
     has the number of the row's first line.
 
     In a TSV, quotes are ordinary text (IANA's text/tab-separated-values). A cell that starts and ends with a quote and
-    has doubled quotes between them, as CSV writes it, is an error of its row. A `.csv` may have tabs between its columns, if its header has tabs and no comma.
+    has doubled quotes between them, as CSV writes it, is an error of its row. A `.csv` may have tabs between its
+    columns, if its header has tabs and no comma.
 
     Raises:
         PackError: The header is invalid, a line is too long or has a NUL, or the end of a row cannot be found.

@@ -286,7 +286,7 @@ class CenterCrop(GeometricTransform):
 
     size: Size = Field(description="Both sides in pixels, or [height, width].", examples=[224])
     fill: Natural = Field(
-        0, description="The number of the pixels around a smaller image: 0 to 255, or 0 or 1 for images of 0..1."
+        0, description="The value of the pixels around a smaller image: 0 to 255, or 0 or 1 for images of 0..1."
     )
     mask_fill: Natural | None = Field(
         None, description="The number around a mask that is smaller, such as 255. Without it such a mask is an error."
