@@ -64,6 +64,10 @@ class FakeRay(types.ModuleType):
         self.calls.append("shutdown")
         self.connected = False
 
+    def get_runtime_context(self):
+        number = sum(isinstance(call, tuple) and call[0] == "init" for call in self.calls)
+        return types.SimpleNamespace(get_job_id=lambda: f"job{number}")
+
     def cluster_resources(self):
         return {"CPU": 2.0}
 
@@ -124,6 +128,8 @@ class FakeCluster(types.ModuleType):
         self.connected = True
 
     def shutdown(self):
+        for actor in [*self.living]:
+            actor.end()
         self.calls.append("shutdown")
         self.connected = False
 
@@ -138,7 +144,8 @@ class FakeCluster(types.ModuleType):
 
     def get_runtime_context(self):
         number = getattr(_RUNNING, "number", 0)
-        return types.SimpleNamespace(get_node_id=lambda: f"node{number:04d}")
+        job = sum(isinstance(call, tuple) and call[0] == "init" for call in self.calls)
+        return types.SimpleNamespace(get_node_id=lambda: f"node{number:04d}", get_job_id=lambda: f"job{job}")
 
     def put(self, value):
         return value
@@ -174,6 +181,8 @@ class FakeActor:
         return types.SimpleNamespace(remote=lambda *given: self.call(method, pickle.dumps(given)))
 
     def call(self, method: str, given: bytes) -> Any:
+        if not self.cluster.connected:  # as Ray, in the thread that calls
+            raise Exception("Failed to submit task to actor.\nCan't find actor.")  # noqa: TRY002
         future: Future[Any] = Future()
         with self.lock:
             if self.pending is None:

@@ -683,3 +683,34 @@ def test_nested_and_sparse_tensors_are_batches_too(numbers, make, workers, tail)
         expected = make(batch[0] if tail == "pad" else batch)["rows"]
         pairs = zip(found["rows"].unbind(), expected.unbind(), strict=True)
         assert all(torch.equal(one.to_dense(), other.to_dense()) for one, other in pairs)
+
+
+def in_a_daemon(pattern, sending):
+    try:
+        list(Pipeline().exact(pattern).map(number_of).batched(4).loader(workers=1))
+    except Exception as err:  # noqa: BLE001 (the test compares it)
+        sending.send(f"{type(err).__name__}: {err}")
+
+
+def test_a_daemon_process_is_told_that_it_may_have_no_workers(numbers):
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.Process(target=in_a_daemon, args=(numbers, sending), daemon=True)
+    child.start()
+    assert receiving.poll(60)
+    told = receiving.recv()
+    child.join()
+    assert told.startswith("PipelineError: worker processes cannot be started: this is a daemon process")
+    assert told.endswith("Use workers: 0, with `threads`.")
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), EOFError("unexpected EOF")])
+def test_workers_that_cannot_be_started_are_an_error_with_advice(numbers, monkeypatch, error):
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(pool_module, "_Worker", fail)
+    loader = Pipeline().exact(numbers).map(number_of).batched(4).loader(workers=2)
+    with pytest.raises(PipelineError, match=r"worker processes cannot be started: .*\n  Often too many files are open"):
+        list(loader)
+    monkeypatch.undo()
+    assert len({int(number) for batch in loader for number in batch}) == 4 * len(loader)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +23,7 @@ from rays import ActorDiedError, FakeCluster, ObjectLostError, RayError, RayTask
 from shards import fail_on_7, number_of, write_numbers
 
 from wdskit import ConfigError, Pipeline, PipelineError, SampleError, make_loader
+from wdskit import native as native_module
 from wdskit.engine.outcome import WorkerTraceback
 from wdskit.loader import node
 from wdskit.loader import ray as on_ray
@@ -36,6 +39,7 @@ def ray(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", None)
     monkeypatch.setattr(connections, "_users", {})
+    monkeypatch.setattr(connections, "_check_server", lambda address: None)
     monkeypatch.chdir(Path.cwd())
     states, threads = (random.getstate(), np.random.get_state(), torch.get_rng_state()), torch.get_num_threads()  # noqa: NPY002
     yield fake
@@ -47,6 +51,9 @@ def ray(monkeypatch):
     gc.collect()
     assert not fake.living
     assert not [thread for thread in threading.enumerate() if thread.name == "wdskit-ray"]
+
+
+CHECK_SERVER = connections._check_server
 
 
 def exact(shards: str) -> Pipeline:
@@ -253,6 +260,28 @@ def test_another_version_is_named(numbers, ray, monkeypatch, name):
         list(exact(numbers).batched(3).loader(workers=1, on="ray"))
 
 
+def test_nodes_do_without_the_native_package_if_the_training_process_does(numbers, ray, monkeypatch):
+    """Otherwise its pixels would depend on the node that makes them."""
+    module = types.SimpleNamespace(INTERFACE=native_module.INTERFACE)
+    monkeypatch.setitem(sys.modules, "wdskit_native", module)
+    versions = {**on_ray.find_versions(), "wdskit-native": "(not used)"}
+    monkeypatch.setattr(on_ray, "find_versions", lambda: versions)
+    monkeypatch.setenv("WDSKIT_NATIVE", "")
+    native_module.native.cache_clear()
+    try:
+        assert native_module.native() is module
+        assert len(list(exact(numbers).batched(3).loader(workers=1, on="ray"))) == 13
+        assert os.environ["WDSKIT_NATIVE"] == "0"
+        assert native_module.native() is None
+    finally:
+        native_module.native.cache_clear()
+    versions["wdskit-native"] = "9.9"
+    with pytest.raises(
+        PipelineError, match=r"has wdskit-native \(not used\), but .* has 9.9.\n.*or set WDSKIT_NATIVE=0"
+    ):
+        list(exact(numbers).batched(3).loader(workers=1, on="ray"))
+
+
 def test_a_module_that_nodes_lack_is_named_with_the_way_to_send_it(numbers, ray, monkeypatch):
     module = types.ModuleType("only_here")
     exec("def function(sample): return sample", module.__dict__)
@@ -292,8 +321,9 @@ def test_functions_without_a_name_are_refused_when_the_loader_is_made(numbers, r
         exact(numbers).map(function).loader(workers=1, on="ray")
 
 
-def test_functions_of_the_script_are_refused(numbers, ray, monkeypatch):
-    monkeypatch.setattr(number_of, "__module__", "__main__")
+@pytest.mark.parametrize("name", ["__main__", "__mp_main__"])  # as in a process that spawn started
+def test_functions_of_the_script_are_refused(numbers, ray, monkeypatch, name):
+    monkeypatch.setattr(number_of, "__module__", name)
     with pytest.raises(PipelineError, match=r"number_of is defined in the script that runs"):
         exact(numbers).map(number_of).loader(workers=1, on="ray")
 
@@ -362,6 +392,32 @@ def test_a_connection_of_the_program_stays(numbers, ray):
     with exact(numbers).loader(workers=1, on="ray") as loader:
         assert len([*loader]) == 39
     assert ray.connected
+
+
+def test_a_connection_that_the_program_ends_is_an_error_and_the_next_loop_connects_anew(numbers, ray):
+    loader = exact(numbers).batched(3).loader(workers=1, on="ray")
+    whole = [plain(batch) for batch in loader]
+    ray.shutdown()
+    with pytest.raises(PipelineError, match=r"on: a job cannot be sent to the cluster: Can't find actor.\n  Iterate"):
+        list(loader)
+    loader.set_epoch(0)
+    assert [plain(batch) for batch in loader] == whole
+    ray.shutdown()
+    ray.init(address="own")
+    loader.close()
+    assert ray.connected  # the program's own connection
+
+
+def test_a_server_that_does_not_answer_is_refused_at_once():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        with pytest.raises(OSError, match="refused"):
+            CHECK_SERVER(f"127.0.0.1:{port}")
+        free.listen()
+        CHECK_SERVER(f"127.0.0.1:{port}")
+    for other in (None, "auto", "ray://nobody:1", "local"):
+        CHECK_SERVER(other)
 
 
 # --- bounds and leaks

@@ -63,6 +63,7 @@ def twelve_cores(monkeypatch):
         (CALLING[0], {"workers": 0}, {}, (0, 1)),
         (CALLING[0], {}, {"LOCAL_WORLD_SIZE": "4"}, (3, 1)),
         (CALLING[0], {}, {"LOCAL_WORLD_SIZE": "16"}, (1, 1)),
+        (CALLING[0], {"ranks_per_node": 1}, {"LOCAL_WORLD_SIZE": "4"}, (3, 1)),  # the cores are divided all the same
         (LIGHT_CALLING, {}, {}, (1, 1)),
         (LIGHT, {}, {}, (1, 1)),
         (LIGHT, {"workers": 2}, {}, (2, 1)),

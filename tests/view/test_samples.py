@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -68,7 +69,8 @@ def test_rows_of_a_folder_are_in_the_order_of_its_index_or_of_a_split(config: Pa
     keys = [[part.read(row).key for row in range(len(part))] for part in parts]
     assert keys == [sorted(each) for each in keys]
     assert sorted(keys[0] + keys[1]) == [f"n{number:06d}" for number in range(37)]
-    both = open_folder(f"{folder}::{folder}")
+    shutil.copytree(folder, folder.with_name("e"))
+    both = open_folder(f"{folder}::{folder.with_name('e')}")
     assert (len(both), both.read(37).key) == (74, "n000000")
 
 

@@ -27,6 +27,9 @@ from wdskit.engine.outcome import Outcome
 from wdskit.errors import PipelineError
 from wdskit.loader.shared_memory import Bytes, Part, Ring, keep_freed_memory
 from wdskit.loader.worker import pack_outcome, seed_worker
+from wdskit.native import native
+
+_NATIVE, _NOT_USED = "wdskit-native", "(not used)"
 
 Answer = tuple[Any, list[Bytes]]
 """A pickled Outcome (bytes, or a uint8 array), and the buffers of its tensors and arrays, a uint8 array each."""
@@ -51,13 +54,16 @@ class ActorStart(NamedTuple):
 
 
 def find_versions() -> dict[str, str]:
-    """Return the versions of wdskit, Python (major.minor) and torch, by name. They must be equal on all nodes.
+    """Return the versions of wdskit, Python (major.minor), torch and wdskit-native, by name. They must be equal on all
+    nodes.
 
-    The version of torch has no build (`+cu121`); without torch it is "(not installed)".
+    The version of torch has no build (`+cu121`); without torch it is "(not installed)". The version of wdskit-native is
+    `_NOT_USED` if this process does without the package.
     """
     found = {"wdskit": __version__, "Python": ".".join(platform.python_version_tuple()[:2]), "torch": "(not installed)"}
     with contextlib.suppress(metadata.PackageNotFoundError):
         found["torch"] = metadata.version("torch").partition("+")[0]
+    found[_NATIVE] = _NOT_USED if native() is None else metadata.version(_NATIVE)
     return found
 
 
@@ -72,7 +78,7 @@ class _ReferencePickler(pickle.Pickler):
         return (value.url, value.__getstate__()) if isinstance(value, Column) and value.url else None
 
     def reducer_override(self, value: object) -> Any:
-        if isinstance(value, (FunctionType, type)) and value.__module__ == "__main__":
+        if isinstance(value, (FunctionType, type)) and value.__module__ in {"__main__", "__mp_main__"}:
             raise pickle.PicklingError(f"{value.__qualname__} is defined in the script that runs")
         return NotImplemented
 
@@ -119,11 +125,15 @@ class NodeWorker:
             return Outcome(error=error, where=host)
 
     def _open(self, pickled: bytes, start: ActorStart, host: str) -> None:
+        if start.versions[_NATIVE] == _NOT_USED and native() is not None:  # it would make slightly other pixels
+            os.environ["WDSKIT_NATIVE"] = "0"
+            native.cache_clear()
         for name, here in find_versions().items():
             if start.versions[name] != here:
+                or_without = ", or set WDSKIT_NATIVE=0 for the training process" if name == _NATIVE else ""
                 raise _VersionError(
                     f"on: host {host} has {name} {here}, but {start.host} has {start.versions[name]}.\n"
-                    "  Install the same version on all nodes."
+                    f"  Install the same version on all nodes{or_without}."
                 )
         with contextlib.suppress(OSError):  # only relative paths need this folder
             os.chdir(start.cwd)

@@ -8,6 +8,7 @@ answers.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import select
 import time
@@ -454,6 +455,9 @@ class ProcessPool:
         self._workers, self._replies, self._closing = [], {}, None
 
     def _start(self) -> None:
+        if multiprocessing.current_process().daemon:
+            msg = "worker processes cannot be started: this is a daemon process, which may have no children."
+            raise PipelineError(f"{msg}\n  Use workers: 0, with `threads`.")
         method = self._start_method()
         check_guard(method)
         start_fork_server(method)
@@ -466,6 +470,10 @@ class ProcessPool:
             try:
                 for number in range(self._setup.num_workers):
                     self._workers.append(_Worker(context, self._setup, number))
+            except (OSError, EOFError) as err:  # EOFError: of the fork server
+                self.close()
+                msg = f"worker processes cannot be started: {str(err) or type(err).__name__}."
+                raise PipelineError(f"{msg}\n  Often too many files are open: see `ulimit -n`.") from err
             except BaseException:
                 self.close()
                 raise

@@ -382,8 +382,8 @@ class RayPool:
         """Queue a job for the next free actor and return its ticket. `worker` has no effect.
 
         Raises:
-            PipelineError: The cluster cannot be reached, or this process was forked from the process that has the
-                actors.
+            PipelineError: The cluster cannot be reached, the connection has ended, or this process was forked from the
+                process that has the actors.
         """
         if self._crew is None:
             connection = connect(self._given[-1], PipelineError, starts_cluster=False)
@@ -392,8 +392,13 @@ class RayPool:
                 self._closing = weakref.finalize(self, self._crew.close)
         refuse_fork(self._owner)
         self._next_ticket += 1
-        with self._crew.changed:
-            self._crew.submit(self._next_ticket, job)
+        try:
+            with self._crew.changed:
+                self._crew.submit(self._next_ticket, job)
+        except Exception as err:
+            self.close()
+            msg = f"on: a job cannot be sent to the cluster: {last_line(err)}."
+            raise PipelineError(f"{msg}\n  Iterate the loader again: it connects anew.") from err
         return self._next_ticket
 
     def take(self, ticket: int) -> Outcome[list[Batch]]:

@@ -133,7 +133,7 @@ def _detect_rank(
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return RankInfo(_number(environ, "RANK"), _number(environ, "WORLD_SIZE")), "RANK and WORLD_SIZE"
     num_tasks = environ.get("SLURM_NTASKS", "1")
-    if num_tasks.isdigit() and int(num_tasks) > 1 and environ.get("SLURM_STEP_NUM_TASKS") == num_tasks:
+    if num_tasks.isdecimal() and int(num_tasks) > 1 and environ.get("SLURM_STEP_NUM_TASKS") == num_tasks:
         return RankInfo(_number(environ, "SLURM_PROCID"), int(num_tasks)), "Slurm"
     return RankInfo(0, 1), "default"
 
@@ -180,7 +180,9 @@ def as_group(process_group: Any) -> Any:
 
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name)
-    if text is None or not text.strip().isdigit():
+    if text is None or not text.strip().isdecimal():
         problem = "is not set" if text is None else f"is {text!r}, not a number"
-        raise RankError(f"{name} {problem}. torchrun sets RANK and WORLD_SIZE; set both or neither.")
+        is_slurm = name.startswith("SLURM_")
+        remedy = "srun sets it" if is_slurm else "torchrun sets RANK and WORLD_SIZE; set both or neither"
+        raise RankError(f"{name} {problem}. {remedy}.")
     return int(text)

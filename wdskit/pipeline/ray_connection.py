@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import threading
 from collections.abc import Callable
 from types import ModuleType
@@ -14,8 +15,11 @@ from wdskit.text import install_extra
 ADDRESS = re.compile(r"ray(://[^\s/:@]+:[0-9]{1,5})?")
 """`ray` for the cluster that the environment names, or the address of a Ray Client server."""
 
+_ANSWER_S = 10.0  # longest wait for the server of a cluster
+
 _lock = threading.Lock()
-_users: dict[str, int] = {}  # address -> users of the connection that `connect` made; Ray allows one per process
+# Users of the connection that `connect` made, by address and `_job_of`. Ray allows one connection per process.
+_users: dict[tuple[str, str], int] = {}
 
 
 def import_ray(error: type[WdskitError]) -> ModuleType:
@@ -51,21 +55,25 @@ def connect(on: str, error: type[WdskitError], *, starts_cluster: bool) -> tuple
     """
     ray = import_ray(error)
     with _lock:
-        if not ray.is_initialized():
-            _users.clear()
+        job = _job_of(ray)
+        for other in [key for key in _users if key[1] != job]:
+            del _users[other]  # the program has ended this connection
+        if not job:
             address = (None if starts_cluster else os.environ.get("RAY_ADDRESS") or "auto") if on == "ray" else on
             try:
+                _check_server(address)
                 ray.init(address=address, log_to_driver=not starts_cluster, logging_level="ERROR")
             except (ConnectionError, OSError, RuntimeError, ValueError) as err:
                 msg = f"on: the cluster {on} cannot be reached: {last_line(err)}."
                 raise error(msg if on != "ray" or starts_cluster else f"{msg}\n  {_DO_START}") from err
-            _users[on] = 0
-        elif on != "ray" and on not in _users:
+            job = _job_of(ray)
+            _users[on, job] = 0
+        elif on != "ray" and (on, job) not in _users:
             msg = f"on: this process is already connected to Ray, but not to {on}."
             raise error(f"{msg} Pass on='ray' to use that connection.")
         elif not _users:
             return ray, lambda: None  # the program's own connection
-        used = on if on in _users else next(iter(_users))
+        used = (on, job) if (on, job) in _users else next(iter(_users))
         _users[used] += 1
 
     def disconnect() -> None:
@@ -73,13 +81,29 @@ def connect(on: str, error: type[WdskitError], *, starts_cluster: bool) -> tuple
             if used in _users:  # otherwise the program has ended the connection
                 _users[used] -= 1
                 if not _users[used]:
-                    _users.clear()
-                    ray.shutdown()
+                    del _users[used]
+                    if _job_of(ray) == used[1]:
+                        ray.shutdown()
 
     return ray, disconnect
 
 
-_DO_START = "Start one with `ray start --head`. If it runs on another machine, set RAY_ADDRESS to its address."
+_DO_START = (
+    "Start one with `ray start --head`. If it runs on another machine, set RAY_ADDRESS to its address. "
+    "If it asks for a token, set RAY_AUTH_MODE=token here, too."
+)
+
+
+def _job_of(ray: ModuleType) -> str:
+    """Return Ray's name of the connection of this process; "" without a connection."""
+    return str(ray.get_runtime_context().get_job_id()) if ray.is_initialized() else ""
+
+
+def _check_server(address: str | None) -> None:
+    """Raise OSError if no program listens at `address`, as in HOST:PORT. Ray would try it for nine minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and "/" not in host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
 
 
 def last_line(err: BaseException) -> str:

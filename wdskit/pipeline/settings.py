@@ -310,7 +310,7 @@ def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str
     reason = ONE_THREAD if is_one else ""
     if all(map(_is_light, _worker_stages(stages))):
         return WorkerCount(workers, 1, reason)
-    cores = max(1, usable_cores() // (spec.ranks_per_node or max(1, local_ranks(environ)[0])))
+    cores = max(1, usable_cores() // max(1, spec.ranks_per_node or 1, local_ranks(environ)[0]))
     most = 1 if is_one else MAX_THREADS
     if "workers" not in spec.model_fields_set:
         most = min(most, THREADS_PER_WORKER)
