@@ -117,7 +117,8 @@ class ShardTable:
     def _refuse_doubles(self) -> None:
         """Raise StorageError if the patterns name a shard twice."""
         places = [index.place if index.url else os.path.realpath(index.place) for index in self._indexes]
-        folders = np.array([places.index(place) for place in places], dtype=np.int64)[self._folder_numbers]
+        last = {place: number for number, place in enumerate(places)}  # one number for all spellings of a folder
+        folders = np.array([last[place] for place in places], dtype=np.int64)[self._folder_numbers]
         _, firsts = np.unique(folders << 32 | self._numbers, return_index=True)
         if len(firsts) < len(self._numbers):
             double = self.path(int(np.setdiff1d(np.arange(len(self._numbers)), firsts)[0]))

@@ -197,9 +197,11 @@ class Transforms:
         """Return the first item of `require` that the fields `before` have and the packed fields `after` lack, because
         an image got the name of its format. Return None if there is no such item, or if `missing` is "warn".
         """
+        if not self.require or self.missing == "warn":
+            return None
         had, has = ({name.lower() for name in fields} for fields in (before, after))
         lacking = (wanted for wanted in self.require if had & {*wanted.split(";")} and not has & {*wanted.split(";")})
-        return None if self.missing == "warn" else next(lacking, None)
+        return next(lacking, None)
 
     def prepare_thread(self) -> None:
         """Limit torch to one thread for calls from this thread. Without `resize`, do nothing."""
