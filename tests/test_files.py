@@ -21,6 +21,7 @@ from types import FrameType
 
 import pytest
 from disks import FailingDisk, KillingDisk, PowerLossDisk, SlowDisk, Stopped, StoppingDisk, WatchedDisk, run_child
+from leaks import open_things
 from shards import write_shard
 
 from wdskit import pack
@@ -35,6 +36,7 @@ from wdskit.files import (
     make_folders,
     publish,
     publish_bytes,
+    read_own,
     remove_temp_files,
     temp_path,
 )
@@ -791,6 +793,13 @@ def test_files_are_made_with_the_users_umask_and_are_not_inherited(tmp_path: Pat
     os.close(fd)
 
 
+def test_an_own_file_that_is_a_folder_leaves_no_descriptor_open(tmp_path) -> None:
+    before = open_things()
+    with pytest.raises(IsADirectoryError):
+        read_own(tmp_path)
+    assert open_things() == before
+
+
 @pytest.mark.parametrize(
     ("path", "what", "expected"),
     [
@@ -798,6 +807,7 @@ def test_files_are_made_with_the_users_umask_and_are_not_inherited(tmp_path: Pat
         ("photos/cta", "folder or file", "there is no such folder or file. Did you mean `photos/cat`?"),
         ("photo/cat/x", "folder", "there is no such folder: photo. Did you mean `photos`?"),
         ("label.csv", "folder", "there is no such folder."),  # a file is not a folder
+        ("my-files.csv/x", "file", "there is no such folder: my-files.csv."),
         ("label.csv", "file", "there is no such file. Did you mean `labels.csv`?"),
         ("a-000.tar", "shard", "there is no such shard."),  # the neighbour is another shard
         ("http://host/photo", "folder", "there is no such folder."),
@@ -808,6 +818,6 @@ def test_files_are_made_with_the_users_umask_and_are_not_inherited(tmp_path: Pat
 def test_what_is_missing_is_named_with_the_nearest_name(tmp_path, monkeypatch, path, what, expected) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos" / "cat").mkdir(parents=True)
-    for name in ("labels.csv", "a-001.tar"):
+    for name in ("labels.csv", "a-001.tar", "my-file.csv"):
         (tmp_path / name).touch()
     assert describe_missing(path, what) == expected

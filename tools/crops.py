@@ -31,7 +31,10 @@ _ROW_SCALE, _ROW_SHIFT = (values.ravel().repeat(TARGET) for values in (SCALE, SH
 
 
 def draw(height: int, width: int) -> Box:
-    """Return the box of a random resized crop: 8 to 100 % of the area, 3:4 to 4:3; the middle after ten tries."""
+    """Return the box of a random resized crop: 8 to 100 % of the area, with an aspect ratio of 3:4 to 4:3.
+
+    If ten random boxes do not fit, return the largest square in the middle.
+    """
     low, high = math.log(3 / 4), math.log(4 / 3)
     for _ in range(10):
         area = height * width * random.uniform(0.08, 1.0)

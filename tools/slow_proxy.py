@@ -21,13 +21,12 @@ class SlowProxy:
 
     Attributes:
         num_bytes: Bytes that the server has sent so far, headers included.
-        num_connections: Number of connections to the proxy so far.
         url: Address of the proxy; empty until `run` starts it.
     """
 
     def __init__(self, port: int, delay_s: float) -> None:
         self.port, self.delay_s = port, delay_s
-        self.num_bytes = self.num_connections = 0
+        self.num_bytes = 0
         self.url = ""
 
     @contextlib.contextmanager
@@ -54,7 +53,6 @@ class SlowProxy:
             thread.join()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.num_connections += 1
         with contextlib.suppress(OSError):
             above, below = await asyncio.open_connection("127.0.0.1", self.port)
             await asyncio.gather(self._pass(reader, below), self._pass(above, writer, is_counted=True))

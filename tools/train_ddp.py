@@ -55,7 +55,10 @@ def build_model(num_classes: int) -> nn.Module:
 
 
 def save_checkpoint(path: Path, loader: Any, parts: dict[str, Any]) -> None:
-    """Write the states of `parts` and of all ranks' loaders, which differ in their counts of bad samples, on rank 0."""
+    """Write the states of `parts` and of all ranks' loaders on rank 0. Every rank must call this function.
+
+    The states of the loaders differ in their counts of bad samples.
+    """
     data: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(data, loader.state_dict())
     if dist.get_rank() == 0:

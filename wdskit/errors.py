@@ -4,6 +4,7 @@
 WdskitError
 ├── StorageError         a URL or file cannot be read, or its scheme is not supported
 ├── ShardError           the bytes of a shard are damaged or invalid
+│   └── UnsupportedMember    a member is not a plain file
 ├── FolderIndexError     the folder's index is missing, unreadable, or does not match its shards
 ├── SelectionError       a column or split is missing, damaged or made for other shards, or a filter is invalid
 ├── KeyRuleError         a key or field name breaks a rule for names, or is not in the shard

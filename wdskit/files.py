@@ -224,11 +224,6 @@ def temp_path(path: Path) -> Path:
     return path.with_name(f"{TEMP_PREFIX}{path.name}{TEMP_SUFFIX}")
 
 
-def _unique_temp_path(path: Path) -> Path:
-    """Return the path of a temporary file for `path` that no other writer uses."""
-    return path.with_name(f"{TEMP_PREFIX}{path.name}.{secrets.token_hex(_TOKEN_BYTES)}{TEMP_SUFFIX}")
-
-
 @contextlib.contextmanager
 def publish(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
     """Return a context with a `TempFile`, which becomes the file `path` when the block ends without an error.
@@ -240,7 +235,7 @@ def publish(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
     Raises:
         OSError: A disk operation failed.
     """
-    temp = _unique_temp_path(path)
+    temp = path.with_name(f"{TEMP_PREFIX}{path.name}.{secrets.token_hex(_TOKEN_BYTES)}{TEMP_SUFFIX}")
     fd = disk.open(temp)
     closed = False
     handle = TempFile(fd, disk)
@@ -278,22 +273,23 @@ def read_own(path: Path, *, limit: int = 1 << 30) -> bytes | None:
 
     Raises:
         FolderIndexError: The path is a link, a pipe, a device, or a file of more than `limit` bytes.
-        OSError: The file cannot be read.
+        OSError: The file cannot be read, or the path is a folder.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise FolderIndexError(describe_foreign(path, "is not a plain file"), folder=str(path.parent))
+            if found.st_size > limit:
+                problem = f"is larger than {limit:,} bytes"
+                raise FolderIndexError(describe_foreign(path, problem), folder=str(path.parent))
+            return file.read()
     except FileNotFoundError:
         return None
     except OSError as err:
         if err.errno != errno.ELOOP:
             raise
         raise FolderIndexError(describe_foreign(path, "is a link"), folder=str(path.parent)) from err
-    with open(fd, "rb") as file:  # noqa: PTH123 (a descriptor)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise FolderIndexError(describe_foreign(path, "is not a plain file"), folder=str(path.parent))
-        if os.fstat(fd).st_size > limit:
-            raise FolderIndexError(describe_foreign(path, f"is larger than {limit:,} bytes"), folder=str(path.parent))
-        return file.read()
 
 
 def describe_foreign(path: Path, problem: str) -> str:
@@ -326,27 +322,26 @@ def describe_missing(path: str, what: str) -> str:
 
     Args:
         path: Path or URL of the missing file or folder. No similar name is suggested for a URL.
-        what: The kind of the path. If it contains the word `file`, a similar file or folder is suggested; if it
-            contains only the word `folder`, a similar folder.
+        what: The kind of the path. If it contains the word `file`, a similar file or folder is suggested. If it
+            contains only the word `folder`, a similar folder is suggested; otherwise nothing.
 
     Returns:
-        ``there is no such folder: a/b. Did you mean `a/c`?``, with the first missing part of the path. For a URL, or if
-        only the last part is missing, `what` stands after "no such".
+        ``there is no such file. Did you mean `a/c`?``, with `what` in place of "file". If a parent folder of `path` is
+        missing, the message names the first missing folder: ``there is no such folder: a/b.``
     """
     if "://" in path:
         return f"there is no such {what}."
     missing = Path(path)
     while not os.path.isdir(missing.parent):  # noqa: PTH112 (Path raises without permission)
         missing = missing.parent
-    if missing != Path(path):
-        what = f"folder: {missing}"
+    kind, place = (what, "") if missing == Path(path) else ("folder", f": {missing}")
     near: list[str] = []
     with contextlib.suppress(OSError):  # the folder cannot be listed
         siblings = islice(missing.parent.iterdir(), _MAX_NEAR)
-        names = [one.name for one in siblings if "file" in what or ("folder" in what and one.is_dir())]
+        names = [one.name for one in siblings if "file" in kind or ("folder" in kind and one.is_dir())]
         near = difflib.get_close_matches(missing.name, names, n=1)
     hint = f" Did you mean `{missing.parent / near[0]}`?" if near else ""
-    return f"there is no such {what}.{hint}"
+    return f"there is no such {kind}{place}.{hint}"
 
 
 def append_lines(path: Path, lines: Sequence[str], *, disk: Disk = DISK) -> None:

@@ -15,7 +15,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from multiprocessing import parent_process
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 
 from wdskit.errors import PipelineError
 
@@ -71,16 +71,25 @@ class _CallAfterImport(MetaPathFinder):
 
 @contextmanager
 def block_sigint() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the block.
-
-    Processes that start in the block never receive Ctrl-C, unless they call `exit_on_ctrl_c`.
+    """Delay Ctrl-C until the end of the block. Processes that start in the block never receive Ctrl-C, unless they call
+    `exit_on_ctrl_c`.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    handler = signal.getsignal(signal.SIGINT)
+    received: list[tuple[int, FrameType | None]] = []
+    # Another thread may receive the signal. Python then calls the handler in the main thread, although it is blocked.
+    is_replaced = callable(handler) and threading.current_thread() is threading.main_thread()
     try:  # block inside of `try`: if an earlier Ctrl-C is raised here, the signal does not stay blocked
+        if is_replaced:
+            signal.signal(signal.SIGINT, lambda number, frame: received.append((number, frame)))
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if is_replaced:
+            signal.signal(signal.SIGINT, handler)
+        if received and callable(handler):
+            handler(*received[0])
 
 
 def refuse_fork(owner: int) -> None:
@@ -115,9 +124,8 @@ def cpu_s_of_tree() -> float | None:
     total = time.process_time()
     for pid in _descendants(os.getpid()):
         with contextlib.suppress(OSError):  # the process has ended
-            total += time.clock_gettime(
-                (~pid << 3) | 2
-            )  # the clock of clock_getcpuclockid(3): all threads, in nanoseconds
+            # the clock of clock_getcpuclockid(3): all threads, in nanoseconds
+            total += time.clock_gettime((~pid << 3) | 2)
     return total
 
 

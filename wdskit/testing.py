@@ -52,8 +52,8 @@ def assert_resumes_exactly(
 
     First, one loader runs without a stop. Then, for each step, a new loader loads the state of this step from JSON. Its
     batches must be equal to the batches of the first loader, up to one batch after the last epoch. Each step is tested
-    with three states: of a loader that ran from the start, of a loader that was resumed at the previous step, and of a
-    loader that was resumed at this step and has not yielded a batch.
+    with three states: of a loader that ran from the start, of a loader that was resumed at the previous tested step,
+    and of a loader that was resumed at this step and has not yielded a batch.
 
     A test of n steps takes about n / 2 times as long as the epochs, and holds all batches of the epochs in memory. So
     use few samples, or few `steps`.

@@ -58,14 +58,14 @@ def parse_bytes(text: str) -> int:
     """Return the number of bytes of a size such as `200MB`, `1.5 GiB` or `1000`.
 
     Raises:
-        ValueError: The text is not a size above 0 and below 10^18 bytes.
+        ValueError: The text is not a size of at least 1 byte and less than 10^18 bytes.
     """
     number = text.strip().lower()
     digits = number.rstrip("kmgtpib ")
     unit = number[len(digits) :].strip().removesuffix("b")
     base, unit = (1024, unit[:-1]) if unit.endswith("i") else (1000, unit)
     num_bytes = float(digits) * base ** ("", "k", "m", "g", "t", "p").index(unit)
-    if not 0 < num_bytes < 1e18 or (base == 1024 and not unit):
+    if not 1 <= num_bytes < 1e18 or (base == 1024 and not unit):
         raise ValueError(text)
     return int(num_bytes)
 

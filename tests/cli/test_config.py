@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from wdskit.cli import app as main_app
-from wdskit.cli.config import app
+from wdskit.cli import main
 from wdskit.pipeline.settings import json_schema
 from wdskit.stages import registry
 
@@ -39,9 +41,13 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("bad.yaml").write_text(GOOD.replace("batched: 4", "batched: 0").replace("stream: b.tar", "strem: b.tar"))
 
 
-def run(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, list(arguments))
-    return result.exit_code, result.stdout, result.stderr
+def run(*arguments: str) -> tuple[Any, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(sys, "argv", ["wdskit", "config", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+    return end.value.code, out.getvalue(), err.getvalue()
 
 
 def test_check_of_a_good_file() -> None:

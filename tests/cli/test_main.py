@@ -336,6 +336,12 @@ def test_a_size_that_is_rounded_up_is_enough_and_hardly_more(num_bytes: float) -
     assert num_bytes <= parse_bytes(format_at_least(num_bytes)) <= max(num_bytes + 1, 1.011 * num_bytes)
 
 
+@pytest.mark.parametrize("text", ["0", "0.5", "0.0004 kB", "-1", "1e18", "nan", "1 KB2", "", "MB"])
+def test_text_that_is_not_a_size_of_a_byte_or_more_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_bytes(text)
+
+
 def test_numbers_read_well() -> None:
     sizes = {0: "0 B", 999: "999 B", 1000: "1.00 kB", 9_994: "9.99 kB", 9_996: "10.0 kB", 99_960: "100 kB"}
     sizes |= {999_499: "999 kB", 999_500: "1.00 MB", 140 * 10**9: "140 GB", 5 * 10**18: "5,000 PB"}

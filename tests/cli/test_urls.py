@@ -138,15 +138,16 @@ def test_all_that_is_wrong_in_a_bucket_is_found(here, s3):
     put(f"{base}/p-003.tar.idx", (here / "p-000.tar.idx").read_bytes())
     put(f"{base}/stray.tar", (here / "p-000.tar").read_bytes())
     delete(f"{base}/p-001.tar")
-    kinds = sorted(
-        (one.kind, one.file.rpartition("/")[2]) for one in verify(f"s3://{BUCKET}/wrong", images="none").findings
-    )
-    assert kinds == [
+    put(f"{base}/classes.json", b"{")
+    findings = verify(f"s3://{BUCKET}/wrong", images="none").findings
+    assert sorted((one.kind, one.file.rpartition("/")[2]) for one in findings) == [
         ("digest", "p-000.tar"),
+        ("index", "classes.json"),
         ("missing", "p-001.tar"),
         ("offsets", "p-003.tar.idx"),
         ("unlisted", "stray.tar"),
     ]
+    assert [one.problem[:14] for one in findings if one.kind == "index"] == ["it is not JSON"]  # without the URL again
 
 
 def delete(url: str) -> None:

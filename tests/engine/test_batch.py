@@ -31,6 +31,7 @@ from wdskit.loader.shared_memory import Ring
 from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
 from wdskit.stages.collate import FRESH, Memory, Ragged
+from wdskit.stages.images.fused import FusedStep
 
 NUM, SIZE = 23, 3
 FAILED_KEY = "n000011"
@@ -385,6 +386,29 @@ def test_a_cancelled_job_ends_after_the_samples_that_run(numbers: str, threads: 
     factory.close()
     assert outcome.error is not None
     assert 5 <= len(made) <= 5 + threads
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_cancelled_job_decodes_no_further_images(
+    pictures: str, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    prepared: list[str] = []
+    prepare = FusedStep.prepare
+
+    def note(self: FusedStep, sample: Any, origin: Any) -> Any:
+        prepared.append(origin.key)
+        return prepare(self, sample, origin)
+
+    monkeypatch.setattr(FusedStep, "prepare", note)
+    pipe = Pipeline().exact(pictures).decode("rgb8").random_resized_crop(8).to_tuple("jpg;png", "cls").batched(SIZE)
+    program = program_of(pipe, threads=threads)
+    assert program.first is not None
+    factory = PlannedBatches(program)
+    steps = steps_of(program)
+    outcome = factory(factory.open(Job(0, steps, 0, len(steps))), FRESH, lambda: bool(prepared))
+    factory.close()
+    assert outcome.error is not None
+    assert 1 <= len(prepared) <= threads * batch_module.CHUNK < NUM - SIZE
 
 
 # --- bad samples

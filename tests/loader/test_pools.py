@@ -706,7 +706,7 @@ def test_a_daemon_process_is_told_that_it_may_have_no_workers(numbers):
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), EOFError("unexpected EOF")])
 def test_workers_that_cannot_be_started_are_an_error_with_advice(numbers, monkeypatch, error):
     def fail(*_: Any) -> None:
-        raise error
+        raise type(error)(*error.args)  # the traceback of `error` would keep the loader and its workers alive
 
     monkeypatch.setattr(pool_module, "_Worker", fail)
     loader = Pipeline().exact(numbers).map(number_of).batched(4).loader(workers=2)

@@ -123,10 +123,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = []
     for number in range(110):
         width, height = chance.choice([(50, 50), (64, 40), (40, 66), (52, 50)])
-        document = {"n": number, "tokens": chance.randrange(1, 60)}
+        document = {"n": number, "tokens": chance.randrange(1, 60), "word": "ab"[number % 2]}
         rows.append({"__key__": f"k{number:03d}", "png": picture(width, height, number), "json": document})
     folder = tmp_path_factory.mktemp("buckets") / "data"
-    columns = "width,height,tokens=json.tokens"
+    columns = "width,height,tokens=json.tokens,word=json.word"
     pack(rows, folder, max_samples=17, columns=columns, disk=HastyDisk())
     wdskit.select(str(folder), "few", filter="json.n % 9 == 0")
     return folder
@@ -317,6 +317,10 @@ def test_what_meets_buckets_and_cannot_is_refused(folder: Path):
         (
             lambda: Pipeline().exact(str(folder)).bucketed(by="nope", edges=[9], global_size=4).loader(workers=0),
             SelectionError, "there is no column 'nope'. The columns are width, height, tokens",
+        ),
+        (
+            lambda: Pipeline().exact(str(folder)).bucketed(by="word", edges=[9], global_size=4).loader(workers=0),
+            SelectionError, "column word: `bucketed` needs numbers, and its values are text",
         ),
         (
             lambda: Pipeline().resampled(str(folder), weights="tokens").bucketed(**shapes).loader(workers=0),

@@ -518,6 +518,13 @@ def test_run_lengths_are_those_of_pycocotools():
         assert _decode_counts(_encode_counts(lengths), "") == lengths
 
 
+@pytest.mark.parametrize(("depth", "validate"), [(1020, None), (5000, "none")])
+def test_json_that_is_nested_too_deeply_is_an_error_of_its_row(tmp_path, depth, validate):
+    row = {"__key__": "a", "jpg": photo(), "json": b"[" * depth + b"]" * depth}
+    with pytest.raises(RowError, match="json: it is nested too deeply"):
+        pack([row], tmp_path / "out", resize=32, validate=validate)
+
+
 def test_a_field_of_a_value_that_the_image_loses_is_refused():
     for columns in ("txt=width", "npy=image.bbox"):
         with pytest.raises(PackError, match=f"^fields: {columns} describes the image"):

@@ -196,6 +196,12 @@ def test_a_stream_cannot_be_balanced(tmp_path, option):
         pack(iter([{"__key__": "a", "cls": 1}]), tmp_path / "out", **{option: 2})
 
 
+@pytest.mark.parametrize("options", [{"shuffle": 0}, {"split": {"a": 0.5, "b": 0.5}}])
+def test_a_stream_refuses_options_whose_values_are_0_or_mappings(tmp_path, options):
+    with pytest.raises(PackError, match=f"{next(iter(options))}: rows that can be read only once"):
+        pack(iter([{"__key__": "a", "cls": 1}]), tmp_path / "out", **options)
+
+
 # Dry runs.
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +19,12 @@ from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, pack
 from wdskit.packing import plan as plans
-from wdskit.packing.plan import Plan, StreamedKeys, decode_row, encode_row, image_digest, join_record
+from wdskit.packing.plan import Plan, StreamedKeys, decode_row, encode_row, image_digest
 from wdskit.packing.references import KINDS, FileBytes, PartBytes
 from wdskit.packing.row import Row
 from wdskit.packing.sources import Duplicate
 
-TEXTS = st.text(st.characters(codec=None, min_codepoint=1), max_size=12)  # surrogates too
+TEXTS = st.text(max_size=9) | st.binary(max_size=9).map(os.fsdecode)  # also names of files that are not UTF-8
 NUMBERS = st.integers(0, (1 << 64) - 1)
 REFERENCES = st.builds(FileBytes, TEXTS, NUMBERS, NUMBERS, NUMBERS) | st.builds(
     PartBytes, TEXTS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS
@@ -34,7 +36,7 @@ ROWS = st.builds(lambda key, fields, where: Row(key, tuple(fields), where), st.t
 @given(ROWS)
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_a_record_is_the_row(row):
-    assert decode_row(join_record(encode_row(row))) == row
+    assert decode_row(encode_row(row)) == row
 
 
 def filled(rows: list[Row], folder: Path, *, is_held: bool = False) -> Plan:
@@ -63,11 +65,10 @@ def test_any_rows_are_given_back_in_any_order_to_any_process(most, is_held, rows
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(plans, "ROWS_IN_MEMORY", most)
         patch.setattr(plans, "_BATCH_ROWS", 2)
-        with filled(rows, Path(folder), is_held=is_held) as made:
+        with closing(filled(rows, Path(folder), is_held=is_held)) as made:
             for chosen in (numbers, np.arange(first, len(rows))):
                 taken = made.take(chosen)
                 expected = [rows[number] for number in chosen]
-                assert len(taken) == len(expected)
                 assert list(pickle.loads(pickle.dumps(taken))) == list(taken) == list(taken) == expected
             assert [made[number] for number in range(len(made))] == rows
         assert list(Path(folder).iterdir()) == []
@@ -84,7 +85,7 @@ def test_every_kind_of_reference_may_stand_in_a_plan():
 
 def test_the_digest_depends_on_rows_and_their_order_but_not_on_where_they_are(tmp_path):
     def digest(*rows: Row) -> str:
-        with filled(list(rows), tmp_path) as made:
+        with closing(filled(list(rows), tmp_path)) as made:
             return made.digest
 
     one = Row("a", (("jpg", FileBytes("x/a.jpg", 5, 6, 7)),), "x/a.jpg")
@@ -111,15 +112,15 @@ def test_of_keys_that_repeat_the_first_is_named_with_both_places(tmp_path, most,
             keys[second] = keys[first]
             keys[5] = keys[first]
             rows = [Row(key, (("cls", b"1"),), f"line {n}") for n, key in enumerate(keys)]
-            with filled(rows, tmp_path) as made:
+            with closing(filled(rows, tmp_path)) as made:
                 problem = f"^line {second}: its key 'k{first}' is also the key of line {first}"
                 with pytest.raises(RowError, match=problem):
                     made.check_unique()
-            with filled(rows, tmp_path) as made:
+            with closing(filled(rows, tmp_path)) as made:
                 made.check_unique(keep_first=True)
                 assert made.kept.tolist() == [n for n in range(6) if n not in (second, 5)]
                 assert made.num_kept == made.num_fields["cls",] == 4
-            with filled(rows, tmp_path) as made:
+            with closing(filled(rows, tmp_path)) as made:
                 made.leave_out([second, 5])
                 made.check_unique()
 
@@ -158,14 +159,14 @@ def test_a_folder_that_takes_no_plan_is_a_pack_error(tmp_path, monkeypatch):
 
 
 MEASURE = """
-import resource, sys
+import contextlib, resource, sys
 from pathlib import Path
 from wdskit.packing.plan import Plan, divide_plan
 from wdskit.packing.division import make_limits
 from wdskit.packing.references import PartBytes
 from wdskit.packing.row import Row
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-with Plan(lambda: Path(sys.argv[1])) as plan:
+with contextlib.closing(Plan(lambda: Path(sys.argv[1]))) as plan:
     for number in range(int(sys.argv[2])):
         plan.add(Row(f"{number:09d}", (("cls", b"1"), ("jpg", PartBytes("a.tar", 99, number, 1, 2, 3))), "a.tar"))
     plan.flush()
@@ -189,7 +190,7 @@ def rows_of(images: list[bytes]) -> list[Row]:
 
 
 def duplicates_in(rows: list[Row], image_fields: tuple[str, ...] = ()) -> list[Duplicate]:
-    with filled(rows, Path("nowhere")) as made:
+    with closing(filled(rows, Path("nowhere"))) as made:
         digests = ((n, image_digest(row.read_fields(), image_fields)) for n, row in enumerate(rows))
         made.add_digests((number, digest) for number, digest in digests if digest is not None)
         return [*made.find_duplicates()]
@@ -245,7 +246,7 @@ def test_repeated_images_are_found_while_other_processes_read_the_plan(tmp_path,
 
 def test_a_row_that_is_missing_from_the_file_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(plans, "ROWS_IN_MEMORY", 0)
-    with filled([Row(f"{n}", (("cls", b"1"),), "here") for n in range(5)], tmp_path) as made:
+    with closing(filled([Row(f"{n}", (("cls", b"1"),), "here") for n in range(5)], tmp_path)) as made:
         for numbers in (np.arange(3, 7), np.array([4, 9])):
             with pytest.raises(OSError, match=r"the plan of this run cannot be read: row \d is missing"):
                 list(made.take(numbers))

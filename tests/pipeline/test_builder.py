@@ -207,9 +207,10 @@ def test_the_repr_names_the_stages():
     [
         ({"threads": 0}, "Pipeline.build: threads: 0 is too small; it must be at least 1"),
         ({"threads": "2"}, "Pipeline.build: threads: `2` is text; a whole number is needed. Remove the quotes"),
+        ({"ranks_per_node": 0}, "Pipeline.build: ranks_per_node: 0 is too small; it must be at least 1"),
     ],
 )
-def test_build_checks_its_threads(six, settings, message):
+def test_build_checks_its_threads_and_ranks_per_node(six, settings, message):
     with pytest.raises(ConfigError) as caught:
         Pipeline().stream(six).build(**settings)
     assert str(caught.value) == f"{message}."

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 from shards import write_numbers
-from typer.testing import CliRunner
 
 from wdskit import FolderIndexError, make_loader
-from wdskit.cli import app
 from wdskit.shards.index import index_folder
 
 
@@ -40,27 +38,27 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pipelines_that_number_classes_differently_are_refused(tmp_path: Path, case: str) -> None:
+def test_pipelines_that_number_classes_differently_are_refused(tmp_path: Path, case: str, run) -> None:
     train, val, is_good = CASES[case]
     folders = folder_of(tmp_path / "a", train), folder_of(tmp_path / "b", val)
     config = write_config(tmp_path / "c.yaml", *folders)
-    result = CliRunner().invoke(app, ["config", "check", str(config)])
+    code, _, err = run("config", "check", str(config))
     if is_good:
-        assert result.exit_code == 0
+        assert code == 0
         make_loader(config, pipeline="train", workers=0)
         return
-    assert result.exit_code == 1
-    assert "pipeline val: " in result.stderr
+    assert code == 1
+    assert "pipeline val: " in err
     for pipeline in ("train", "val"):
         with pytest.raises(FolderIndexError, match=r"class 0 is '\w+', but 'cat' in .* of pipeline train"):
             make_loader(config, pipeline=pipeline, workers=0)
     allowed = write_config(tmp_path / "d.yaml", *folders, ", classes: any")
-    assert CliRunner().invoke(app, ["config", "check", str(allowed)]).exit_code == 0
+    assert run("config", "check", str(allowed))[0] == 0
     make_loader(allowed, pipeline="train", workers=0)
 
 
 @pytest.mark.parametrize("unnamed", ["train", "val"])
-def test_labels_without_names_beside_a_pipeline_that_has_names_are_warned_of(tmp_path, unnamed, caplog) -> None:
+def test_labels_without_names_beside_a_pipeline_that_has_names_are_warned_of(tmp_path, unnamed, caplog, run) -> None:
     folders = {name: folder_of(tmp_path / name, None if name == unnamed else ["cat"]) for name in ("train", "val")}
     config = write_config(tmp_path / "c.yaml", **folders)
     for pipeline in ("train", "val"):
@@ -69,7 +67,7 @@ def test_labels_without_names_beside_a_pipeline_that_has_names_are_warned_of(tmp
         [line] = [record.getMessage() for record in caplog.records if "is not known" in record.getMessage()]
         assert line.startswith(f"pipeline {unnamed}: {folders[unnamed]} has labels but no classes.json, which ")
     caplog.clear()
-    assert CliRunner().invoke(app, ["config", "check", str(config)]).exit_code == 0
+    assert run("config", "check", str(config))[0] == 0
     assert "is not known" in caplog.text
     (tmp_path / unnamed / "classes.json").write_text('["cat"]')
     caplog.clear()
@@ -77,8 +75,10 @@ def test_labels_without_names_beside_a_pipeline_that_has_names_are_warned_of(tmp
     assert not caplog.records
 
 
-def test_a_pipeline_whose_folder_is_not_here_is_not_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pipeline_whose_folder_is_not_here_is_not_compared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, run
+) -> None:
     config = write_config(tmp_path / "c.yaml", folder_of(tmp_path / "a", ["cat"]), str(tmp_path / "nowhere"))
     with caplog.at_level(logging.WARNING):
         make_loader(config, pipeline="train", workers=0)
-    assert CliRunner().invoke(app, ["config", "check", str(config)]).exit_code == 0
+    assert run("config", "check", str(config))[0] == 0

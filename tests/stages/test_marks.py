@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from images import encoded, photo
+from PIL import Image
 from shards import write_shard
 
-from wdskit import Pipeline
+from wdskit import Pipeline, pack
 from wdskit.codecs.fields import encode_field
 from wdskit.errors import SampleError
 from wdskit.shards.index import index_folder
@@ -374,3 +376,15 @@ def test_an_image_that_a_function_puts_in_place_of_a_mask_is_no_mask(masked):
     pipe = base.map(lambda s: {"seg.png": s["jpg"].flip(-1), "jpg": s["jpg"]})
     batch = batch_of(pipe.resize([9, 8], fields="seg.png jpg"))
     assert (batch["seg.png"].int() - batch["jpg"].flip(-1).int()).abs().max() <= 1
+
+
+def test_a_mask_whose_numbers_a_decoder_scales_is_refused(tmp_path):
+    """Also without `decode: index`, which has no form for such files."""
+    white = io.BytesIO()
+    Image.fromarray(np.array([[0, 5]], np.uint8)).save(white, "TIFF", tiffinfo={262: 0})
+    forms = {"ppm": b"P5\n2 1\n15\n" + bytes([3, 15]), "tiff": white.getvalue()}
+    for form, data in forms.items():
+        pack([{"__key__": "a", f"seg.{form}": data}], tmp_path / form, validate="none")
+        pipe = Pipeline().exact(str(tmp_path / form)).decode("l8").random_flip(0.5, masks=f"seg.{form}")
+        with pytest.raises(SampleError, match=r"cannot be a mask: .* scaled to 0\.\.255.*\n.*Save such masks as PNG"):
+            list(pipe.loader(workers=0))

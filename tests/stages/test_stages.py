@@ -13,8 +13,9 @@ import pytest
 import torch
 from shards import fail_on_7, listed, write_numbers, write_pictures
 
-from wdskit import Pipeline, SampleError
+from wdskit import ConfigError, Pipeline, PipelineError, SampleError
 from wdskit.pipeline.settings import load_config
+from wdskit.shards.index import index_folder
 from wdskit.stages.registry import STAGES
 
 LAST = torch.channels_last
@@ -571,3 +572,15 @@ def test_a_stop_iteration_of_a_users_function_does_not_end_the_stream(six, stage
     pipe = Pipeline(load_config({"pipeline": [*listed(six).stages, {stage: stages[stage]}]}).pipeline())
     with pytest.raises(SampleError, match="StopIteration"):
         list(pipe.loader(workers=0))
+
+
+def test_schedules_without_a_weight_or_with_a_huge_position_are_refused(tmp_path):
+    write_numbers(tmp_path, [4, 5])
+    index_folder(tmp_path, workers=1)
+    part = {"shards": str(tmp_path), "weight": {0: 1, 1000: 0}}
+    for change in ("step", "linear"):
+        pipe = Pipeline().exact(mixture=[part, part], schedule=change).batched(2).with_epoch(5)
+        with pytest.raises(PipelineError, match="exact: mixture: at every position, at least one part must have a"):
+            pipe.loader(workers=0)
+    with pytest.raises(ConfigError, match=r"10{30} is not a number of samples"):
+        Pipeline().exact(mixture=[{**part, "weight": {0: 1, 10**30: 2}}])

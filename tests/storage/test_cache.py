@@ -110,6 +110,32 @@ def write(path: Path, data: bytes | bytearray, mode: int = 0o600) -> None:
     path.chmod(mode)
 
 
+def test_threads_that_find_a_part_at_once_count_its_memory_once(tmp_path, monkeypatch):
+    """Otherwise the cache would know fewer and fewer parts, and check the others again at each read."""
+    keep(PartCache(tmp_path, 10**6))
+    barrier = threading.Barrier(8)
+
+    class CheckedAtOnce(cached_parts.CachedPart):
+        def __init__(self, *args):
+            super().__init__(*args)
+            barrier.wait()
+
+    monkeypatch.setattr(cache_module, "CachedPart", CheckedAtOnce)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(200):
+            cache = PartCache(tmp_path, 10**6)
+            threads = [threading.Thread(target=cache.find, args=(NAME,)) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert cache._checked_bytes == cache._checked[NAME].memory_bytes
+    finally:
+        sys.setswitchinterval(before)
+
+
 def test_a_checker_that_compares_no_sum_is_caught(tmp_path, monkeypatch):
     """The test above catches a cache that trusts its disk."""
     monkeypatch.setattr(cached_parts, "_hash", lambda *parts: 7)

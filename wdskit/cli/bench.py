@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wdskit.cli.console import (
-    format_bytes,
-    make_console,
-    numbers_table,
-    plural,
-    print_json,
-    print_tables,
-    show_steps,
-)
+from wdskit.cli.console import format_bytes, make_console, numbers_table, plural, print_json, print_tables, show_steps
 from wdskit.cli.options import ConfigArgument, JsonOption, OverridesOption, PipelineOption, Plugins, import_plugins
 
 if TYPE_CHECKING:
@@ -29,29 +21,17 @@ def bench_command(
     workers: Annotated[
         str | None,
         typer.Option(
-            metavar="N,N",
-            help="Worker processes to try. Default: depends on the CPUs.",
-            rich_help_panel="Measurement",
-            show_default=False,
+            metavar="N,N", help="Worker processes to try. Default: depends on the CPUs.", rich_help_panel="Measurement"
         ),
     ] = None,
     threads: Annotated[
         str | None,
-        typer.Option(
-            metavar="N,N",
-            help="Threads to try with each number of workers.",
-            rich_help_panel="Measurement",
-            show_default=False,
-        ),
+        typer.Option(metavar="N,N", help="Threads to try with each number of workers.", rich_help_panel="Measurement"),
     ] = None,
     world_size: Annotated[
         int | None,
         typer.Option(
-            metavar="N",
-            min=1,
-            help="Ranks of the run; one is measured. Default: 1.",
-            rich_help_panel="Measurement",
-            show_default=False,
+            metavar="N", min=1, help="Ranks of the run; one is measured. Default: 1.", rich_help_panel="Measurement"
         ),
     ] = None,
     seconds: Annotated[

@@ -11,6 +11,7 @@ import typer
 
 from wdskit.cli.console import escape, print_error
 from wdskit.cli.options import Command, Plugins, import_plugins
+from wdskit.errors import StorageError
 from wdskit.text import hide_secrets
 
 if TYPE_CHECKING:
@@ -37,9 +38,14 @@ def check(file: File, overrides: Overrides = None, plugins: Plugins = None) -> N
         wdskit config check configs/imagenet.yaml
         wdskit config check train.yaml --set loader.workers=4 --plugin my_stages
     """
+    from wdskit.pipeline.class_check import check_pipelines
+    from wdskit.stages.registry import check_registered
+
     import_plugins(plugins)
     config = _load(file, overrides)
-    _check_pipelines(config)
+    for name, stages in config.pipelines.items():
+        check_registered(stages, where=f"{config.origin}: {name}" if len(config.pipelines) > 1 else config.origin)
+    check_pipelines(config.pipelines, local_only=True)
     print(f"{escape(str(file))}: ok")
     for name, stages in config.pipelines.items():
         names = " -> ".join(getattr(stage, "name", "?") for stage in stages)
@@ -82,38 +88,16 @@ def _load(file: Path, overrides: list[str] | None) -> Config:
     """Return the configuration in `file` with the overrides.
 
     Raises:
-        typer.Exit: With code 1 if the configuration has problems, or 2 if it cannot be read. The error is printed.
+        ConfigError: The configuration has problems; all are listed.
+        typer.Exit: With code 2 if the file cannot be read. The error is printed.
     """
-    from wdskit.errors import ConfigError, StorageError
     from wdskit.pipeline.settings import load_config
 
     try:
         return load_config(file, overrides=overrides or [])
-    except ConfigError as err:
-        print_error(err)
-        raise typer.Exit(1) from err
     except StorageError as err:
         print_error(err)
         raise typer.Exit(2) from err
-
-
-def _check_pipelines(config: Config) -> None:
-    """Check that all pipelines give a class the same number, and that registered stages accept their settings.
-
-    Raises:
-        typer.Exit: With code 1 if a check fails. The error is printed.
-    """
-    from wdskit.errors import WdskitError
-    from wdskit.pipeline.class_check import check_pipelines
-    from wdskit.stages.registry import check_registered
-
-    try:
-        for name, stages in config.pipelines.items():
-            check_registered(stages, where=f"{config.origin}: {name}" if len(config.pipelines) > 1 else config.origin)
-        check_pipelines(config.pipelines, local_only=True)
-    except WdskitError as err:
-        print_error(err)
-        raise typer.Exit(1) from err
 
 
 def _unregistered(config: Config) -> list[str]:

@@ -68,11 +68,6 @@ def by_name(rows: Iterable[Any]) -> dict[str, dict[str, object]]:
     return {row.name: {key: value for key, value in vars(row).items() if key != "name"} for row in rows}
 
 
-def split_names(text: str | None) -> list[str]:
-    """Return the names in a text such as `dali,timm`; empty for None or an empty text."""
-    return [name.strip() for name in text.split(",")] if text else []
-
-
 @contextlib.contextmanager
 def exit_2_on_error() -> Iterator[None]:
     """If the `with` block raises a WdskitError, print the error and end the program with code 2."""

@@ -6,16 +6,13 @@ from typing import Annotated
 
 import typer
 
-from wdskit.cli.console import escape, plural, print_json, show_bytes, split_names
+from wdskit.cli.console import escape, plural, print_json, show_bytes
 from wdskit.cli.options import JsonOption
 
 
 def export_command(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Local folder with shards and an index.")],
-    kinds: Annotated[
-        str,
-        typer.Option("--for", metavar="KINDS", help="The readers: open_clip,timm,energon,dali.", show_default=False),
-    ],
+    kinds: Annotated[str, typer.Option("--for", metavar="KINDS", help="The readers: open_clip,timm,energon,dali.")],
     split_name: Annotated[
         str, typer.Option(metavar="NAME", help="The split for timm and energon. Default: from the shards' names.")
     ] = "",
@@ -36,8 +33,9 @@ def export_command(
     """
     from wdskit.shards.export import export
 
+    readers = [kind.strip() for kind in kinds.split(",")] if kinds else []
     with show_bytes("exporting") as show:
-        report = export(folder, split_names(kinds), split_name=split_name, progress=show)
+        report = export(folder, readers, split_name=split_name, progress=show)
     if json:
         print_json(report)
         return

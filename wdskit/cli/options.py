@@ -23,28 +23,19 @@ from wdskit.text import hide_secrets
 _NAME_WIDTH = 25
 """Width of the column of options in `--help`. The text of a longer option begins on the next line."""
 
-PathArgument = Annotated[
-    str, typer.Argument(metavar="PATH", help="A shard, a folder, or a pattern.", show_default=False)
-]
-EmptyFolderOption = Annotated[
-    str,
-    typer.Option("--to", metavar="DEST", help="Folder to write to. It must be empty or not exist.", show_default=False),
-]
+PathArgument = Annotated[str, typer.Argument(metavar="PATH", help="A shard, a folder, or a pattern.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 ReadersOption = Annotated[
     int | None,
-    typer.Option(
-        metavar="N", min=1, help="Processes that read. Default: one per CPU, fewer for little data.", show_default=False
-    ),
+    typer.Option(metavar="N", min=1, help="Processes that read. Default: one per CPU, fewer for little data."),
 ]
-ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML configuration.", show_default=False)]
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML configuration.")]
 PipelineOption = Annotated[
     str | None,
     typer.Option(
         "--pipeline",
         metavar="NAME",
         help="The pipeline. Required if CONFIG has several.",
-        show_default=False,
         rich_help_panel="Configuration",
     ),
 ]
@@ -54,7 +45,6 @@ OverridesOption = Annotated[
         "--set",
         metavar="PATH=VALUE",
         help="Change a setting first: loader.workers=4. Repeatable.",
-        show_default=False,
         rich_help_panel="Configuration",
     ),
 ]
@@ -64,7 +54,6 @@ Plugins = Annotated[
         "--plugin",
         metavar="PKG",
         help="Import this module, which registers functions. Repeatable.",
-        show_default=False,
         rich_help_panel="Configuration",
     ),
 ]
@@ -95,14 +84,6 @@ class Command(typer.core.TyperCommand):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.help, _, self.epilog = (self.help or "").partition("\n\nExamples:\n")
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the whole help without rich."""
-        # Older versions of typer use rich for the help of every application.
-        self.format_usage(ctx, formatter)
-        self.format_help_text(ctx, formatter)
-        self.format_options(ctx, formatter)
-        self.format_epilog(ctx, formatter)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write one section of help for each group of options. The group of `--help` is last."""

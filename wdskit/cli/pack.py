@@ -23,20 +23,8 @@ _SLOW_S = 10
 @takes(PackOptions)
 def pack_command(
     context: typer.Context,
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="What to pack: a folder, a table, ...; see above.",
-            show_default=False,
-        ),
-    ],
-    dest: Annotated[
-        str,
-        typer.Argument(
-            metavar="DEST", help="Folder to write the shards to, or s3://bucket/folder.", show_default=False
-        ),
-    ],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="What to pack: a folder, a table, ...; see above.")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder to write the shards to, or s3://bucket/folder.")],
     options: dict[str, Any],
     json: JsonOption = False,
 ) -> None:
@@ -102,9 +90,7 @@ def pack_command(
 
 
 def pack_finish_command(
-    dest: Annotated[
-        str, typer.Argument(metavar="DEST", help="Folder that holds the shards of all parts.", show_default=False)
-    ],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder that holds the shards of all parts.")],
     json: JsonOption = False,
 ) -> None:
     """Write the index of a folder that was packed in parts.

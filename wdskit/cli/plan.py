@@ -35,11 +35,7 @@ def plan_command(
     workers: Annotated[
         int | None,
         typer.Option(
-            metavar="N",
-            min=0,
-            help="Worker processes per rank. Default: as configured.",
-            rich_help_panel="Run",
-            show_default=False,
+            metavar="N", min=0, help="Worker processes per rank. Default: as configured.", rich_help_panel="Run"
         ),
     ] = None,
     gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks per node.", rich_help_panel="Run")] = 8,
@@ -50,7 +46,6 @@ def plan_command(
             "--downloads/--no-downloads",
             help="Compute what each node downloads from a store. Default: only if that takes a few seconds.",
             rich_help_panel="Run",
-            show_default=False,
         ),
     ] = None,
     json: JsonOption = False,
@@ -92,7 +87,7 @@ def plan_command(
 def _epoch_rows(plan: EpochPlan) -> Iterator[tuple[str, str]]:
     yield "source", f"{plan.source}, {plural(plan.num_shards, 'shard')} of {format_bytes(plan.num_bytes)}"
     yield "on", _ranks(plan)
-    yield f"epoch {plan.epoch}", f"{plural(plan.num_samples, 'sample')}"
+    yield f"epoch {plan.epoch}", plural(plan.num_samples, "sample")
     sizes = f"a global batch of {plan.batch:,} x {plan.world_size:,} = {plan.global_batch:,}"
     yield "steps", f"{format_count(plan.steps)}, each {'a global batch of one bucket' if plan.buckets else sizes}"
     if plan.num_padded:

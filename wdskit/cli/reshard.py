@@ -23,17 +23,13 @@ def reshard_command(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE",
-            help="Shards, local or remote: a folder, a glob or braces, several joined by ::.",
-            show_default=False,
+            metavar="SOURCE", help="Shards, local or remote: a folder, a glob or braces, several joined by ::."
         ),
     ],
     dest: Annotated[
         str | None,
         typer.Argument(
-            metavar="DEST",
-            help="Folder to write the shards to, or s3://bucket/folder; none with --selection.",
-            show_default=False,
+            metavar="DEST", help="Folder to write the shards to, or s3://bucket/folder; none with --selection."
         ),
     ] = None,
     *,

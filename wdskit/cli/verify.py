@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from wdskit.cli.console import (
-    escape,
-    exit_2_on_error,
-    format_bytes,
-    ignored_note,
-    plural,
-    print_json,
-    show_bytes,
-)
+from wdskit.cli.console import escape, exit_2_on_error, format_bytes, ignored_note, plural, print_json, show_bytes
 from wdskit.cli.options import JsonOption, PathArgument
 
 if TYPE_CHECKING:

@@ -14,10 +14,7 @@ from wdskit.cli.options import OverridesOption, PipelineOption, Plugins, import_
 
 def view_command(
     shards: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="DIR", help="Indexed shards: a folder or a pattern. Omit it with --config.", show_default=False
-        ),
+        str | None, typer.Argument(metavar="DIR", help="Indexed shards: a folder or a pattern. Omit it with --config.")
     ] = None,
     split: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only this split of DIR, made by `wdskit split`.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 from wdskit.codecs import structure
 from wdskit.codecs.fields import decode_field, is_json_field
@@ -18,10 +18,10 @@ Check = Callable[[Buffer], object]
 ImageLevel = Literal["none", "magic", "structure", "decode"]
 ImageCheck = Literal["none", "structure", "decode"]
 
-IMAGE_CHECKS: tuple[ImageCheck, ...] = ("none", "structure", "decode")
+IMAGE_CHECKS: tuple[ImageCheck, ...] = get_args(ImageCheck)
 """The levels of `check_image_field` that `wdskit verify` offers."""
 
-IMAGE_LEVELS: tuple[ImageLevel, ...] = ("none", "magic", "structure", "decode")
+IMAGE_LEVELS: tuple[ImageLevel, ...] = get_args(ImageLevel)
 """How much of an image `check_image_field` checks. Each level includes the levels before it."""
 
 _STEPS = (2 << 10, 64 << 10, MAX_CHECKED_BYTES)  # bytes: most headers; headers after a camera's notes; all headers
@@ -39,10 +39,11 @@ def read_header(head: Callable[[int], bytes]) -> ImageHeader:
 
     Args:
         head: Takes a number n, and returns the first n bytes of the file, or the whole file if it is shorter. It is
-            called with n = 2 KiB, and with larger n only if the header is longer.
+            called with n = 2 KiB first. It is called with larger n, up to `MAX_CHECKED_BYTES`, if the header is longer,
+            and for BMP, TIFF and PPM until it returns the whole file.
 
     Raises:
-        DecodeError: The format is unknown, or the header is damaged or cut short.
+        DecodeError: The format is unknown, the header is damaged or cut short, or the header promises 0 pixels.
     """
     for size in _STEPS:
         data = head(size)

@@ -57,7 +57,7 @@ class NpyColumn:
         dtype: The dtype of all arrays; None if the dtypes differ, or if an array is in Fortran order.
 
     Raises:
-        DecodeError: A file is not a valid npy file.
+        DecodeError: A file is not a valid npy file, or stores Python objects.
     """
 
     def __init__(self, field: str, spans: Spans) -> None:

@@ -34,10 +34,15 @@ def decode_field(field: str, data: Buffer) -> object:
     """Decode the bytes of a field. The last component of the field's name, in any case, decides the type.
 
     Args:
-        field: `txt`, `text`, `transcript` -> str. `cls`, `cls2`, `index`, `inx`, `id` -> int. `json`, `jsn` -> the JSON
-            value, with NaN and integers of any size. `npy` -> array, writable, owned by the caller, C-contiguous. All
-            other names -> `data` itself; pickles are not loaded.
+        field: Name of the field.
         data: The whole field.
+
+    Returns:
+        - `txt`, `text`, `transcript`: str.
+        - `cls`, `cls2`, `index`, `inx`, `id`: int.
+        - `json`, `jsn`: the JSON value, with NaN and integers of any size.
+        - `npy`: array, writable, C-contiguous, owned by the caller.
+        - All other names: `data` itself. Pickles are not loaded.
 
     Raises:
         DecodeError: The bytes do not match the name; the message names the field.
@@ -61,7 +66,7 @@ def is_json_field(field: str) -> bool:
 def is_path(name: str) -> bool:
     """Return True if a name can be a path into a JSON field, such as `json.caption`.
 
-    One of its components, but not the last, is then `json` or `jsn`, in any case.
+    A component of such a name, but not the last component, is `json` or `jsn`, in any case.
     """
     return any(part.lower() in JSON_FIELDS for part in name.split(".")[:-1])
 
@@ -70,12 +75,12 @@ def follow_path(value: object, path: Sequence[str]) -> object:
     """Return the value at a path in a JSON value or a text. Each part of `path` names a member of an object.
 
     If the value so far is a list of objects, a part selects this member of each object, and the result is a list:
-    `bbox` in `annotations.bbox`. If the last part is `length`, and no member has this name, the value is the number of
-    characters of a text, or of items of a list or an object.
+    `bbox` in `annotations.bbox`. As the last part, `length` is the number of characters of a text, of items of a list,
+    or of members of an object. In an object with a member `length`, it is this member.
 
     Raises:
-        KeyError: The value, or an object of a list, has no member for a part. The message is the path up to and
-            including this part.
+        KeyError: The value, or an item of a list, has no member for a part. The message is the path up to and including
+            this part.
     """
     for at, part in enumerate(path):
         if isinstance(value, dict) and part in value:
@@ -90,15 +95,16 @@ def follow_path(value: object, path: Sequence[str]) -> object:
 
 
 def encode_field(field: str, value: object) -> bytes:
-    """Encode the value of a field. Equal values give equal bytes.
+    """Encode the value of a field. The bytes depend only on `value` and the field's name.
 
     Args:
         field: Name of the field. Its last component decides the type of `value`.
         value: str for `txt`, `text`, `transcript`; int for `cls`, `cls2`, `index`, `inx`, `id`; a JSON value for
-            `json`, `jsn`; an array for `npy`. Bytes are returned unchanged for every field.
+            `json`, `jsn`; an array for `npy`; bytes for every field. Bytes are returned unchanged. Members of JSON
+            objects are written in their order.
 
     Raises:
-        DecodeError: `value` has another type, or cannot be written.
+        DecodeError: `value` has another type, or cannot be written, such as NaN in JSON.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)

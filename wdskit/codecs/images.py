@@ -91,6 +91,8 @@ _PLUGINS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
 _DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
 _INDEX_MODES = _DEEP_MODES | {"1", "L", "P"}
 _TIFF_BITS, _TIFF_KIND = 258, 262  # tags BitsPerSample and PhotometricInterpretation: 0 is white or black, or a palette
+SCALED_NUMBERS = "numbers that are scaled to 0..255"
+"""Result of `stores_other_numbers` for a file whose stored numbers no decoder returns."""
 _THUMBNAIL_QUALITY = 82
 _OPACITY = 150
 _HASH_FACTOR = 0x9E3779B1  # 2**32 divided by the golden ratio; odd, so that only 0 becomes 0
@@ -124,7 +126,8 @@ def decode_image(data: Buffer, spec: str, *, max_pixels: int) -> NDArray[Any] | 
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The bytes are not one complete image of a known format.
+        DecodeError: The bytes are not one complete image of a known format, or the pixels are 32-bit or floating-point
+            numbers.
     """
     wanted = IMAGE_SPECS[spec]
     pixels: NDArray[np.uint8] | None = None
@@ -138,7 +141,12 @@ def decode_image(data: Buffer, spec: str, *, max_pixels: int) -> NDArray[Any] | 
         return image
     if pixels is None:
         pixels = np.array(_decode_pillow(data, wanted.mode, max_pixels))  # a copy: Pillow's own array is read-only
-    return _convert_pixels(pixels, wanted)
+    values: NDArray[Any] = np.divide(pixels, np.float32(255), dtype=np.float32) if wanted.is_float else pixels
+    if wanted.kind == "numpy":
+        return values
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(values.transpose(2, 0, 1)) if values.ndim == 3 else values)
 
 
 def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[np.int32]:
@@ -156,8 +164,9 @@ def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[np.int32]:
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The bytes are not one complete image of a known format, or the image stores colours or several
-            numbers per pixel.
+        DecodeError: The bytes are not one complete image of a known format. Or the image does not store one whole
+            number per pixel, or Pillow changes the numbers: of a PPM whose maximum is not 255 or 65,535, and of a TIFF
+            in which 0 may be white.
     """
     image = open_pillow(data, max_pixels=max_pixels)
     name, mode, most = image.format or "", image.mode, largest_number(data, image)
@@ -206,7 +215,8 @@ def _tags(image: ImageFile) -> Any:
 def stores_other_numbers(data: Buffer, *, max_pixels: int, is_grey: bool) -> str:
     """Return why `decode_image` would change the numbers that an image file stores; "" if it would not.
 
-    The reason is a phrase for a message, such as "a palette" or "4 bits per pixel". Only the header is read.
+    The reason is a phrase for a message, such as "a palette" or "4 bits per pixel". It is `SCALED_NUMBERS` if
+    `decode_index` cannot read the stored numbers either. Only the header is read.
 
     Args:
         data: The whole encoded file.
@@ -224,11 +234,14 @@ def stores_other_numbers(data: Buffer, *, max_pixels: int, is_grey: bool) -> str
             if mode == "P" or bits != 8:
                 return "a palette" if mode == "P" else f"{bits} bit{'s' * (bits > 1)} per pixel"
             return "colours" if is_grey and mode not in {"L", "LA"} else ""
-    mode = open_pillow(data, max_pixels=max_pixels).mode
+    image = open_pillow(data, max_pixels=max_pixels)
+    mode = image.mode
     if mode in {"P", "PA"}:
         return "a palette"
     if mode in _DEEP_MODES or mode == "1":
         return "1 bit per pixel" if mode == "1" else "over 8 bits per pixel"
+    if largest_number(data, image) != 255 or (name == "TIFF" and _tags(image).get(_TIFF_KIND) == 0):
+        return SCALED_NUMBERS
     return "colours" if is_grey and mode not in {"L", "LA"} else ""
 
 
@@ -259,7 +272,7 @@ def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
 def pillow_errors(name: str) -> Iterator[None]:
     """Replace Pillow's errors in the `with` block by DecodeError, or by ImageTooLarge for a decompression bomb.
 
-    `name` is the image format, for the message.
+    `PROCESS_ERRORS`, such as MemoryError, are not replaced. `name` is the image format, for the message.
     """
     try:
         yield
@@ -318,7 +331,8 @@ def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The bytes are not one complete image of a known format, or its pixels are 32-bit numbers.
+        DecodeError: The bytes are not one complete image of a known format, or the pixels are 32-bit or floating-point
+            numbers.
     """
     image = open_pillow(data, max_pixels=max_pixels)
     if image.mode in {"I", "F"} and not is_grey_16(image):  # Pillow would clip them at 0 and 255
@@ -381,29 +395,16 @@ def decode_jpeg(
     return pixels if pixels.shape[:2] == (height, width) else None
 
 
-def _convert_pixels(pixels: NDArray[np.uint8], wanted: ImageSpec) -> NDArray[Any] | torch.Tensor:
-    """Convert decoded pixels, uint8, to the array or tensor that `wanted` describes.
-
-    `pixels` has the axes (height, width[, channels]). A tensor has the axes ([channels, ]height, width).
-    """
-    values: NDArray[Any] = np.divide(pixels, np.float32(255), dtype=np.float32) if wanted.is_float else pixels
-    if wanted.kind == "numpy":
-        return values
-    import torch
-
-    return torch.from_numpy(np.ascontiguousarray(values.transpose(2, 0, 1)) if values.ndim == 3 else values)
-
-
 def make_thumbnail(data: Buffer, *, side: int, max_pixels: int) -> tuple[bytes, tuple[int, int]]:
     """Return a JPEG of at most side x side pixels, and the (width, height) of the original image.
 
-    EXIF orientation is not applied, except to a TIFF. Transparent pixels are grey.
+    Smaller images are not enlarged. EXIF orientation is not applied, except to a TIFF. Transparent pixels are grey.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The bytes are not one complete image of a known format.
+        DecodeError: `decode_image` cannot decode the file.
     """
-    image: Any = None
+    image: Any
     found = jpeg_size(data, max_pixels=max_pixels)
     step = next((step for step in STEPS if max(found) >= 2 * side * step), 0) if found else 0
     if found and step and (pixels := decode_jpeg(data, found, step)) is not None:
@@ -436,7 +437,7 @@ def make_mask_overlay(data: Buffer, *, side: int, max_pixels: int) -> bytes:
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The bytes are not one complete image, or the image does not store one number per pixel.
+        DecodeError: `decode_index` cannot decode the file.
     """
     numbers = decode_index(data, max_pixels=max_pixels)
     step = max(1, -(-max(numbers.shape) // side))

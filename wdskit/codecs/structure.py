@@ -1,8 +1,7 @@
 """Read image headers, and check that JPEG, PNG and WebP files are whole. No pixel is decoded.
 
 Functions that read a header raise `HeaderTooShort` if the bytes end inside the header, and `DecodeError` if the header
-is damaged. Functions that check a whole file raise `DecodeError` with the fault and its byte, and `ImageTooLarge` if
-the header promises more than `max_pixels`.
+is damaged. Functions that check a whole file raise `DecodeError` with the fault and its byte.
 
 JPEG: ITU T.81, B. PNG: w3.org/TR/png-3, 5. WebP: developers.google.com/speed/webp/docs/riff_container.
 """
@@ -86,7 +85,7 @@ def jpeg_header(data: Buffer) -> ImageHeader:
     at = 2  # this loop is three times as fast as the setup of a decoder
     try:
         while data[at] == 0xFF and (code := data[at + 1]) not in _FRAMES:
-            if code in _PLAIN_SEGMENTS or code not in _NO_SEGMENT:
+            if code not in _NO_SEGMENT:
                 at += 2 + (data[at + 2] << 8 | data[at + 3])
             elif code in {_SOI, _EOI, _SOS}:
                 raise DecodeError(f"JPEG, byte {at}: marker {code:02X} before any frame header")
@@ -255,9 +254,7 @@ def check_png(view: memoryview, max_pixels: int) -> None:
     for at, kind, stop in png_chunks(view):
         length = stop - at - 12
         if zlib.crc32(view[at + 4 : stop - 4]) != int.from_bytes(view[stop - 4 : stop], "big"):
-            raise DecodeError(
-                f"PNG, byte {at}: the checksum of chunk {kind!r} does not match its {stop - at - 12} bytes"
-            )
+            raise DecodeError(f"PNG, byte {at}: the checksum of chunk {kind!r} does not match its {length} bytes")
         if (kind == b"IHDR" and length == 13) != (at == 8):
             problem = f"{kind!r} of {length} bytes in place of IHDR of 13 bytes" if at == 8 else "a second IHDR"
             raise DecodeError(f"PNG, byte {at}: {problem}")

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 
 Path = tuple[str | int, ...]
 
@@ -106,16 +105,15 @@ def show(value: object) -> str:
         text = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in text)
         return f"`{text}`" if len(value) <= _MAX_SHOWN else f"`{text[: _MAX_SHOWN - 1]}…`"
     if isinstance(value, (list, tuple)):
-        items = [_show_item(item) for item in value[:4]]
+        items = [
+            "[…]" if isinstance(item, (list, tuple)) else "{…}" if isinstance(item, Mapping) else show(item)
+            for item in value[:4]
+        ]
         return f"[{', '.join([*items, '…'] if len(value) > 4 else items)}]"
     if isinstance(value, Mapping):
         return "a mapping"
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in set('aeiou') else 'a'} {name}"
-
-
-def _show_item(item: object) -> str:
-    return "[…]" if isinstance(item, (list, tuple)) else "{…}" if isinstance(item, Mapping) else show(item)
 
 
 def describe(value: object) -> str:
@@ -228,11 +226,8 @@ def _flaw(model: type[BaseModel], error: Mapping[str, Any]) -> Flaw:
         return Flaw(path, _rule(error))
     owner = f"`{getattr(model, 'name', model.__name__.removesuffix('Spec').lower())}`"
     if inner is not None:
-        owner = f"an item of `{path[0]}`" if isinstance(path[1], int) else f"`{path[0]}`"
-    return Flaw(
-        path,
-        unknown_setting(str(path[-1]), owner, setting_names(inner or model)),
-    )
+        owner = f"an item of `{path[0]}`"
+    return Flaw(path, unknown_setting(str(path[-1]), owner, setting_names(inner or model)))
 
 
 def _rule(error: Mapping[str, Any]) -> str:
@@ -257,14 +252,9 @@ def setting_names(model: type[BaseModel]) -> list[str]:
     return [one.alias or name for name, one in model.model_fields.items()]
 
 
-def _field_named(model: type[BaseModel], name: str) -> FieldInfo:
-    """Return pydantic's field of the setting `name`, which is the name or the alias of a field of `model`."""
-    fields = model.model_fields
-    return fields[name] if name in fields else next(one for one in fields.values() if one.alias == name)
-
-
 def _missing(model: type[BaseModel], field: str) -> str:
-    examples, stage = _field_named(model, field).examples, getattr(model, "name", "")
+    found = next(info for name, info in model.model_fields.items() if (info.alias or name) == field)
+    examples, stage = found.examples, getattr(model, "name", "")
     example = f" Write for example `{stage}: {_written(examples[0])}`." if examples and stage else ""
     return f"the setting `{field}` is missing.{example}"
 

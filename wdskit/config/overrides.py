@@ -78,7 +78,7 @@ class _Change:
             return self.value
         node = _long_form(node, steps[0], path, model)
         if isinstance(node, list):
-            key, steps = self._position(node, steps, path)
+            key, steps = _find_item(node, steps, path)
         elif isinstance(node, dict):
             key, steps = steps[0], steps[1:]
             if steps and key not in node and (*path, key) not in _ADDED:
@@ -97,30 +97,12 @@ class _Change:
     def _has_default(self, key: str, path: Path, model: type[BaseModel] | None) -> bool:
         """Return True if the setting `key` has a default.
 
-        `key` is a setting of the stage class `model`, or of the section at `path`, such as `loader`.
+        The setting belongs to the stage class `model`, or to the section at `path`, such as `loader`.
         """
         if len(path) == 1:
             model = self.sections.get(str(path[0]))
         field = None if model is None else model.model_fields.get(key)
         return field is not None and not field.is_required()
-
-    @staticmethod
-    def _position(node: list[Any], steps: list[str], path: Path) -> tuple[Any, list[str]]:
-        """Return (index, rest): the index of the item that the first step names, and the steps below this item.
-
-        The first step is a position in the list `node`, or in a pipeline also the name of a stage. The name stays in
-        the rest, because the item is `{name: settings}`. `path` is the path of `node`.
-
-        Raises _PathError if the list does not have the item, or if several stages have the name.
-        """
-        step = steps[0]
-        if not _NUMBER.fullmatch(step):
-            if not _is_pipeline(path):
-                raise _PathError(f"{dotted(path)} is a list; a position is needed (0 for the first), not {show(step)}.")
-            return _find_stage(node, step, path), steps
-        if int(step) >= len(node):
-            raise _PathError(f"{dotted(path)} has {len(node)} items; there is no [{step}].")
-        return int(step), steps[1:]
 
 
 def _is_pipeline(path: Path) -> bool:
@@ -151,19 +133,29 @@ def _long_form(node: Any, step: str, path: Path, model: type[StageSpec] | None) 
     return node
 
 
-def _find_stage(items: list[Any], name: str, path: Path) -> int:
-    """Return the index of the only stage `name` in the pipeline at `path`.
+def _find_item(items: list[Any], steps: list[str], path: Path) -> tuple[Any, list[str]]:
+    """Return (index, rest): the index of the item that the first step names, and the steps below this item.
+
+    The first step is a position in the list `items`, or in a pipeline also the name of a stage. The name stays in the
+    rest, because the item is `{name: settings}`. `path` is the path of the list.
 
     Raises:
-        _PathError: The pipeline does not have the stage, or has it several times.
+        _PathError: The list does not have the item, or several stages have the name.
     """
+    name = steps[0]
+    if _NUMBER.fullmatch(name):
+        if int(name) >= len(items):
+            raise _PathError(f"{dotted(path)} has {len(items)} items; there is no [{name}].")
+        return int(name), steps[1:]
+    if not _is_pipeline(path):
+        raise _PathError(f"{dotted(path)} is a list; a position is needed (0 for the first), not {show(name)}.")
     names = [next(iter(item)) if isinstance(item, dict) and len(item) == 1 else None for item in items]
     if name not in names:
         raise _PathError(_unknown(name, sorted(filter(None, names)), path))
     if names.count(name) > 1:
         places = ", ".join(f"{dotted(path)}[{at}]" for at, other in enumerate(names) if other == name)
         raise _PathError(f"`{name}` appears {names.count(name)} times; say which: {places}.")
-    return names.index(name)
+    return names.index(name), steps
 
 
 def _unknown(step: str, names: Any, path: Path) -> str:

@@ -25,12 +25,7 @@ _WAYS_OUT = {
 }
 """Maps each stage that is allowed after the source `stream` only to advice for a planned source."""
 
-
 _PLANNED_ONLY = {"bucketed", "resize_to_bucket"}
-
-
-def _needs_planned(name: str) -> str:
-    return f"`{name}` needs a source that knows its samples; use `exact` in place of `stream`."
 
 
 def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
@@ -97,9 +92,8 @@ class _OrderChecker:
         if index == 0 and kind != "source":
             return f"`{name}` cannot be first. A pipeline starts with a source, such as `stream: SHARDS`."
         if kind == "source":
-            return (
-                "this is a second source; a pipeline has one, its first item. Join shards with `::`." if index else ""
-            )
+            second = "this is a second source; a pipeline has one, its first item. Join shards with `::`."
+            return second if index else ""
         if self.planned and name in _WAYS_OUT:
             return f"`{name}` cannot follow `{self.source}`. {_WAYS_OUT[name]}"
         if kind in _ONCE and name in self.seen:
@@ -118,15 +112,16 @@ class _OrderChecker:
             return "`unbatched` undoes `batched`, but there is no `batched` before it."
         if name == "map_tuple" and self.shape == "dict":
             return "`map_tuple` takes tuples, but gets samples (dicts). Put `to_tuple` before it, or use `map_dict`."
-        if kind != "each" or takes_any or name == "map_tuple":
-            return _needs_planned(name) if name in _PLANNED_ONLY and not self.planned else ""
-        if self.batched_at is not None and name != "torchvision":
-            way_out = "Put it before `batched`, or put `unbatched` between the two."
-            return f"`{name}` takes samples, but `batched` at [{self.batched_at}] has made batches. {way_out}"
-        if self.shape == "tuple" and not (name == "torchvision" and self.batched_at is not None):
-            made = f"`to_tuple` at [{self.seen['to_tuple']}] has made tuples"
-            return f"`{name}` takes samples (dicts), but {made}. Put it before `to_tuple`."
-        return _needs_planned(name) if name in _PLANNED_ONLY and not self.planned else ""
+        if kind == "each" and not takes_any and name != "map_tuple":
+            if self.batched_at is not None and name != "torchvision":
+                way_out = "Put it before `batched`, or put `unbatched` between the two."
+                return f"`{name}` takes samples, but `batched` at [{self.batched_at}] has made batches. {way_out}"
+            if self.shape == "tuple" and self.batched_at is None:
+                made = f"`to_tuple` at [{self.seen['to_tuple']}] has made tuples"
+                return f"`{name}` takes samples (dicts), but {made}. Put it before `to_tuple`."
+        if name in _PLANNED_ONLY and not self.planned:
+            return f"`{name}` needs a source that knows its samples; use `exact` in place of `stream`."
+        return ""
 
     def _advance(self, index: int, name: str, kind: str, *, takes_any: bool) -> None:
         self.seen.setdefault(name, index)

@@ -69,7 +69,8 @@ class StageSpec(BaseModel):
     def write_settings(self) -> Any:
         """Return the value to write after the stage's name in YAML, without settings that are null.
 
-        The value is None if all settings are null. It has the short form if `expand` reads the same settings from it.
+        The value is None if all settings are null. It is the short form if only the setting `shorthand` is not null,
+        and `expand` reads the same setting from it.
         """
         fields = {name: value for name, value in self if value is not None}
         name = self.shorthand

@@ -98,12 +98,6 @@ def _check_share(value: object) -> tuple[float, float]:
     return low, high
 
 
-def _check_channels(values: tuple[float, ...]) -> tuple[float, ...]:
-    if len(values) not in {1, 3}:
-        raise refuse(f"{show(values)} has {len(values)} items; it needs 1 (grey) or 3 (red, green, blue).")
-    return values
-
-
 def _check_budget(value: object) -> int | str:
     value = as_int(value)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
@@ -128,8 +122,10 @@ def _check_cluster(value: object) -> str:
     raise refuse(wrong_kind(value, need))
 
 
-def _check_unit(values: tuple[float, ...]) -> tuple[float, ...]:
-    if any(not 0 <= value <= 1 for value in _check_channels(values)):
+def _check_channels(values: tuple[float, ...]) -> tuple[float, ...]:
+    if len(values) not in {1, 3}:
+        raise refuse(f"{show(values)} has {len(values)} items; it needs 1 (grey) or 3 (red, green, blue).")
+    if any(not 0 <= value <= 1 for value in values):
         raise refuse(f"{show(values)} is not within 0..1, as the pixels are. Divide numbers for 0..255 by 255.")
     return values
 
@@ -183,5 +179,5 @@ Size = Annotated[
 ]
 Range = Annotated[tuple[float, float], PlainValidator(_check_range), WithJsonSchema(_RANGE_SCHEMA)]
 ShareRange = Annotated[tuple[float, float], PlainValidator(_check_share), WithJsonSchema(_RANGE_SCHEMA)]
-Channels = Annotated[tuple[Number, ...], Items, AfterValidator(_check_unit)]
-PositiveChannels = Annotated[tuple[Positive, ...], Items, AfterValidator(_check_unit)]
+Channels = Annotated[tuple[Number, ...], Items, AfterValidator(_check_channels)]
+PositiveChannels = Annotated[tuple[Positive, ...], Items, AfterValidator(_check_channels)]

@@ -85,7 +85,7 @@ class Document:
             None if the text is not YAML.
         lines: Maps the path of each value to a line, from 1: the line of its key, or its own line without a key. Empty
             for a dict.
-        flaws: All flaws with their lines, in the order of the text.
+        flaws: The flaws with their lines, in the order of the text; at most `MAX_FLAWS`.
     """
 
     tree: Any = None
@@ -101,16 +101,16 @@ class _Stop(Exception):
     """Raised to end the reading. The reason is the last flaw of the document."""
 
 
-def read_yaml(data: bytes | str, *, environment: Mapping[str, str] | None = None, setting: str = "") -> Document:
-    """Read one YAML document. Invalid text never raises: all problems are in `Document.flaws`.
+def read_yaml(data: bytes | str, *, setting: str = "") -> Document:
+    """Read one YAML document. Variables such as `${HOME}` get their values from the environment of the process.
+
+    Invalid text never raises: the problems are in `Document.flaws`.
 
     Args:
         data: The text; bytes are UTF-8.
-        environment: Values for `${NAME}`. Default: the environment of the process.
         setting: Name of the setting whose value the text is; empty for a whole configuration.
     """
-    reader = _Reader(os.environ if environment is None else environment)
-    reader.setting = setting
+    reader = _Reader(setting)
     with suppress(_Stop):
         reader.document.tree = reader.read(data)
     return reader.document
@@ -119,9 +119,10 @@ def read_yaml(data: bytes | str, *, environment: Mapping[str, str] | None = None
 def read_dict(source: Mapping[Any, Any]) -> Document:
     """Return a Python dict as a document. Dicts and lists are copied; all other values are the same objects.
 
-    If the dict contains itself, is nested too deeply or has more than `MAX_NODES` values, the document has a flaw.
+    The document has a flaw if a name is not text, or if the dict contains itself, is nested too deeply or has more than
+    `MAX_NODES` values.
     """
-    reader = _Reader({})
+    reader = _Reader("")
     reader.line = 0
     with suppress(_Stop):
         reader.document.tree = reader.copy(source, ())
@@ -158,10 +159,9 @@ def type_plain(text: str) -> str | float | None:
 class _Reader:
     """A builder of one document, from the events of PyYAML's parser or from a dict."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, setting: str) -> None:
         self.document = Document()
-        self.environment = environment
-        self.setting = ""  # name of the setting whose value the document is
+        self.setting = setting  # name of the setting whose value the document is; empty for a whole configuration
         self.events: Iterator[Any] = iter(())
         self.line = 1  # line of the last event; 0 for a dict
         self.num_nodes = 0
@@ -326,7 +326,7 @@ class _Reader:
             raise ScalarError(msg)
         if default is not None and "${" in default:
             raise ScalarError(f"{show(found[0])}: a default cannot hold another variable.")
-        value = self.environment.get(name)
+        value = os.environ.get(name)
         if default is not None and not value:
             return str(default)
         if value is None:

@@ -2,8 +2,8 @@
 
 `index.bin` has all values of `index.json` except the names of the fields. All numbers are little-endian:
 
-- Header, 128 bytes: magic `WDSKIDX2`, number of shards (uint64), number of bytes of all names together (uint64), sha256
-  of the `index.json`, sha256 of the columns and names, sha256 of the digests at the end (32 bytes each), then zeros.
+- Header, 128 bytes: magic `WDSKIDX2`; number of shards, and number of bytes of all names together (uint64 each); sha256
+  of the `index.json`, of the columns and names, and of the digests at the end (32 bytes each); 8 zero bytes.
 - Columns, each with one value per shard: number of samples (uint64), size in bytes (uint64), sha256 (32 bytes), end of
   the shard's name in the names (uint64).
 - Names, UTF-8 without separators.
@@ -65,8 +65,9 @@ class ShardEntry:
         sha256: Hex digest of the file.
         fields: Names of all fields of the samples, sorted; empty in an entry from `index.bin`.
         idx_sha256: Hex digest of the shard's `.idx`; None if an older version wrote the index.
-        identity: Size, mtime_ns and inode of the indexed file; time and inode are 0 if unknown. If None, the identity
-            of the existing file is read when the index is written. Stored in `.wdskit.files`, not in the index.
+        identity: Size, mtime_ns and inode of the indexed file; time and inode are 0 if unknown. None for a remote
+            shard, and for a local shard whose identity `write_identities` must read from the disk. Stored in
+            `.wdskit.files`, not in the index.
         unused: Only for a shard that was just filled: the parts of its images that decoding ignores, as (name, number
             of images, source of the first image). Not stored in the index.
     """
@@ -91,7 +92,7 @@ def _body(entries: Sequence[ShardEntry]) -> bytes:
             np.array([entry.num_samples for entry in entries], dtype="<u8").tobytes(),
             np.array([entry.num_bytes for entry in entries], dtype="<u8").tobytes(),
             b"".join(bytes.fromhex(entry.sha256) for entry in entries),
-            np.cumsum([len(name) for name in names], dtype="<u8").tobytes() if names else b"",
+            np.cumsum([len(name) for name in names], dtype="<u8").tobytes(),
             *names,
         )
     )

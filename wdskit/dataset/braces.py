@@ -44,14 +44,19 @@ def expand_patterns(shards: str | Sequence[str]) -> Iterator[str]:
 
 
 def split_parts(item: str) -> list[str]:
-    """Return the parts of a text that `::` separates. The name of an existing file is not split."""
+    """Return the parts of a text that `::` separates. The name of an existing file is not split. The `::` of an
+    IPv6 address in brackets does not separate: `http://[::1]/a.tar` is one part.
+    """
     return [item] if "::" in item and os.path.lexists(item) else _JOINT.split(item)
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
-    """Return an iterator over the names of a brace pattern such as `a-{000..127}.tar`, in order. A name of an existing
-    file or without braces is yielded unchanged. StorageError: The pattern is empty or invalid, or names more than
-    2,000,000 shards.
+    """Return an iterator over the names of a brace pattern such as `a-{000..127}.tar`, in order. The name of an
+    existing file and a pattern without braces are yielded unchanged.
+
+    Raises:
+        StorageError: The pattern is empty, its braces do not match, it names more than 2,000,000 shards, or its URL is
+            invalid or has an unsupported scheme.
     """
     if not pattern:
         raise StorageError("a shard pattern is empty. Name a path, a glob, a brace pattern or a folder.")

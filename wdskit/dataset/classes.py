@@ -20,7 +20,8 @@ _log = logging.getLogger(__name__)
 
 def read_classes(folder: str | Path) -> tuple[str, ...] | None:
     """Return the class names of a local or remote folder in the order of their numbers; None if the folder has no
-    `classes.json`. FolderIndexError: `classes.json` is invalid. StorageError: `classes.json` cannot be read.
+    `classes.json`, or if a store forbids reading it. FolderIndexError: `classes.json` is invalid. StorageError:
+    `classes.json` cannot be read for another reason.
     """
     path = str(folder / CLASSES_NAME) if isinstance(folder, Path) else join_url(folder, CLASSES_NAME)
     if (isinstance(folder, Path) or is_local(path)) and not Path(path).is_file():

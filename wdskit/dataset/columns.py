@@ -107,8 +107,8 @@ def pack_values(values: Sequence[object]) -> Part:
     value: "" among texts, otherwise NaN, which makes the array float64.
 
     Raises:
-        ValueError: Text and numbers are mixed; an integer has over 64 bits, or is beyond 2**53 in a float64 array; a
-            text has over 1000 characters; there are over 65,536 distinct texts; or a value is of another type.
+        ValueError: Text and numbers are mixed; an integer does not fit in int64, or is beyond 2**53 in a float64 array;
+            a text has over 1000 characters; there are over 65,536 distinct texts; or a value is of another type.
     """
     kinds = set(map(type, values))
     if other := kinds - {bool, int, float, str, type(None)}:
@@ -121,7 +121,10 @@ def pack_values(values: Sequence[object]) -> Part:
             text = next(value for value in values if isinstance(value, str))
             raise ValueError(f"some values are text ({text[:60]!r}) and some are numbers ({number!r})")
         texts = [str(value or "") for value in values]
-        return _encode(texts, tuple(sorted(set(texts))))
+        distinct = tuple(sorted(set(texts)))
+        _check_values(distinct)
+        numbers = {text: number for number, text in enumerate(distinct)}
+        return Texts(np.fromiter((numbers[text] for text in texts), dtype=np.uint32, count=len(texts)), distinct)
     if kinds == {bool}:
         return np.array(values, dtype=np.bool_)
     if values and kinds <= {bool, int}:
@@ -132,12 +135,6 @@ def pack_values(values: Sequence[object]) -> Part:
     if any(isinstance(value, int) and abs(value) > _MAX_EXACT for value in values):
         raise ValueError("integers beyond 2**53 cannot be stored together with missing values or fractions")
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-
-
-def _encode(texts: Sequence[str], values: tuple[str, ...]) -> Texts:
-    _check_values(values)
-    numbers = {value: number for number, value in enumerate(values)}
-    return Texts(np.fromiter((numbers[text] for text in texts), dtype=np.uint32, count=len(texts)), values)
 
 
 def _check_values(values: tuple[str, ...]) -> None:
@@ -230,10 +227,10 @@ def write_columns(
             _log.warning("columns: no sample has a value for %s.", name)
         head = _npy_head(data.dtype, num_samples)
         digest = hashlib.sha256(head)
-        digest.update(np.ascontiguousarray(data).data)
+        digest.update(data.data)
         with publish(folder / _file_name(name, digest.hexdigest()), disk=disk) as temp:
             temp.write(head)
-            temp.write(np.ascontiguousarray(data).view(np.uint8).data if num_samples else b"")
+            temp.write(data.view(np.uint8).data if num_samples else b"")
         listed.append(_list_entry(name, new.source, data.dtype.str, digest.hexdigest(), values))
     document = {"version": _VERSION, "index": index.hex(), "num_samples": num_samples, "columns": listed}
     document["sha256"] = _digest_of(document)
@@ -394,7 +391,7 @@ class Column:
         return {name: value for name, value in vars(self).items() if name != "data"}
 
     def check(self) -> None:
-        """Read the whole file and raise SelectionError if it is damaged.
+        """Read the whole file, and raise an error if it is damaged.
 
         Raises:
             SelectionError: The file is missing, its digest is not `sha256`, or a number of a text column has no text.
@@ -477,7 +474,13 @@ class Columns:
 
     def __init__(self, index: BinaryIndex) -> None:
         self.place = index.place
-        self._columns = _read_list(index)
+        digest, self._columns = _parse(index.folder, index.url)
+        num_samples = int(index.counts.sum())
+        is_other = digest != index.digest.hex() or any(one.num_samples != num_samples for one in self._columns.values())
+        if self._columns and is_other:
+            msg = f"{index.place}/{COLUMNS_NAME}: its columns were made for other shards than those in the index now."
+            remedy = f"Run `wdskit index {index.place}`, which makes them again."
+            raise SelectionError(f"{msg}\n  {remedy}", folder=index.place)
 
     def column(self, name: str, *, use: str = "") -> Column:
         """Return the stored column `name`.
@@ -578,18 +581,10 @@ def list_columns(folder: Path, url: str = "") -> dict[str, Column]:
     return _parse(folder, url)[1]
 
 
-def _read_list(index: BinaryIndex) -> dict[str, Column]:
-    digest, found = _parse(index.folder, index.url)
-    if not found:
-        return {}
-    num_samples = int(index.counts.sum())
-    if digest != index.digest.hex() or any(column.num_samples != num_samples for column in found.values()):
-        msg = f"{index.place}/{COLUMNS_NAME}: its columns were made for other shards than those in the index now."
-        raise SelectionError(f"{msg}\n  Run `wdskit index {index.place}`, which makes them again.", folder=index.place)
-    return found
-
-
 def _parse(folder: Path, url: str) -> tuple[str, dict[str, Column]]:
+    """Return (index, columns): the hex digest of the index for which the columns were made, and the columns as
+    `list_columns` returns them. `index` is "" if there is no `columns.json`. `list_columns` lists the errors.
+    """
     place = url or str(folder)
     data = read_own(folder / COLUMNS_NAME, limit=MAX_INDEX_BYTES)
     if data is None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.columns import Column, Columns, TextColumn
-from wdskit.dataset.expressions import expression_error, parse_expression, short_repr
+from wdskit.dataset.expressions import children_of, expression_error, parse_expression, short_repr
 
 _CHUNK = 1 << 20  # samples that are evaluated together
 _EDGE = 2.0**63
@@ -213,9 +213,4 @@ def _dotted(node: ast.AST) -> str | None:
 def _names(node: ast.AST) -> Sequence[str]:
     """Return the names of all columns in an expression, in order and with repetitions."""
     name = _dotted(node)
-    if name is not None:
-        return [name]
-    children = list(ast.iter_child_nodes(node))
-    if isinstance(node, ast.Call):
-        children = [*node.args, *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]
-    return [name for each in children for name in _names(each)]
+    return [name] if name is not None else [name for each in children_of(node) for name in _names(each)]

@@ -58,11 +58,17 @@ def parse_expression(text: str, problem_of: Callable[[ast.AST], str], *, what: s
         if problem:
             before = text.encode(errors="replace")[: getattr(node, "col_offset", 0)]  # `ast` counts bytes
             raise expression_error(what, text, problem, len(before.decode(errors="replace")) + 1)
-        children = list(ast.iter_child_nodes(node))
-        if isinstance(node, ast.Call):
-            children = [*node.args, *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]
-        pending += [(child, depth + 1) for child in children]
+        pending += [(child, depth + 1) for child in children_of(node)]
     return tree
+
+
+def children_of(node: ast.AST) -> list[ast.AST]:
+    """Return the child nodes of a node. Of a call, return the arguments, then the owner of a method: the names of
+    called functions and methods are left out.
+    """
+    if isinstance(node, ast.Call):
+        return [*node.args, *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]
+    return list(ast.iter_child_nodes(node))
 
 
 def expression_error(what: str, text: str, problem: str, position: int | None = None) -> SelectionError:

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import gc
 import hashlib
-import itertools
 import json
 import re
 import reprlib
@@ -46,7 +45,7 @@ class FolderIndex:
     """The shards of a folder in the order of its index.
 
     Attributes:
-        folder: Path, or URL without a trailing slash.
+        folder: Path or URL; `""` is the current folder.
         entries: The shards.
         sha256: Hex digest of `index.json`; empty if the index was not read from a file.
     """
@@ -227,54 +226,25 @@ def _parse_entries(document: Any, path: Path | None) -> list[ShardEntry]:
     shards = document.get("shardlist")
     if not isinstance(shards, list):
         raise ValueError(f"`shardlist` is {_SHORT.repr(shards)}, not a list")  # noqa: TRY004 (the file is invalid)
-    if not _are_entries(shards):
-        seen: set[str] = set()
-        for number, item in enumerate(shards):
-            problem = entry_problem(item)
-            if not problem and item["url"] in seen:
-                problem = f"{_SHORT.repr(item['url'])} appears twice"
-            if problem:
-                raise ValueError(f"entry {number} of its shardlist: {problem}")
-            seen.add(item["url"])
-    sizes = [item["filesize"] for item in shards]
-    identities: Iterable[FileIdentity | None] = itertools.repeat(None)
-    if path is not None:
-        known = read_identities(path, len(shards))
-        files = [(0, 0)] * len(shards) if known is None else known.tolist()
-        identities = (FileIdentity(size, mtime_ns, inode) for size, (inode, mtime_ns) in zip(sizes, files, strict=True))
-    return list(
-        map(
-            ShardEntry,
-            (item["url"] for item in shards),
-            (item["nsamples"] for item in shards),
-            sizes,
-            (item["sha256"] for item in shards),
-            (tuple(item["fields"]) for item in shards),
-            (item.get("idx_sha256") for item in shards),
-            identities,
+    known = None if path is None else read_identities(path, len(shards))
+    files = [(0, 0)] * len(shards) if known is None else known.tolist()
+    entries: dict[str, ShardEntry] = {}
+    for number, (item, (inode, mtime_ns)) in enumerate(zip(shards, files, strict=True)):
+        problem = entry_problem(item)
+        if not problem and item["url"] in entries:
+            problem = f"{_SHORT.repr(item['url'])} appears twice"
+        if problem:
+            raise ValueError(f"entry {number} of its shardlist: {problem}")
+        entries[item["url"]] = ShardEntry(
+            name=item["url"],
+            num_samples=item["nsamples"],
+            num_bytes=item["filesize"],
+            sha256=item["sha256"],
+            fields=tuple(item["fields"]),
+            idx_sha256=item.get("idx_sha256"),
+            identity=None if path is None else FileIdentity(item["filesize"], mtime_ns, inode),
         )
-    )
-
-
-def _are_entries(shards: list[Any]) -> bool:
-    """Return whether all entries of a shardlist are valid, and no name appears twice."""
-    try:
-        names = [item["url"] for item in shards]
-        counts = [item[part] for item in shards for part in ("nsamples", "filesize")]
-        fields = [item["fields"] for item in shards]
-        digests = [item["sha256"] for item in shards]
-        digests += [item["idx_sha256"] for item in shards if "idx_sha256" in item]
-        return (
-            all(map(is_file_name, names))
-            and len({*names}) == len(names)
-            and {*map(type, counts)} <= {int}
-            and 0 <= min(counts, default=0) <= max(counts, default=0) < 1 << 63
-            and all(map(_DIGEST.fullmatch, digests))
-            and {*map(type, fields)} <= {list}
-            and all(_are_fields([*each]) for each in {*map(tuple, fields)})
-        )
-    except (KeyError, TypeError):  # a part is missing, or has another type
-        return False
+    return list(entries.values())
 
 
 def _is_count(value: Any) -> bool:

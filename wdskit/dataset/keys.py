@@ -93,8 +93,8 @@ def hash_key(key: str) -> bytes:
 
 
 def find_repeated(*parts: NDArray[Any]) -> NDArray[Any]:
-    """Return the hashes that occur more than once in all parts together, each once and sorted, in the type of the
-    parts.
+    """Return the hashes that occur more than once in all parts together: each hash once, sorted, in the parts' type.
+    Without `parts`, return an empty uint64 array.
 
     Args:
         parts: Arrays (n,) of int64 or uint64, all of one type. Hashes that are not evenly distributed take more memory.

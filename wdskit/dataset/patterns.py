@@ -43,7 +43,7 @@ class ShardList:
     Attributes:
         urls: Path or URL of each shard.
         parts: For each shard, the number of the `::`-part or list item that named it.
-        entries: For each shard, its index entry; None if the folder has no index.
+        entries: For each shard, its index entry; None if the folder has no index, or if the index was not read.
     """
 
     urls: tuple[str, ...]
@@ -85,7 +85,7 @@ class ShardMatch(NamedTuple):
 
     Attributes:
         url: Path or URL of the shard.
-        entry: Index entry of the shard; None if the shard is in no index.
+        entry: Index entry of the shard; None if the shard is in no index, or if the index was not read.
         problem: `ABSENT` (the file does not exist), `LISTED_ABSENT` (the index lists the shard, but the file does not
             exist), `UNLISTED` (the folder has an index, but the index does not list the shard), or empty.
     """
@@ -110,7 +110,7 @@ def list_shards(
             them.
         need_index: Every shard must be in its folder's index. Remote indexes are fetched too.
         has_remote: Read remote indexes if they exist, also for shards that are named one by one. If a folder of a
-            bucket has no index, list the files in the bucket.
+            bucket has no index, list the files in this folder.
         check_files: If all shards are in an index, compare the names and sizes of the files in local folders with the
             index.
 
@@ -153,8 +153,9 @@ def find_shards(path: str) -> Target:
     The name of an existing file is always one shard. The index of its folder is not read.
 
     Raises:
-        StorageError: No shard matches, a local shard is missing, or a pattern or a scheme is invalid.
-        FolderIndexError: An index is invalid, or does not match the shards on disk.
+        StorageError: No shard matches, a local shard is missing, a pattern or a scheme is invalid, or a bucket cannot
+            be listed.
+        FolderIndexError: An index is invalid or does not match the shards on disk, or a remote folder has no index.
     """
     local = is_local(path)
     is_folder = path.endswith("/") or (os.path.isdir(local_path(path)) if local else not split_url(path)[1])
@@ -165,9 +166,7 @@ def find_shards(path: str) -> Target:
         return Target(path, "shard", found.urls, None)
     kind: Literal["folder", "pattern"] = "folder" if is_folder else "pattern"
     entries = tuple(entry for entry in found.entries if entry is not None)
-    if len(entries) < len(found.urls):
-        return Target(path, kind, found.urls, None)
-    return Target(path, kind, found.urls, entries)
+    return Target(path, kind, found.urls, entries if len(entries) == len(found.urls) else None)
 
 
 def find_remote_index(folder: str) -> FolderIndex | None:
@@ -190,7 +189,8 @@ def match_shards(path: str, open_index: OpenIndex) -> tuple[dict[str, ShardEntry
 
     Args:
         path: A path, URL, glob, brace pattern or folder; several joined by `::`.
-        open_index: Returns the index of a folder, or None. Called once for each folder; `""` is the current folder.
+        open_index: Returns the index of a folder, or None. Called once for each folder; `""` is the current folder. Its
+            exceptions are not caught.
 
     Returns:
         (shards, faults). `shards` maps the path or URL of each existing shard to its index entry; None if the shard has
@@ -199,7 +199,7 @@ def match_shards(path: str, open_index: OpenIndex) -> tuple[dict[str, ShardEntry
         are taken from the index; their files are not looked up.
 
     Raises:
-        StorageError: A local folder cannot be listed, or a pattern or a scheme is invalid.
+        StorageError: A local folder does not exist or cannot be listed, or a pattern or a scheme is invalid.
         FolderIndexError: A remote folder has no index.
     """
     shards: dict[str, ShardEntry | None] = {}
@@ -311,7 +311,8 @@ def _match(pattern: str, open_index: OpenIndex, *, is_listed: bool = False) -> I
 
 def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator[ShardMatch]:
     """Yield the shards of a local folder whose names match the glob `name`: first the shards in `index`, in its order,
-    then other files, sorted. StorageError: The folder cannot be read.
+    then other files, sorted. If the folder has an index, `problem` is set for each shard that only the index or only
+    the disk has. StorageError: The folder cannot be read.
     """
     try:
         on_disk = frozenset(os.listdir(folder or "."))

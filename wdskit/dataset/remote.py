@@ -50,7 +50,12 @@ PART_BYTES = 8 << 20
 UNUSED_S = 90 * 86400.0
 """Copies of indexes that were not used for this time are removed."""
 VERSIONS_SUFFIX = ".versions"
-"""Suffix of a file with sha256 of the version that was read of each shard, zeros for unread shards; one per index."""
+"""Suffix of the file with the versions of the shards of one index: for each shard 32 bytes, sha256 of the version that
+was read, or zeros if no version was read.
+"""
+
+_SELF_CHECKED = (INDEX_NAME, BINARY_NAME)
+"""Files that are compared with their digests whenever they are opened."""
 
 _COPY = re.compile(rf"[0-9a-f]{{32}}({re.escape(VERSIONS_SUFFIX)})?")
 _DIGEST_BYTES = 32
@@ -75,13 +80,14 @@ def read_copy(url: str, names: Sequence[str], read: Callable[[Path], T]) -> T:
         SelectionError: A file of `names` does not exist, or the second call of `read` raises this error.
         StorageError: A file cannot be read, or the copies cannot be written.
     """
-    folder = _copy(url, (INDEX_NAME, BINARY_NAME, *names))
+    names = (*_SELF_CHECKED, *names)
+    folder = _copy(url, names)
     try:
         return read(folder)
     except (FolderIndexError, SelectionError):
-        for name in (INDEX_NAME, BINARY_NAME, *names):
+        for name in names:
             (folder / name).unlink(missing_ok=True)
-        return read(_copy(url, (INDEX_NAME, BINARY_NAME, *names)))
+        return read(_copy(url, names))
 
 
 def _copy(url: str, names: Sequence[str]) -> Path:
@@ -163,10 +169,6 @@ def fetch_copy(folder: Path, url: str, name: str, sha256: str) -> None:
     except OSError as err:
         msg = f"{folder}: {file.url} cannot be stored here: {err.strerror or err}."
         raise StorageError(f"{msg}\n  Set XDG_CACHE_HOME to a folder of your own with free space.", url=url) from err
-
-
-_SELF_CHECKED = (INDEX_NAME, BINARY_NAME)
-"""Files that are compared with their digests whenever they are opened."""
 
 
 def _is_sound(path: Path) -> bool:
@@ -352,7 +354,7 @@ class RemoteShard(IndexedShard):
 
     def keep(self, numbers: Sequence[int]) -> None:
         """Start to fetch the parts with these samples into the cache, if there is a cache. `numbers` increase."""
-        self.file.keep(numbers)
+        self.file.fetch_parts(numbers, at_once=False)
 
 
 class _ShardFile:
@@ -406,11 +408,6 @@ class _ShardFile:
         self._loop.count(found._replace(wait_s=time.perf_counter() - start_s))
         return data
 
-    def keep(self, numbers: Sequence[int]) -> None:
-        """Start to fetch the parts with these samples into the cache, if there is a cache. `numbers` increase."""
-        if self._kept is not None:
-            self._kept.keep(numbers, self._object)
-
     def fetch_parts(self, numbers: Sequence[int], *, at_once: bool) -> Sequence[int]:
         """Start to fetch the parts with these samples into the cache. `numbers` increase. Return the samples that the
         caller must request by ranges: samples whose parts cannot be cached, and with `at_once` all samples that are not
@@ -450,19 +447,12 @@ class _CachedParts:
         """
         found: list[int] = []
         for at, group in itertools.groupby(numbers, self._part_of):
-            if self._cache.find(self._name(at)) is None and (not self._fetch(at, file) or at_once):
-                found += group
+            name = self._name(at)
+            if self._cache.find(name) is None:
+                first, stop = self._firsts[at : at + 2]
+                is_fetched = self._cache.keep(name, file, self._offsets[first : stop + 1].tolist())
+                found += group if at_once or not is_fetched else ()
         return found
-
-    def keep(self, numbers: Sequence[int], file: ObjectFile) -> None:
-        """Start to fetch the parts with these samples into the cache. `numbers` increase."""
-        for at, _ in itertools.groupby(numbers, self._part_of):
-            if self._cache.find(self._name(at)) is None:
-                self._fetch(at, file)
-
-    def _fetch(self, at: int, file: ObjectFile) -> bool:
-        first, stop = self._firsts[at : at + 2]
-        return self._cache.keep(self._name(at), file, self._offsets[first : stop + 1].tolist())
 
     def read(self, offset: int, size: int, *, wait: bool = False) -> bytes | None:
         """Return `size` bytes from `offset`, read from the cache. The range must have whole samples and the 512 bytes

@@ -282,7 +282,7 @@ def parse_samples(
     rows, at = np.arange(len(data)), np.array(starts)
     while len(rows):
         chosen = data if len(rows) == len(data) else [data[row] for row in rows.tolist()]
-        headers = parse_headers(_blocks(chosen, at.tolist(), BLOCK_BYTES))
+        headers = parse_headers(_blocks(chosen, at.tolist()))
         sizes = key_sizes(headers)
         first = at + BLOCK_BYTES
         after = first + -(-headers.sizes // BLOCK_BYTES) * BLOCK_BYTES
@@ -295,16 +295,16 @@ def parse_samples(
         more = fine & (after < ends[rows])
         rows, at = rows[more], after[more]
     names, sizes = rounds[0].headers.names, rounds[0].key_sizes
-    next_blocks = _blocks(data, stops, BLOCK_BYTES)
+    next_blocks = _blocks(data, stops)
     good &= ~have_equal_starts(next_blocks[:, : names.shape[1]], names, sizes + 1)  # with the dot
     good &= has_inline_name(next_blocks)
     return rounds, good
 
 
-def _blocks(data: Sequence[Buffer], starts: Sequence[int], size: int) -> NDArray[np.uint8]:
-    """Return `size` bytes from `starts[i]` of each `data[i]`, uint8 (n, size)."""
-    parts = [one[start : start + size] for one, start in zip(data, starts, strict=True)]
-    return np.frombuffer(b"".join(parts), dtype=np.uint8).reshape(-1, size)
+def _blocks(data: Sequence[Buffer], starts: Sequence[int]) -> NDArray[np.uint8]:
+    """Return the 512 bytes from `starts[i]` of each `data[i]`, uint8 (n, 512)."""
+    parts = [one[start : start + BLOCK_BYTES] for one, start in zip(data, starts, strict=True)]
+    return np.frombuffer(b"".join(parts), dtype=np.uint8).reshape(-1, BLOCK_BYTES)
 
 
 def _common_fields(rounds: Sequence[MemberRound], good: NDArray[np.bool_]) -> _Fields | None:

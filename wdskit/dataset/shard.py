@@ -34,11 +34,12 @@ SMALL_BYTES = 32 << 10  # a sample up to this size is read whole even if only it
 
 
 class IndexedShard:
-    """The samples of a shard by number. Reading a sample takes one read, and checks the sample.
+    """The samples of a shard by number. Each read of a sample checks the sample.
 
-    All headers of the sample are checked. Its members must have one key, and the members before and after the sample
-    must have other keys. So damaged offsets, or offsets of another shard, give an error, and never a part of a sample
-    or fields of another sample.
+    A sample takes one read of the file. The samples before and after it may be read too, until their keys are known to
+    differ (`edges`). All headers of the sample are checked. Its members must have one key, and the members before and
+    after the sample must have other keys. So damaged offsets, or offsets of another shard, give an error, and never a
+    part of a sample or fields of another sample.
 
     Safe to share between threads, as long as no thread closes the shard while others read.
 

@@ -95,14 +95,11 @@ class ShardTable:
         self._refuse_doubles()
         self._columns = [Columns(index) for index in self._indexes] if needs_columns else []
         self.file_counts: Ints = self._column([index.counts for index in self._indexes])
-        self._firsts: Ints = np.zeros_like(self.file_counts)
         self._fields: dict[int, dict[str, frozenset[str]]] = {}  # fields of each shard, by folder and name
         if self.file_counts.sum(dtype=np.float64) >= _MOST_SAMPLES:  # as int64, the sum may overflow
             folder = self.folders[0]
             msg = f"{folder}: the index says that a shard has {self.file_counts.max()} samples."
             raise FolderIndexError(f"{msg}\n  Run `wdskit index {folder}`.", folder=folder)
-        self._subset: Subset | None = None
-        self.counts: Ints = self.file_counts
         self.use_only(self._choose(split, where))
         total = int(self.counts.sum())
         if bounds is not None:
@@ -194,8 +191,7 @@ class ShardTable:
         and which samples are used. The paths of the folders do not change the digest.
         """
         digest = hashlib.sha256()
-        runs = self._runs()
-        for folder, numbers in runs:
+        for folder, numbers in self._runs():
             self._indexes[folder].hash_names(digest, numbers)
         for column in (self.file_counts, self._firsts, self.counts):
             digest.update(np.ascontiguousarray(column, dtype="<i8").data)
@@ -234,9 +230,8 @@ class ShardTable:
         mask = np.zeros(int(self.file_counts.sum()), dtype=np.bool_)
         starts = np.cumsum(self.file_counts) - self.file_counts
         for shard in np.flatnonzero(self.counts).tolist():
-            places = np.arange(self._firsts[shard], self._firsts[shard] + self.counts[shard])
-            numbers = places if self._subset is None else self._subset.take(np.full_like(places, shard), places)
-            mask[starts[shard] + numbers] = True
+            samples = np.arange(self.counts[shard])
+            mask[starts[shard] + self.numbers(np.full_like(samples, shard), samples)] = True
         return mask
 
     def use_only(self, mask: NDArray[np.bool_] | None) -> None:
@@ -244,8 +239,8 @@ class ShardTable:
         one bool for each sample of the shards, used or not, shard after shard: (sum of file_counts,).
         """
         self._subset = None if mask is None else Subset(self.file_counts, mask)
-        self.counts = self.file_counts if self._subset is None else self._subset.counts
-        self._firsts = np.zeros_like(self.file_counts)
+        self.counts: Ints = self.file_counts if self._subset is None else self._subset.counts
+        self._firsts: Ints = np.zeros_like(self.file_counts)
 
     def _choose(self, split: str | None, where: str | None) -> NDArray[np.bool_] | None:
         """Return for each sample whether it is in the split and fulfils the condition, bool (sum of file_counts,). None
@@ -331,7 +326,9 @@ def find_indexed_shards(shards: str | Sequence[str], *, with_columns: bool = Fal
         return read_copy(folder, names, functools.partial(_open_copy, url=folder))
 
     compare = functools.cache(_compare_with_disk)
-    number_names = functools.cache(_number_names)
+    number_names = functools.cache(
+        lambda index: {each: number for number, each in enumerate(itertools.chain.from_iterable(index.names()))}
+    )
     found: list[tuple[BinaryIndex, Ints | array[int]]] = []  # one array per run: saves 200 MB for 10**6 names
     for pattern in expand_patterns(shards):
         if not is_local(pattern):
@@ -375,10 +372,6 @@ def _match_names(index: BinaryIndex, name: str) -> Ints:
     matches = re.compile(fnmatch.translate(name)).match
     found = (matches(each) is not None for names in index.names() for each in names)
     return np.flatnonzero(np.fromiter(found, dtype=np.bool_, count=len(index)))
-
-
-def _number_names(index: BinaryIndex) -> dict[str, int]:
-    return {each: number for number, each in enumerate(itertools.chain.from_iterable(index.names()))}
 
 
 def _compare_with_disk(folder: str, index: BinaryIndex) -> None:

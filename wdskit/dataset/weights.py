@@ -31,8 +31,7 @@ class SampleWeights:
     contain the values of the column.
 
     Args:
-        table: The shards. The constructor changes the table so that it uses all samples, and numbers the samples of a
-            shard as the shard does.
+        table: The shards. The constructor makes the table use all samples: it calls `table.use_only(None)`.
         name: Name of the column.
         balance: If True, the weight of a sample is 1 / number of used samples with the same value, so that all values
             are equally likely. If False, the values of the column are the weights.
@@ -63,7 +62,8 @@ class SampleWeights:
             self._balance(columns[0], mask)
         elif columns[0].values is not None:
             raise columns[0].unfit(f"it is text, which is no weight; use `balance: {name}`")
-        self._check(columns[0])
+        else:
+            self._check(columns[0])
 
     def _balance(self, column: Column, mask: NDArray[np.bool_] | None) -> None:
         """Set the weight of each value to 1 / number of used samples with the value. `mask` is True for used samples;
@@ -85,8 +85,7 @@ class SampleWeights:
         self._scale = 1.0 / np.maximum(counts, 1)
 
     def _check(self, column: Column) -> None:
-        if self._scale is not None:
-            return
+        """Raise SelectionError if a weight is negative or not finite. `column` is for the error."""
         for first in range(0, len(self._view), _CHUNK):
             weights = self(np.arange(first, min(len(self._view), first + _CHUNK)))
             bad = ~(np.isfinite(weights) & (weights >= 0))

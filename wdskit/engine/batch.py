@@ -196,15 +196,16 @@ def make_batches(
         is_cancelled: Returns True to end the job early. The outcome is then not complete.
 
     Returns:
-        All batches; or an error and the batches before the error. The error is a ShardError if a shard is damaged, and
-        a SampleError if a stage failed on a sample that the error budget does not cover.
+        All batches; or an error and the batches before the error. The error may be any BaseException. It is a
+        ShardError if a shard is damaged, a StorageError if a shard cannot be read, and a SampleError if a stage failed
+        on a sample that the error budget does not cover.
     """
     batches: list[Batch] = []
     board = program.run.board
     slot = board.claim()
     slot[0] = WHOLE_BATCH
     try:
-        timings = _make(program, job, memory, _SampleLoop(threads, is_cancelled), batches, slot)
+        timings = _make(program, job, memory, threads, is_cancelled, batches, slot)
         batches[0] = batches[0]._replace(timings=timings)
     except BaseException as err:  # noqa: BLE001 (the consumer receives every error)
         return Outcome(batches, err)
@@ -217,23 +218,23 @@ _Collated: TypeAlias = tuple[Any, Origin, Any, tuple[RejectedSample, ...], int |
 """A batch, its origin, the mask of its good samples, its bad samples, and the place of images that are still uint8."""
 
 
-class _SampleLoop(NamedTuple):
-    """The threads that make samples (None: this thread), and a function that returns True if the job is cancelled."""
-
-    threads: Threads | None
-    is_cancelled: Callable[[], bool]
-
-
 class _Cancelled(Exception):
     """The job was cancelled."""
 
 
 def _make(
-    program: Program, job: OpenJob, memory: Memory, loop: _SampleLoop, batches: list[Batch], slot: Slot
+    program: Program,
+    job: OpenJob,
+    memory: Memory,
+    threads: Threads | None,
+    is_cancelled: Callable[[], bool],
+    batches: list[Batch],
+    slot: Slot,
 ) -> Timings:
     """Append the batches of a job to `batches` one by one, and return the timings. Raise the first error.
 
-    `slot` shows on the board what this thread does.
+    `slot` is this thread's slot of the board. It shows a sample of the batches while this thread reads columns or
+    collates samples.
     """
     _, numbers, is_sample, shards, samples = job.places
     bounds = job.bounds
@@ -244,7 +245,7 @@ def _make(
     if columns is not None and column_batches is None and len(bounds) > 1:  # a batch must be made sample by sample
         total = Timings()
         for number in range(len(bounds)):
-            total.merge(_make(program, job.part(number), memory, loop, batches, slot))
+            total.merge(_make(program, job.part(number), memory, threads, is_cancelled, batches, slot))
         return total
     total = Timings(bytes_read=program.reader.mean_bytes(shards))
     collated: Iterable[_Collated]
@@ -255,7 +256,7 @@ def _make(
     else:
         rows = _SampleFactory(program, job, memory)
         slot[1] = IDLE
-        rows.make(bounds, loop, total)
+        rows.make(bounds, threads, is_cancelled, total)
         slot[1] = first
         if timings is not None:
             timings.start()
@@ -295,28 +296,30 @@ def _make(
 class _SampleFactory:
     """Makes the samples of a job one by one, in threads, and collates them to batches.
 
-    After a sample failed, no later sample is started.
+    After a sample failed, no later sample is started. A later chunk of samples that is already decoded is dropped.
     """
 
     def __init__(self, program: Program, job: OpenJob, memory: Memory) -> None:
         self._program = program
         self._job_samples = places = job.places
         self._reader = job.reader
-        columns = (places.numbers, places.shards, places.samples)
-        locations = list(zip(*(each.tolist() for each in columns), strict=True))
-        self._locations: list[tuple[int, int, int]] = locations  # position, shard and sample
+        rows = zip(places.numbers.tolist(), places.shards.tolist(), places.samples.tolist(), strict=True)
+        self._locations: list[tuple[int, int, int]] = list(rows)  # position, shard and sample
         self._memory = memory
-        self._results: list[tuple[Any, Origin, str | None]] = [(None, NO_ORIGIN, None)] * len(locations)
+        self._results: list[tuple[Any, Origin, str | None]] = [(None, NO_ORIGIN, None)] * len(self._locations)
         self._errors: dict[int, BaseException] = {}
         self._batch_images: list[NDArray[Any] | None] = []  # of each batch: its images; None without `writer`
         self._sample_images: list[NDArray[Any]] = []  # of each sample: its row of `_batch_images`
 
-    def make(self, bounds: list[slice], loop: _SampleLoop, total: Timings) -> None:
+    def make(
+        self, bounds: list[slice], threads: Threads | None, is_cancelled: Callable[[], bool], total: Timings
+    ) -> None:
         """Make all samples. The error of a sample is kept until `collate` raises it.
 
         Args:
             bounds: The rows of each batch.
-            loop: The threads to use.
+            threads: The threads that make the samples; None for this thread.
+            is_cancelled: Returns True if the job is cancelled.
             total: Receives the timings.
 
         Raises:
@@ -341,16 +344,16 @@ class _SampleFactory:
             slot = program.run.board.claim()
             slot[0] = 0
             rows = range(chunk * size, min(num, (chunk + 1) * size))
-            if self._make_chunk(rows, loop.is_cancelled, timings, slot) and timings is not None:
+            if self._make_chunk(rows, is_cancelled, timings, slot) and timings is not None:
                 timed.append(timings)
             program.run.board.release(slot)
 
-        if loop.threads is None or num_chunks == 1:
+        if threads is None or num_chunks == 1:
             for chunk in range(num_chunks):
                 run(chunk)
         else:
-            loop.threads.run_all(run, num_chunks)
-        if loop.is_cancelled():  # some samples are missing
+            threads.run_all(run, num_chunks)
+        if is_cancelled():  # some samples are missing
             raise _Cancelled
         for each in timed:
             total.merge(each)
@@ -362,11 +365,13 @@ class _SampleFactory:
         kept until `collate` raises it. `timings` receives the timings, if not None. `slot` shows which sample is made.
         """
         at = rows.start
+        decoded: dict[int, tuple[Any, Origin]] = {}
         try:
-            decoded = self._decode_chunk(rows, timings, slot) if self._program.first is not None else {}
             for at in rows:
                 if is_cancelled() or (self._errors and min(self._errors.copy()) < at):
                     return False
+                if at == rows.start and self._program.first is not None:
+                    decoded = self._decode_chunk(rows, timings, slot)
                 slot[1] = self._locations[at][0]
                 self._results[at] = self._make_sample(at, timings, decoded.pop(at, None))
         except BaseException as err:  # noqa: BLE001 (the consumer receives every error)
@@ -438,6 +443,7 @@ class _SampleFactory:
 
         Raises:
             ShardError: The shard is damaged.
+            StorageError, FolderIndexError: The shard cannot be opened or read.
             SampleError: A stage failed, and the error budget does not cover it or no substitute is good.
         """
         place, shard, sample = self._locations[at]
@@ -474,6 +480,7 @@ class _SampleFactory:
 
         Raises:
             SampleError: No tried sample is good, or the error budget does not cover the error of a tried sample.
+            ShardError, StorageError, FolderIndexError: A tried sample cannot be read.
         """
         num_tried = 0
         for attempt in range(1, _MAX_SUBSTITUTES + 1):
@@ -509,6 +516,7 @@ class _SampleFactory:
         return stages.apply({"__key__": key, "__url__": path, **fields}, origin, out, timings), origin
 
     def _forgives(self, err: SampleError) -> bool:
+        """Return True if the error budget covers `err`, so that a substitute replaces the sample."""
         program = self._program
         if isinstance(err.__cause__, PROCESS_ERRORS):
             return False
@@ -518,8 +526,10 @@ class _SampleFactory:
         """Return the batch `number` of the job, whose rows are `bound`; without `batched`, one sample.
 
         Raises:
-            ShardError: A shard is damaged.
-            SampleError: A stage failed on a sample that the error budget does not cover.
+            BaseException: The error of the first sample of the job that failed, if this sample is in this batch or an
+                earlier batch.
+            SampleError: The samples cannot be collated, and the error budget does not cover this error or no substitute
+                fits.
         """
         self._raise_before(bound.stop)
         try:
@@ -611,6 +621,7 @@ class _SampleFactory:
         return batch, origin, good, bad, place if is_raw else None
 
     def _raise_before(self, stop: int) -> None:
+        """Raise the error of the first sample that failed, if its row is below `stop`."""
         if not self._errors or min(self._errors) >= stop:
             return
         err = self._errors[min(self._errors)]
@@ -649,7 +660,8 @@ def _replace_image(sample: Any, image: NDArray[Any], writer: FusedStep) -> Any:
 
 
 def _check_rows(value: Any, num_rows: int, origin: Origin) -> None:
-    """Check that each column of the batch `value` has `num_rows` rows.
+    """Check that each column of the batch `value` has `num_rows` rows. A column that is neither a list nor an array or
+    tensor with axes is not checked.
 
     Raises:
         PipelineError: A function after `batched` changed the number of rows. The message names the column.

@@ -154,22 +154,20 @@ def _collate_column(slot: str | int, column: Column, memory: Memory, ragged: Col
     if isinstance(column, Spans):
         return column.to_bytes()
     if isinstance(column, NpyColumn):
-        stacked = _stacked(column, memory)
-        if stacked is not None:
-            return stacked
+        if len(set(column.shapes)) == 1:
+            stacked = _joined(column, (len(column), *column.shapes[0]), memory)
+            if stacked is not None:
+                return stacked
         column = column.arrays()
     if set(map(type, column)) <= _LISTED:
         return column.copy()  # two places of the sample may have the same field
     return Collate()([(marked_array(value),) for value in column], memory)[0]
 
 
-def _stacked(column: NpyColumn, memory: Memory) -> NDArray[Any] | None:
-    """Return the arrays of a column as one array; None if their shapes or dtypes do not allow this."""
-    return _joined(column, (len(column), *column.shapes[0]), memory) if len(set(column.shapes)) == 1 else None
-
-
 def _ragged(column: NpyColumn, memory: Memory) -> RaggedArrays | None:
-    """Return the arrays of a column as a ragged batch; None if they differ in more than the size of the first axis."""
+    """Return the arrays of a column as a ragged batch. Return None if an array has no axis, if the arrays differ in
+    more than the size of the first axis, or if `_joined` cannot join them.
+    """
     rests = {shape[1:] if shape else None for shape in column.shapes}
     if len(rests) > 1 or None in rests:
         return None
@@ -179,6 +177,9 @@ def _ragged(column: NpyColumn, memory: Memory) -> RaggedArrays | None:
 
 
 def _joined(column: NpyColumn, shape: tuple[int, ...], memory: Memory) -> NDArray[Any] | None:
+    """Return the values of a column as one array of this shape. Return None if the arrays differ in dtype, or if torch
+    has no such dtype.
+    """
     if column.dtype is None or not has_torch_dtype(column.dtype) or not column.dtype.isnative:
         return None
     joined = memory.empty(shape, column.dtype)

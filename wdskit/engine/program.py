@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -109,7 +108,8 @@ class Program:
 
     Attributes:
         reader: Reads samples by (shard, sample).
-        stages: For each part of a mixture (`origin.part`), the stages that its samples pass.
+        stages: For each part of a mixture (`origin.part`), the stages that its samples pass. Without a mixture, one
+            item.
         collate: Makes a batch of samples; None without `batched`.
         order: Gives the (shard, sample) of each position.
         batch_stages: Run on each batch; None if no stage follows `batched`.
@@ -121,7 +121,8 @@ class Program:
             all ranks count. 0 fetches nothing in advance.
         columns: Makes batches field by field; None if the stages do not allow it, or differ between parts.
         first: The first stage, if it decodes images; None otherwise, or if parts differ.
-        writer: The stage that writes its image straight into the batch; None without such a stage, or if parts differ.
+        writer: The stage that writes its image straight into the batch; None without such a stage, if parts differ, or
+            if `batched` has a collate function of the user.
         pace: Decides which jobs are timed.
         chunk_pace: Decides which chunks of samples are timed.
     """
@@ -186,20 +187,21 @@ class Program:
         """Return the name of the sample or batch on which a thread works: its shard, and the key of its sample.
 
         The key is read from the shard. For a remote shard, the name has the sample's number in place of the key.
-        `major` and `minor` are the values of the thread's slot of the `Board`.
+        `major` and `minor` are the values of the thread's slot of the `Board`. Raises ShardError or StorageError if a
+        local shard cannot be read.
         """
         [shard], [sample] = self.order.take(np.array([minor]))
         name = f"sample {self.reader.describe(int(shard), int(sample))}"
         return f"the batch of {name}" if major == WHOLE_BATCH else name
 
     def locate(self, job: Job) -> SampleLocations:
-        """Return where the samples of a job are."""
+        """Return the locations of a job's rows. A padded row has the location of the last sample of its step."""
         rank, _, ranks_per_node = self.run.rank_info
         steps = job.steps
-        positions_of = functools.partial(
-            rank_positions, self.order, job.start, steps, rank=rank, ranks_per_node=ranks_per_node
-        )
-        parts = [positions_of(step) for step in range(job.first, job.stop)]
+        parts = [
+            rank_positions(self.order, job.start, steps, step, rank=rank, ranks_per_node=ranks_per_node)
+            for step in range(job.first, job.stop)
+        ]
         # A padded row gets the last sample of its step, whose shape fits.
         lasts = [steps.consumed_after(step) - 1 for step in range(job.first, job.stop)]
         places = np.concatenate([np.minimum(part, last) for part, last in zip(parts, lasts, strict=True)]) + job.start

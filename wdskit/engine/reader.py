@@ -27,7 +27,6 @@ from wdskit.storage.traffic import NO_TRAFFIC, Traffic
 from wdskit.storage.urls import shown_url
 
 MAX_OPEN_SHARDS = 4096  # an open shard takes 9 bytes a sample; ImageNet on one rank reads 1,221 shards at a time
-USUAL_OPEN_SHARDS = 512  # half of the descriptors that a process has by default
 
 
 class ColumnarSamples(NamedTuple):
@@ -74,7 +73,6 @@ class SampleReader:
         self._has_requested = False
         self._lock = threading.Lock()
         self._verified = IdentityChecker()
-        self._mean_bytes: NDArray[np.float64] | None = None
         # Half of the descriptors that this process may have.
         self._max_open = max(16, min(MAX_OPEN_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 
@@ -114,7 +112,8 @@ class SampleReader:
         return requested
 
     def fetch_parts(self, shards: Ints, samples: Ints) -> None:
-        """Start to fetch the parts of shards that have these samples into the cache.
+        """Start to fetch the parts of remote shards that have these samples into the cache. Without a cache, only open
+        the shards.
 
         Raises ShardError, StorageError or FolderIndexError if a shard is damaged or cannot be opened.
         """
@@ -141,7 +140,7 @@ class SampleReader:
 
     def warm(self, progress: Callable[[int, int], None]) -> int:
         """Fetch the remote shards into the cache, from the first shard on, as long as they fit there together. A failed
-        fetch is only logged. Return the number of shards that fit.
+        fetch is only logged. Return the number of shards up to the first one that does not fit; local shards count too.
 
         Args:
             progress: Called after each shard with the number of finished shards and the number of all shards.
@@ -152,7 +151,7 @@ class SampleReader:
         assert self.cache is not None
         num_shards, num_fit, num_bytes = int(self._stops[-1]), 0, 0
         for shard in range(num_shards):
-            opened = self._opened(self._table_of(shard), np.array([shard]))[shard]
+            opened = self._shard(shard)
             if isinstance(opened, RemoteShard):
                 num_bytes += int(opened.offsets[-1])
                 if num_bytes > self.cache.num_bytes:  # further parts would replace the first ones
@@ -164,8 +163,11 @@ class SampleReader:
         self.cache.wait()
         return num_fit
 
-    def _table_of(self, shard: int) -> int:
-        return bisect.bisect_right(self._stop_list, shard) if len(self.tables) > 1 else 0
+    def _find_table(self, shard: int) -> tuple[int, ShardTable, int]:
+        """Return (index of a shard's table in `tables`, the table, number of the shard in the table)."""
+        at = bisect.bisect_right(self._stop_list, shard) if len(self.tables) > 1 else 0
+        table = self.tables[at]
+        return at, table, shard - self._stop_list[at] + len(table)
 
     def read(
         self, shard: int, sample: int, viewed: Callable[[str], bool] | None = None
@@ -182,10 +184,8 @@ class SampleReader:
             ShardError: The shard is damaged.
             StorageError, FolderIndexError: The shard cannot be opened, or its `.idx` file belongs to another file.
         """
-        at = self._table_of(shard)
-        table = self.tables[at]
-        inner = shard - self._stop_list[at] + len(table)
-        local = self._shard(shard, table, inner)
+        at, table, inner = self._find_table(shard)
+        local = self._shard(shard)
         key, fields = local.read(table.number(inner, sample))
         if viewed is None:
             return local.path, key, self.parts[at], {name: bytes(view) for name, view in fields.items()}
@@ -209,7 +209,7 @@ class SampleReader:
         if found is None:
             return None
         rows = zip(*(spans.to_bytes() for spans in found.fields.values()), strict=True)
-        parts = [self.parts[self._table_of(shard)] for shard in shards.tolist()]
+        parts = map(self.part, shards.tolist())
         return [
             (file.path, key, part, dict(zip(found.fields, row, strict=True)))
             for file, key, part, row in zip(files, found.keys, parts, rows, strict=True)
@@ -220,9 +220,7 @@ class SampleReader:
 
         Raises ShardError or StorageError if a local shard cannot be read.
         """
-        at = self._table_of(shard)
-        table = self.tables[at]
-        inner = shard - self._stop_list[at] + len(table)
+        _, table, inner = self._find_table(shard)
         path, number = table.path(inner), table.number(inner, sample)
         if table.is_remote:
             return f"{number} of {shown_url(path)}"
@@ -234,20 +232,20 @@ class SampleReader:
 
         `shards` has the number of each sample's shard.
         """
-        return int(self._means()[shards].sum())
+        return int(self._means[shards].sum())
 
     def has_large_samples(self) -> bool:
         """Return True if there is a shard whose samples are on average larger than `LARGE_BYTES`."""
-        return bool(self._means().max() > LARGE_BYTES)
+        return bool(self._means.max() > LARGE_BYTES)
 
+    @functools.cached_property
     def _means(self) -> NDArray[np.float64]:
-        if self._mean_bytes is None:
-            self._mean_bytes = np.concatenate([table.sample_bytes() for table in self.tables])
-        return self._mean_bytes
+        """The mean size of a sample of each shard in bytes."""
+        return np.concatenate([table.sample_bytes() for table in self.tables])
 
     def part(self, shard: int) -> int:
         """Return the number of the mixture's part to which a shard belongs."""
-        return self.parts[int(np.searchsorted(self._stops, shard, side="right"))]
+        return self.parts[self._find_table(shard)[0]]
 
     def read_columns(self, shards: Ints, samples: Ints, *, viewed: Callable[[str], bool]) -> ColumnarSamples | None:
         """Read samples field by field. Return None if the samples do not have equal fields in equal order.
@@ -308,16 +306,14 @@ class SampleReader:
                 self._open.move_to_end(shard)
         found |= {shard: self._ahead[shard] for shard in wanted if shard in self._ahead}
         table = self.tables[at]
-        start = int(self._stops[at]) - len(table)
         missing = [shard for shard in wanted if shard not in found]
         if table.is_remote and missing:  # open all of them at the same time
-            inner = [shard - start for shard in missing]
-            remote = _open_remote(table, inner, self.cache)
+            remote = _open_remote(table, [self._find_table(shard)[2] for shard in missing], self.cache)
             found |= {shard: self._add_shard(shard, one) for shard, one in zip(missing, remote, strict=True)}
-        return {shard: found.get(shard) or self._shard(shard, table, shard - start) for shard in wanted}
+        return {shard: found.get(shard) or self._shard(shard) for shard in wanted}
 
-    def _shard(self, shard: int, table: ShardTable, inner: int) -> IndexedShard:
-        """Return the open shard `shard`, which has the number `inner` in `table`.
+    def _shard(self, shard: int) -> IndexedShard:
+        """Return an open shard. Open the shard if this reader does not have it open.
 
         Raises:
             ShardError: The shard is damaged, or the folder's index does not match it.
@@ -330,6 +326,7 @@ class SampleReader:
             if found is not None:
                 self._open.move_to_end(shard)
                 return found
+        _, table, inner = self._find_table(shard)
         entry = table.entry(inner)
         if table.is_remote:
             return self._add_shard(shard, _open_remote(table, [inner], self.cache)[0])
@@ -341,9 +338,9 @@ class SampleReader:
         return self._add_shard(shard, local)
 
     def _add_shard(self, shard: int, opened: IndexedShard) -> IndexedShard:
-        at = self._table_of(shard)
-        table = self.tables[at]
-        opened.find_fields = functools.partial(table.fields, shard - self._stop_list[at] + len(table))
+        """Keep a shard open, and return it. Above `_max_open` shards, drop the shard that was used longest ago."""
+        _, table, inner = self._find_table(shard)
+        opened.find_fields = functools.partial(table.fields, inner)
         with self._lock:
             self._open[shard] = opened
             if len(self._open) > self._max_open:

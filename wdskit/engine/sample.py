@@ -113,7 +113,7 @@ class StreamStages:
             run.mark_busy(run.board.main, origin)
             timings = self._pace.begin()
             try:
-                done = self.stages.apply(value, origin) if timings is None else self._timed(value, origin, timings)
+                done = self._apply(value, origin, timings)
             except SampleError as err:
                 if not self._skips(err, origin):
                     raise
@@ -148,7 +148,7 @@ class StreamStages:
         slot = self.run.board.claim()
         self.run.mark_busy(slot, origin)
         try:
-            done = self.stages.apply(value, origin) if timings is None else self._timed(value, origin, timings)
+            done = self._apply(value, origin, timings)
         except BaseException as err:  # noqa: BLE001 (the consumer receives every error)
             future.set_exception(err)
         else:
@@ -157,8 +157,9 @@ class StreamStages:
             self.run.board.release(slot)
             del future  # the traceback of its error refers to this frame: a cycle would keep the value alive
 
-    def _timed(self, value: Any, origin: Origin, timings: Timings) -> Any:
-        timings.start()
+    def _apply(self, value: Any, origin: Origin, timings: Timings | None) -> Any:
+        if timings is not None:
+            timings.start()
         return self.stages.apply(value, origin, timings=timings, num=len(origin.members) or 1)
 
     def _oldest(self, waiting: list[tuple[Origin, Future[Any], Timings | None]]) -> Iterator[Any]:

@@ -165,7 +165,8 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
     def describe(self, major: int, minor: int) -> str:
         """Return the name of the sample on which a thread works: its shard, and its number in the shard.
 
-        `major` and `minor` are the values of the thread's slot of the `Board`. Return "" for another library's source.
+        `major` and `minor` are the values of the thread's slot of the `Board`. Return "" for another library's source,
+        and for a value after a foreign stage.
         """
         source = self.pipeline[0]
         if major < 0 or not isinstance(source, StreamSource):
@@ -334,7 +335,7 @@ def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers
     """
     if layout.draws is None:
         return
-    by_node, by_worker = splitters_of(stages)
+    by_node, by_worker = any(map(splits_nodes, stages)), any(map(splits_workers, stages))
     if not layout.split_none:
         if world_size > 1 and not by_node:
             raise PipelineError(_no_splitter("split_by_node", f"{world_size} ranks"))
@@ -356,11 +357,6 @@ def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers
         if world_size == 1:
             msg = f"{plural(layout.draws.num_shards, 'shard')} cannot feed {num_workers} workers one shard each."
         raise PipelineError(f"{msg}\n  Use fewer workers, more shards (`wdskit pack --max-samples`), or with_epoch.")
-
-
-def splitters_of(stages: list[Any]) -> tuple[bool, bool]:
-    """Return (whether the stages split the shards by node, whether the stages split the shards by worker)."""
-    return any(map(splits_nodes, stages)), any(map(splits_workers, stages))
 
 
 def _no_splitter(name: str, who: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
@@ -82,12 +81,10 @@ def _work(calls: SimpleQueue[tuple[Any, ...] | None], ready: threading.Barrier) 
     if torch is not None:
         torch.set_num_threads(1)  # of this thread: each thread works on another image, not all on one image
         torch.get_num_threads()  # torch reads the process's number when a thread first asks, which may be later
-    with contextlib.suppress(threading.BrokenBarrierError):  # another thread could not start
+    try:
         ready.wait()
-        _call_all(calls)
-
-
-def _call_all(calls: SimpleQueue[tuple[Any, ...] | None]) -> None:
+    except threading.BrokenBarrierError:  # another thread could not start
+        return
     while (call := calls.get()) is not None:
         function, *args = call
         del call

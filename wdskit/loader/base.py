@@ -12,7 +12,7 @@ from wdskit.errors import PipelineError, RankError
 from wdskit.loader.stats import LoaderStats, Meter
 from wdskit.pipeline.ranks import group_rank, initialised_rank
 from wdskit.pipeline.settings import LoaderSpec
-from wdskit.stages.base import Run
+from wdskit.stages.base import RankInfo
 from wdskit.text import as_int, plural
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Loader(ABC):
     next epoch; after a `break`, the same epoch starts again from its beginning. The loader makes no collective call.
 
     Args:
-        run: The rank and world size for which the pipeline reads, and its number of threads.
+        rank_info: The rank and world size for which the pipeline reads.
         spec: The settings: workers, prefetch and so on.
         name: Name of the pipeline, for reports.
         stages: The stages of the pipeline, its source first; for `repr` and `batch_size`.
@@ -48,7 +48,7 @@ class Loader(ABC):
 
     def __init__(
         self,
-        run: Run,
+        rank_info: RankInfo,
         spec: LoaderSpec,
         *,
         name: str = "pipeline",
@@ -58,14 +58,14 @@ class Loader(ABC):
     ) -> None:
         self.spec = spec
         self._stages = stages
-        self._rank_info = run.rank_info
+        self._rank_info = rank_info
         self._process_group = process_group
         self._is_rank_given = is_rank_given
         self._running: weakref.ref[Any] | None = None
         self._is_in_epoch = False  # False once a state is loaded during the running iteration
         self._was_closed = False  # during the running iteration
         self._next_epoch: int | None = None  # from `set_epoch` during the running iteration
-        self._meter = Meter(name=name, rank=run.rank_info.rank)
+        self._meter = Meter(name=name, rank=rank_info.rank)
 
     def __repr__(self) -> str:
         """Return one line: name and stages of the pipeline, batch size, rank, workers and threads."""

@@ -40,9 +40,11 @@ class Pin:
     """A `Mover` to page-locked memory."""
 
     def send(self, value: Any) -> Any:
-        """Return the batch with its tensors copied to page-locked memory."""
+        """Return a copy of the batch with its tensors in page-locked memory. Tensors on a GPU stay there. An object
+        with the methods `to` and `pin_memory`, such as PackedSequence, becomes the result of its `pin_memory`.
+        """
         # torch's caching host allocator tracks the copies in flight.
-        return map_tensors(value, pinned, own=_pin_own)
+        return map_tensors(value, pinned, own=lambda own: own.pin_memory() if hasattr(own, "pin_memory") else own)
 
     def receive(self, sent: Any) -> Any:
         """Return the batch that `send` returned."""
@@ -135,10 +137,6 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
 
 
-def _pin_own(value: Any) -> Any:
-    return value.pin_memory() if hasattr(value, "pin_memory") else value
-
-
 def map_tensors(
     value: Any,
     function: Callable[[torch.Tensor], torch.Tensor],
@@ -147,7 +145,8 @@ def map_tensors(
 ) -> Any:
     """Return a copy of a batch with `function` applied to every tensor in it.
 
-    Tuples, lists, mappings (transformers' BatchEncoding) and dataclasses keep their type and their other attributes.
+    Tuples, lists, mappings (transformers' BatchEncoding) and dataclasses keep their type. Dataclasses and mutable
+    mappings keep their other attributes too. A mapping that cannot be copied becomes a dict.
 
     Args:
         value: The batch, or a part of it.
@@ -206,7 +205,9 @@ def move_ahead(source: Iterator[Any], mover: Mover, is_ready: Callable[[], bool]
         is_ready: Returns True if `next(source)` would not wait. Values are taken ahead of the consumer only then.
 
     Raises:
-        BaseException: `source` or `mover` raised this error. The values before the error are yielded first.
+        Exception: `source` raised this error. The values before the error are yielded first. A BaseException of
+            `source` that is not an Exception, such as KeyboardInterrupt, is raised at once.
+        BaseException: `mover` raised this error. The values before the error are yielded first.
     """
     unsent: SimpleQueue[Any] = SimpleQueue()
     sent: SimpleQueue[Outcome[Any]] = SimpleQueue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import pickle
@@ -70,8 +71,9 @@ def gather_valid(
         RankError: `group` is a DeviceMesh of several dimensions.
     """
     group = as_group(group)
-    own = _RankRows(rows, valid, positions, reduce)
-    kinds = [kind.decode() for kind in _exchange(own.prepare, group)]
+    own = _RankRows()
+    prepare = functools.partial(own.prepare, rows, valid, positions, reduce)
+    kinds = [kind.decode() for kind in _exchange(prepare, group)]
     if len(set(kinds)) > 1:
         msg = ", ".join(f"rank {rank}: {kind}" for rank, kind in zip(_ranks(group), kinds, strict=True))
         raise PipelineError(f"gather_valid: the ranks give different rows ({msg}).\n  Use `tail: pad`.")
@@ -100,13 +102,11 @@ class _RankRows:
         pickled: For a list, the pickled (position, is_valid, value) of each row; for a tensor, empty.
     """
 
-    def __init__(self, rows: Tensor | Sequence[Any], valid: Tensor | None, positions: Any, reduce: Any) -> None:
-        self._arguments = rows, valid, positions, reduce
-        self.mask = torch.ones(0, dtype=torch.bool)
-        self.positions: Tensor | None = None
-        self.pickled = b""
+    mask: Tensor
+    positions: Tensor | None = None
+    pickled = b""
 
-    def prepare(self) -> bytes:
+    def prepare(self, rows: Tensor | Sequence[Any], valid: Tensor | None, positions: Any, reduce: Any) -> bytes:
         """Check the rows and set the attributes. Return a text that must be equal on all ranks: dtype and shape of the
         rows, `reduce`, and whether positions are given.
 
@@ -115,7 +115,6 @@ class _RankRows:
                 are not a tensor.
             Exception: A row cannot be pickled.
         """
-        rows, valid, positions, reduce = self._arguments
         if reduce not in (None, "sum", "mean"):
             raise PipelineError(f"gather_valid: reduce={reduce!r} is neither 'sum' nor 'mean'.")
         if reduce is not None and not isinstance(rows, Tensor):
@@ -176,6 +175,11 @@ def _ranks(group: Any) -> list[int]:
 
 
 def _reduce(rows: Tensor, mask: Tensor, reduce: Reduction, group: Any) -> Tensor:
+    """Return the sum or the mean of the rows of all ranks where `mask` is True. `mask` is on the device of `rows`.
+
+    Raises:
+        PipelineError: `reduce` is "mean", and no rank has a valid row.
+    """
     exact = rows.dtype.is_floating_point or reduce == "mean"
     total = _as_supported(rows)[mask].view(rows.dtype).to(torch.float64 if exact else torch.int64).sum(0)
     count = mask.sum()
@@ -190,6 +194,7 @@ def _reduce(rows: Tensor, mask: Tensor, reduce: Reduction, group: Any) -> Tensor
 
 
 def _gather_objects(own: _RankRows, group: Any) -> list[Any]:
+    """Return the valid values of all ranks, sorted by position; without positions, in the order of ranks."""
     parts: list[Any] = [own.pickled]
     if _is_distributed():
         parts = [None] * torch.distributed.get_world_size(group)
@@ -200,6 +205,7 @@ def _gather_objects(own: _RankRows, group: Any) -> list[Any]:
 
 
 def _all_gather(rows: Tensor, group: Any) -> list[Tensor]:
+    """Return the rows of each rank, in the order of ranks. The rows of all ranks have the same dtype and shape."""
     if not _is_distributed():
         return [rows]
     sent = rows.contiguous()  # channels_last rows, too: a backend may copy memory as it is

@@ -94,7 +94,8 @@ def make_loader(
     Raises:
         ConfigError: The configuration or the arguments have problems; all of them are listed.
         PipelineError: The stages, the settings and the machine do not fit together.
-        StorageError, FolderIndexError: The file or the shards cannot be read, or a planned source has no index.
+        StorageError, FolderIndexError: The file or the shards cannot be read, a planned source has no index, or a label
+            means different classes in two folders.
         SelectionError: A split, condition or column of a source is missing or invalid.
         RankError: Rank and world size are invalid, or differ from `process_group`.
     """

@@ -114,9 +114,9 @@ class NodeWorker:
             return Outcome(f"{host} ({ray.get_runtime_context().get_node_id()[:8]})")
         except ModuleNotFoundError as err:
             return Outcome(error=lacks_module(host, str(err.name)), where=host)
+        except _VersionError as err:
+            return Outcome(error=err, where=host)
         except Exception as err:  # noqa: BLE001 (the consumer receives it)
-            if isinstance(err, _VersionError):
-                return Outcome(error=err, where=host)
             problem = str(err).partition("\n")[0].rstrip(".")
             msg = f"on: host {host} cannot run the pipeline: {problem}."
             remedy = f"All nodes need the shards under the same path or URL and the same modules as {start.host}."
@@ -125,6 +125,12 @@ class NodeWorker:
             return Outcome(error=error, where=host)
 
     def _open(self, pickled: bytes, start: ActorStart, host: str) -> None:
+        """Unpickle the program and make its factory. `host` is the name of this machine.
+
+        Raises:
+            _VersionError: This node has another version of a package than the training process.
+            Exception: The program cannot be unpickled here, or its files cannot be read.
+        """
         if start.versions[_NATIVE] == _NOT_USED and native() is not None:  # it would make slightly other pixels
             os.environ["WDSKIT_NATIVE"] = "0"
             native.cache_clear()
@@ -195,7 +201,7 @@ class NodeWorker:
 
 
 class _VersionError(PipelineError):
-    """A node has another version of wdskit, Python or torch."""
+    """A node has another version of wdskit, Python, torch or wdskit-native."""
 
 
 def lacks_module(host: str, module: str) -> PipelineError:

@@ -19,7 +19,7 @@ from wdskit.loader.budget import Budget
 from wdskit.loader.device import make_mover, move_ahead
 from wdskit.loader.pools import Pool, make_pool
 from wdskit.loader.prefetch import Prefetch, jobs_ahead
-from wdskit.loader.start_method import start_fork_server, start_method_of
+from wdskit.loader.start_method import start_method_of
 from wdskit.loader.state import EpochCounter, Pass
 from wdskit.loader.watch import Watch
 from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec
@@ -54,7 +54,7 @@ class PlannedLoader(Loader):
         errors: ErrorsSpec | None = None,
         **origin: Any,
     ) -> None:
-        super().__init__(program.run, spec, **origin)
+        super().__init__(program.run.rank_info, spec, **origin)
         self._mover, self.program = make_mover(program, spec)
         self.dataset = self.program
         layout = program.epoch
@@ -83,8 +83,6 @@ class PlannedLoader(Loader):
             reads_store=program.reader.is_remote,
             needs_torch=program.needs_torch,
         )
-        if spec.workers:
-            start_fork_server(start_method())
         return make_pool(program, PlannedBatches, spec.workers, start_method, spec.timeout)
 
     @property

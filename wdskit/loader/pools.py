@@ -62,7 +62,7 @@ class Pool(Protocol):
         ...
 
     def is_ready(self, ticket: Any) -> bool:
-        """Return True if `take(ticket)` would not wait."""
+        """Return True if `take(ticket)` would not wait. PipelineError: The worker cannot answer."""
         ...
 
     def forget(self, tickets: Sequence[Any]) -> None:
@@ -86,15 +86,21 @@ def make_pool(
     timeout_s: float | None,
 ) -> Pool:
     """Return a `ProcessPool`. Without worker processes, return an `InlinePool` if one thread is enough and there is no
-    timeout, otherwise a `ThreadPool`.
+    timeout, otherwise a `ThreadPool`. With worker processes, the fork server is started now if they need it.
 
     Args:
         program: A `Program`, or a `StreamPipeline`.
         make_factory: Called with the program in each process. Returns the factory that makes the batches.
         num_workers: Number of worker processes, 0 for none.
-        start_method: Returns the start method of the processes. Called when they start.
+        start_method: Returns the start method of the processes. Called now, so that its errors come early, and each
+            time that the processes start. Not called without worker processes.
         timeout_s: The longest wait for a batch in seconds; None or 0 for no limit.
+
+    Raises:
+        PipelineError: The error of `start_method`.
     """
+    if num_workers:
+        start_fork_server(start_method())
     keep_freed_memory()
     watch = Watch(program.describe, timeout_s or 0.0)
     if num_workers:
@@ -159,7 +165,7 @@ class ThreadPool:
         self._owner = os.getpid()
         self._queue: SimpleQueue[Task | None] | None = None
         self._tasks: weakref.WeakSet[Task] = weakref.WeakSet()
-        self._closing: Callable[[], object] = _nothing
+        self._closing: Callable[[], object] | None = None
 
     def submit(self, job: Any, worker: int | None = None) -> Task:  # noqa: ARG002 (any thread)
         """Queue a job for the next free thread. The ticket is a `Task`. `worker` has no effect.
@@ -219,12 +225,10 @@ class ThreadPool:
 
     def close(self) -> None:
         """Cancel all jobs and end the threads, within a second. The next job starts new threads."""
-        self._closing()
-        self._queue, self._closing = None, _nothing
+        if self._closing is not None:
+            self._closing()
+        self._queue, self._closing = None, None
         self._factory.close()
-
-
-def _nothing() -> None: ...
 
 
 def _close_threads(
@@ -342,7 +346,7 @@ class _Worker:
 
     @property
     def death(self) -> str:
-        """A text for messages: the worker, how it ended, and the likely reason."""
+        """A text for messages: the worker, how it ended, and the likely reason. Waits up to 0.5 s for its end."""
         self.process.join(_PATIENCE_S)
         how = explain_exit(self.process.exitcode, has_started=self.has_started)
         return f"worker {self.number} (pid {self.process.pid}) {how}"
@@ -382,8 +386,9 @@ class ProcessPool:
         `worker` is the number of the worker; with None, the worker with the fewest jobs gets the job.
 
         Raises:
-            PipelineError: A worker died or cannot be started, the wait for room in a pipe has lasted for the `timeout`,
-                or this process was forked from the process that has the workers.
+            PipelineError: A worker died or cannot be started, a reply cannot be received, or the wait for room in a
+                pipe has lasted for the `timeout`; the pool is closed then. Or this process was forked from the process
+                that has the workers.
         """
         if not self._workers:
             self._start()
@@ -406,8 +411,8 @@ class ProcessPool:
         """Wait for a job and return its outcome. A ticket is valid for one call.
 
         Raises:
-            PipelineError: A worker died, or the wait has lasted for the `timeout`; the pool is closed then. Or this
-                process was forked from the process that has the workers.
+            PipelineError: A worker died, a reply cannot be received, or the wait has lasted for the `timeout`; the pool
+                is closed then. Or this process was forked from the process that has the workers.
         """
         refuse_fork(self._owner)
         if ticket not in self._replies:
@@ -426,7 +431,8 @@ class ProcessPool:
         """Return True if `take(ticket)` would not wait.
 
         Raises:
-            PipelineError: A worker died, or this process was forked from the process that has the workers.
+            PipelineError: A worker died or a reply cannot be received; the pool is closed then. Or this process was
+                forked from the process that has the workers.
         """
         refuse_fork(self._owner)
         if ticket not in self._replies:
@@ -479,6 +485,7 @@ class ProcessPool:
                 raise
 
     def _look(self, worker: _Worker) -> None:
+        """Call `worker.look`. If the wait has lasted for the `timeout`, close the pool and raise its PipelineError."""
         try:
             worker.look(self._watch)
         except PipelineError:
@@ -489,7 +496,7 @@ class ProcessPool:
         """Receive all replies that the workers have sent. Wait up to `timeout_s` for the first reply.
 
         Raises:
-            PipelineError: A worker died, or a reply cannot be received.
+            PipelineError: A worker died, or a reply cannot be received. The pool is closed then.
         """
         by_handle: dict[Any, _Worker] = {}
         for worker in self._workers:
@@ -513,6 +520,7 @@ class ProcessPool:
                 self._raise_death(worker)
 
     def _keep(self, worker: _Worker, reply: Reply) -> None:
+        """Keep a reply until `take`. If its job was cancelled, drop the reply."""
         if reply.ticket in worker.tickets:
             worker.tickets.remove(reply.ticket)
             self._replies[reply.ticket] = worker, reply.message
@@ -520,11 +528,13 @@ class ProcessPool:
             self._drop((worker, reply.message))
 
     def _drop(self, reply: tuple[_Worker, Message] | None) -> None:
+        """Return the blocks of a reply to its worker, which gets them with the next request. Ignore None."""
         if reply is not None:
             worker, message = reply
             worker.returned.extend(message.blocks)
 
     def _raise_death(self, worker: _Worker) -> None:
+        """Close the pool, and raise the PipelineError that a worker died."""
         death = worker.death
         self.close()
         raise PipelineError(f"a worker process died: {death}")

@@ -56,7 +56,7 @@ class Prefetch:
         self._num_ahead = num_ahead
         self._waiting: deque[tuple[Any, Any]] = deque()  # jobs and their tickets
         self._made: deque[Batch] = deque()  # of the current job, not yielded yet
-        self._job_bytes: int | None = None  # size of the last job of the last epoch
+        self._job_bytes: int | None = None  # size of the first job of the last epoch that had a job
 
     def take(self, jobs: Iterator[Any], number: int) -> Iterator[Batch]:
         """Yield the batches of one epoch.
@@ -72,8 +72,10 @@ class Prefetch:
         for left in reversed(range(number)):
             self._fill(jobs, 1)
             _, ticket = self._waiting.popleft()
+            # As many jobs of the next epoch as have `MOST_FOLLOWING_BYTES` together; 1 if the size is unknown.
+            following = 1 if self._job_bytes is None else MOST_FOLLOWING_BYTES // max(1, self._job_bytes)
             try:
-                self._fill(jobs, min(self._num_ahead, left + self._num_following()))
+                self._fill(jobs, min(self._num_ahead, left + following))
                 outcome = self._pool.take(ticket)
             except BaseException:
                 self._forget(ticket)
@@ -91,7 +93,7 @@ class Prefetch:
                 outcome.result()
 
     def is_ready(self) -> bool:
-        """Return True if `take` yields the next batch without a wait."""
+        """Return True if `take` yields the next batch without a wait. Raises the errors of `Pool.is_ready`."""
         return bool(self._made) or (bool(self._waiting) and self._pool.is_ready(self._waiting[0][1]))
 
     def free_memory(self, *, is_left_early: bool) -> None:
@@ -110,12 +112,6 @@ class Prefetch:
         self._forget()
         self._pool.close()
 
-    def _num_following(self) -> int:
-        """Return how many jobs of the next epoch may start before this epoch ends: as many as have at most
-        `MOST_FOLLOWING_BYTES` together, or 1 if the size of a job is unknown.
-        """
-        return 1 if self._job_bytes is None else MOST_FOLLOWING_BYTES // max(1, self._job_bytes)
-
     def _skip_started(self, jobs: Iterator[Any]) -> Iterator[Any]:
         """Return the jobs of `jobs` that are still to start. If `jobs` begins with all jobs that were started already,
         leave out the started jobs. Otherwise discard the started jobs, and return all of `jobs`.
@@ -127,10 +123,12 @@ class Prefetch:
         return itertools.chain(first, jobs)
 
     def _fill(self, jobs: Iterator[Any], number: int) -> None:
+        """Start the next jobs of `jobs`, until `number` started jobs wait for the consumer."""
         for job in itertools.islice(jobs, max(0, number - len(self._waiting))):
             self._waiting.append((job, self._pool.submit(job)))
 
     def _forget(self, *others: Any) -> None:
+        """Cancel all started jobs and the jobs of the tickets `others`, and drop their batches."""
         tickets = [*others, *(ticket for _, ticket in self._waiting)]
         self._waiting.clear()
         self._made.clear()

@@ -36,7 +36,7 @@ from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Program
 from wdskit.errors import PipelineError
 from wdskit.loader.node import ActorStart, Answer, NodeWorker, find_versions, lacks_module, pickle_by_reference
-from wdskit.loader.shared_memory import MIN_BYTES, Bytes, Ring, keep_freed_memory
+from wdskit.loader.shared_memory import Bytes, Ring, keep_freed_memory
 from wdskit.loader.watch import Watch
 from wdskit.pipeline.ray_connection import connect, import_ray, last_line
 from wdskit.processes import block_sigint, refuse_fork
@@ -163,6 +163,7 @@ class _Crew:
         self._dispatch()
 
     def _dispatch(self) -> None:
+        """Send queued jobs to free actors, the oldest first, as long as their answers fit into the object stores."""
         while self._queue and not self.is_closed:
             free = [each for each in self.actors if each.node and len(each.tickets) < self._most_jobs]
             ticket = self._queue[0]
@@ -259,9 +260,7 @@ class _Crew:
         return found.value or Outcome(error=found.error), len(pickled) + sum(array.nbytes for array in arrays)
 
     def _copy(self, array: Bytes) -> Bytes:
-        is_large = array.nbytes >= MIN_BYTES
-        copy: Bytes = self._memory.allocate(array.nbytes) if is_large else np.empty(array.nbytes, np.uint8)
-        copy = copy[: array.nbytes]
+        copy: Bytes = self._memory.empty(array.shape, np.uint8)
         copy[:] = array
         return copy
 
@@ -376,7 +375,7 @@ class RayPool:
         self._next_ticket = 0
         self._owner = os.getpid()
         self._crew: _Crew | None = None
-        self._closing: Callable[[], object] = _nothing
+        self._closing: Callable[[], object] | None = None
 
     def submit(self, job: Any, worker: int | None = None) -> int:  # noqa: ARG002 (any actor)
         """Queue a job for the next free actor and return its ticket. `worker` has no effect.
@@ -449,8 +448,6 @@ class RayPool:
 
     def close(self) -> None:
         """End the actors, within a second. The next job starts new actors."""
-        self._closing()
-        self._crew, self._closing = None, _nothing
-
-
-def _nothing() -> None: ...
+        if self._closing is not None:
+            self._closing()
+        self._crew, self._closing = None, None

@@ -97,7 +97,9 @@ class SharedBlock(Block):
         self.close_file()
 
     def free_pages(self) -> None:
-        """Return the memory to the operating system. All processes that have mapped the block lose its content."""
+        """Return the memory to the operating system. All processes that have mapped the block lose its content. On
+        systems other than Linux, do nothing.
+        """
         if hasattr(mmap, "MADV_REMOVE"):  # Linux
             _libc.madvise(self.address, self.num_bytes, mmap.MADV_REMOVE)
 
@@ -157,6 +159,7 @@ def receive_block(connection: Connection, num_bytes: int) -> Any:
 
 
 def _anonymous_file() -> int:
+    """Return the descriptor of a new empty file in memory or in the folder for temporary files. It has no name."""
     if hasattr(os, "memfd_create"):  # a block may then be larger than /dev/shm
         return os.memfd_create("wdskit")
     with tempfile.TemporaryFile() as file:
@@ -438,16 +441,11 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
         return NotImplemented
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    dense = tensor if _is_dense(tensor) else tensor.contiguous()
+    # Dense values fill their memory without gaps, in row-major or channels_last order.
+    is_images = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    dense = tensor if is_images else tensor.contiguous()
     flat = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
     return _tensor, (pickle.PickleBuffer(flat.data), tensor.dtype, tuple(dense.shape), dense.stride())
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return True if the values of a tensor fill their memory without gaps, in row-major or channels_last order."""
-    import torch
-
-    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
 def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:

@@ -35,9 +35,9 @@ class StartMethod(NamedTuple):
 
     Attributes:
         name: "fork", "spawn" or "forkserver".
-        runs_script: Whether a new process runs the main script again, as multiprocessing does except with "fork". False
-            if the stages have no user code.
-        needs_torch: Whether the processes will probably import torch.
+        runs_script: Whether a new process runs the main script again. False if the stages have no user code. Has no
+            effect with "fork", which never runs the script again.
+        needs_torch: Whether the processes will probably import torch. Has no effect with "fork".
     """
 
     name: str
@@ -45,7 +45,7 @@ class StartMethod(NamedTuple):
     needs_torch: bool = True
 
 
-def choose_start_method(setting: str | None, *, reads_store: bool = False) -> str:
+def choose_start_method(setting: str | None, *, reads_store: bool) -> str:
     """Return the start method of worker processes: "fork", "spawn" or "forkserver".
 
     Args:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from wdskit.errors import StateError
 from wdskit.order.steps import AnySteps
@@ -55,9 +55,7 @@ class EpochCounter:
 
     def __init__(self, layout: EpochLayout, *, world_size: int) -> None:
         self._layout = layout
-        self._own_samples = layout.num_samples
         self._world_size = world_size
-        self._fingerprint = dict(layout.fingerprint)
         self._anchor = (0, 0)  # an epoch, and the position of its start; later epochs start after it
         self._loaded_samples: tuple[int, int] | None = None  # the epoch of a loaded state, and its positions
         self._is_loaded = False
@@ -67,7 +65,7 @@ class EpochCounter:
 
     def __len__(self) -> int:
         """Return the number of steps of a whole epoch, which is the same on every rank."""
-        return len(self._steps(0, self._own_samples, 0))
+        return len(self._steps(0, self._layout.num_samples, 0))
 
     @property
     def remaining(self) -> int:
@@ -80,20 +78,25 @@ class EpochCounter:
         Args:
             epoch: 0 or more.
             is_counted_elsewhere: Whether a framework counts the epochs. If True, `epoch` may differ by one from the
-                epoch of a loaded state, see `compare_epochs`.
+                epoch of a loaded state. If `epoch` is one less, and the state was saved at the start of its epoch, this
+                call does nothing. If `epoch` is one more, and the state was saved later in its epoch, the next pass
+                runs `epoch`.
 
         Raises:
             StateError: A state of another epoch was loaded, and no pass has used the state yet.
         """
-        if self._is_loaded and is_counted_elsewhere:
-            if compare_epochs(epoch, self.epoch, has_begun=self.consumed > 0) == "behind":
+        if self._is_loaded:
+            has_begun = self.consumed > 0
+            if epoch == self.epoch:
                 return
-            self._is_loaded = epoch == self.epoch
-        if self._is_loaded and epoch != self.epoch:
-            raise unused_state(epoch, self.epoch)
-        if not self._is_loaded:
-            self.epoch = epoch
-            self.consumed = 0
+            if is_counted_elsewhere and epoch == self.epoch - 1 and not has_begun:
+                return  # the state was saved with the last batch of `epoch`, which the framework has not counted yet
+            if not is_counted_elsewhere or epoch != self.epoch + 1 or not has_begun:
+                raise unused_state(epoch, self.epoch)
+            self._is_loaded = False  # the framework ended the epoch of the state early
+            logger.warning("the rest of epoch %d is not read: the framework continues with the next epoch", self.epoch)
+        self.epoch = epoch
+        self.consumed = 0
 
     def begin(self) -> Pass:
         """Start a pass and return it. If the current epoch has no steps left, the pass is empty, and the next epoch
@@ -114,7 +117,7 @@ class EpochCounter:
         `load_state_dict` can still choose another pass.
         """
         start = running.start + self._samples_of(running.epoch)
-        return Pass(running.epoch + 1, start, self._steps(start, self._own_samples, 0))
+        return Pass(running.epoch + 1, start, self._steps(start, self._layout.num_samples, 0))
 
     def received(self, running: Pass, step: int) -> None:
         """Count step number `step` of a pass, before its batch is yielded. After the last step, the next epoch becomes
@@ -136,15 +139,15 @@ class EpochCounter:
     def _samples_of(self, epoch: int) -> int:
         if self._loaded_samples is not None and self._loaded_samples[0] == epoch:
             return self._loaded_samples[1]
-        return self._own_samples
+        return self._layout.num_samples
 
     def _start_of(self, epoch: int) -> int:
-        anchor, start = self._anchor
+        (anchor, start), num_samples = self._anchor, self._layout.num_samples
         if epoch < anchor:
-            return epoch * self._own_samples
+            return epoch * num_samples
         loaded, num_loaded = self._loaded_samples or (epoch, 0)
-        further = num_loaded - self._own_samples if anchor <= loaded < epoch else 0
-        return start + (epoch - anchor) * self._own_samples + further
+        further = num_loaded - num_samples if anchor <= loaded < epoch else 0
+        return start + (epoch - anchor) * num_samples + further
 
     def _steps(self, start: int, num_samples: int, consumed: int) -> AnySteps:
         return self._layout.steps(self._world_size, start=start, consumed=consumed, num_samples=num_samples)
@@ -158,7 +161,7 @@ class EpochCounter:
             "start": self._start_of(self.epoch),
             "epoch_samples": self._samples_of(self.epoch),
             "bad": 0,
-            "fingerprint": dict(self._fingerprint),
+            "fingerprint": dict(self._layout.fingerprint),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -173,10 +176,10 @@ class EpochCounter:
                 sequence of samples. The message names the field.
         """
         numbers = _check_numbers(state)
-        is_same = compare_fingerprints(self._fingerprint, state["fingerprint"], strict=strict)
+        is_same = compare_fingerprints(self._layout.fingerprint, state["fingerprint"], strict=strict)
         self.epoch, self.consumed, start, samples, _ = numbers
         if not is_same:  # `start` and `samples` belong to the other sequence
-            start, samples = self.epoch * self._own_samples, self._own_samples
+            start, samples = self.epoch * self._layout.num_samples, self._layout.num_samples
             self.consumed = self._layout.resume_point(self.epoch, self.consumed)
         self._anchor = (self.epoch, start)
         self._loaded_samples = (self.epoch, samples)
@@ -211,36 +214,9 @@ def unused_state(epoch: int, loaded: int) -> StateError:
     return StateError(f"{msg}\n  Begin with it: `for epoch in range(loader.epoch, ...)`.")
 
 
-def compare_epochs(epoch: int, loaded: int, *, has_begun: bool) -> Literal["same", "behind", "ahead"]:
-    """Compare the epoch that a framework passes to `set_epoch` with the epoch of a loaded state.
-
-    Args:
-        epoch: The epoch of the framework.
-        loaded: The epoch of the state.
-        has_begun: Whether the state was saved after the first batch of its epoch.
-
-    Returns:
-        "same": The epochs are equal.
-        "behind": `epoch` is one less. The state was saved with the last batch of epoch `epoch`, which the framework has
-        not counted yet.
-        "ahead": `epoch` is one more. The framework ended epoch `loaded` early.
-
-    Raises:
-        StateError: The epochs differ in another way.
-    """
-    if epoch == loaded:
-        return "same"
-    if epoch == loaded - 1 and not has_begun:
-        return "behind"
-    if epoch == loaded + 1 and has_begun:
-        logger.warning("the rest of epoch %d is not read: the framework continues with the next epoch", loaded)
-        return "ahead"
-    raise unused_state(epoch, loaded)
-
-
 def compare_fingerprints(own: Mapping[str, Any], saved: Mapping[str, Any], *, strict: bool) -> bool:
-    """Compare the fingerprint of a loader (`own`) with the fingerprint of a state (`saved`). Log a warning if they
-    differ and `strict` is False.
+    """Return True if the fingerprint of a loader (`own`) equals the fingerprint of a state (`saved`). If they differ
+    and `strict` is False, log a warning and return False.
 
     Raises:
         StateError: The fingerprints differ, and `strict` is True.

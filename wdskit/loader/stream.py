@@ -15,7 +15,7 @@ from wdskit.loader.base import Loader
 from wdskit.loader.budget import Budget
 from wdskit.loader.device import move_ahead, pin_mover
 from wdskit.loader.pools import make_pool
-from wdskit.loader.start_method import start_fork_server, start_method_of
+from wdskit.loader.start_method import start_method_of
 from wdskit.loader.state import compare_fingerprints, unused_state
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
 
@@ -43,13 +43,13 @@ class StreamLoader(Loader):
 
     Raises:
         PipelineError: The splits or the length do not fit the ranks and workers, a stage cannot be sent to the workers,
-            or `errors.dir` is not a folder.
+            `start_method` is "fork" and forking is impossible, or `errors.dir` is not a folder.
     """
 
     def __init__(
         self, pipeline: StreamPipeline, spec: LoaderSpec, errors: ErrorsSpec | None = None, **origin: Any
     ) -> None:
-        super().__init__(pipeline.run, spec, **origin)
+        super().__init__(pipeline.run.rank_info, spec, **origin)
         self.pipeline = pipeline
         self._epoch = 0
         self._is_loaded = False  # a loaded state has not been used yet
@@ -59,10 +59,11 @@ class StreamLoader(Loader):
         self._has_warned = False
         self._budget = Budget(errors or ErrorsSpec(), rank=self._rank_info.rank, num_samples=0)
         self._waiting: deque[tuple[int, Any]] = deque()  # workers and the tickets of their jobs, in turn
-        self._check()
+        layout, count = pipeline.layout, self._num_items()
+        check_splits(pipeline.pipeline, layout, self._rank_info.world_size, max(1, spec.workers))
+        if layout.length is not None and count is not None and layout.length != count:
+            raise PipelineError(f"with_length says {layout.length}, but an epoch of this rank has {count} items.")
         start_method = functools.partial(start_method_of, pipeline.parts, spec.start_method)
-        if spec.workers:
-            start_fork_server(start_method())
         self._pool = make_pool(pipeline, StreamBatches, spec.workers, start_method, spec.timeout)
         self._mover = pin_mover(spec)
 
@@ -229,11 +230,3 @@ class StreamLoader(Loader):
 
     def _num_items(self) -> int | None:
         return self.pipeline.num_items(self.spec.workers)
-
-    def _check(self) -> None:
-        """Raise PipelineError if the splits or the length of the pipeline do not fit the ranks and workers."""
-        layout, workers = self.pipeline.layout, self.spec.workers
-        check_splits(self.pipeline.pipeline, layout, self._rank_info.world_size, max(1, workers))
-        count = self._num_items()
-        if layout.length is not None and count is not None and layout.length != count:
-            raise PipelineError(f"with_length says {layout.length}, but an epoch of this rank has {count} items.")

@@ -71,7 +71,8 @@ def work(
     memory: Ring,
     answer: Callable[[Task, Outcome[list[Batch]]], None],
 ) -> None:
-    """Run the loop of a worker until `next_task` returns None: make the batches of a job, and answer.
+    """Run the loop of a worker until `next_task` returns None: make the batches of a job, and answer. After a cancelled
+    job, the memory that no batch uses is freed.
 
     Args:
         next_task: Waits for the next job and returns its task; None ends the loop.

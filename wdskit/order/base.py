@@ -40,7 +40,8 @@ class Order(Protocol):
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the part of the mixture and the depth of each position.
 
-        The depth tells where in the part's data the sample is. Positions with close depths read the same shards.
+        The depth is about the place of the sample in the part's data: positions with close depths mostly read the same
+        shards. `ResampledOrder` is the exception.
 
         Args:
             positions: int64 (n,), each at least 0.
@@ -58,7 +59,7 @@ class Order(Protocol):
             attempt: 1 for the first substitute, 2 for the second, and so on.
 
         Returns:
-            (shard, sample), numbered as in `take`; None if no substitute is left.
+            (shard, sample), numbered as in `take`; None if no substitute is left for this or a larger `attempt`.
         """
         ...
 
@@ -103,7 +104,10 @@ class ShardOffsets:
         return shards, numbers - self.starts(shards)
 
     def starts(self, shards: Ints) -> Ints:
-        """Return the number, over all shards, of the first sample of each of `shards`: int64 (n,)."""
+        """Return the number, over all shards, of the first sample of each shard in `shards`: int64 (n,).
+
+        For an empty shard, return the number of the first sample after the shard.
+        """
         before = self.stops[shards - 1]
         before[shards == 0] = 0
         return before
@@ -127,6 +131,8 @@ def look_up(keys: Ints, places: Ints, tables: Mapping[int, NDArray[Any]]) -> Int
 
 def group_indices(keys: Ints) -> list[tuple[int, Ints]]:
     """Return [(key, indices of `keys` with this key), ...], sorted by key. The indices are ascending, int64."""
+    if len(keys) and keys[0] == keys[-1] and (keys == keys[0]).all():  # most often, as with the pass of a batch
+        return [(int(keys[0]), np.arange(len(keys)))]
     by_key = np.argsort(keys, kind="stable")
     in_order = keys[by_key]
     firsts = np.flatnonzero(np.diff(in_order, prepend=in_order[:1] - 1))

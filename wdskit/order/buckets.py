@@ -68,37 +68,13 @@ class BucketPlan:
 
     def epoch(self, number: int) -> EpochBatches:
         """Return the steps of the epoch with this number."""
-        cached: tuple[int, EpochBatches] | None = self.__dict__.get("_cached")
-        if cached is None or cached[0] != number:
-            cached = self.__dict__["_cached"] = (number, _make_epoch(self, number))
-        return cached[1]
-
-    def step_of(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return (epoch, step in the epoch, place in the step's global batch) of each position: int64 (n,) each.
-
-        Positions are counted over all epochs.
-        """
-        epochs, rest = np.divmod(positions, self.num_samples)
-        if len(epochs) and epochs[0] == epochs.min() == epochs.max():
-            edges = self.epoch(int(epochs[0])).edges
-            steps = np.searchsorted(edges, rest, side="right") - 1
-            return epochs, steps, rest - edges[steps]
-        steps, places = np.empty_like(rest), np.empty_like(rest)
-        for number, at in group_indices(epochs):
-            edges = self.epoch(number).edges
-            steps[at] = np.searchsorted(edges, rest[at], side="right") - 1
-            places[at] = rest[at] - edges[steps[at]]
-        return epochs, steps, places
+        return _make_epoch(self, number)
 
     def bucket_at(self, position: int) -> int:
         """Return the bucket of a position. Positions are counted over all epochs."""
         epoch, rest = divmod(position, self.num_samples)
         batches = self.epoch(epoch)
         return int(batches.buckets[np.searchsorted(batches.edges, rest, side="right") - 1])
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return only the arguments, without cached values."""
-        return {name: value for name, value in vars(self).items() if name in ("counts", "sizes", "tail", "seed")}
 
 
 @dataclass(frozen=True)
@@ -112,7 +88,7 @@ class Buckets:
     labels: tuple[Any, ...]
 
 
-@functools.lru_cache(maxsize=4)  # 17 bytes per step
+@functools.lru_cache(maxsize=8)  # 17 bytes per step
 def _make_epoch(plan: BucketPlan, number: int) -> EpochBatches:
     num_batches = np.array(plan.num_batches, dtype=np.int64)
     buckets = np.repeat(np.arange(len(num_batches)), num_batches)
@@ -170,7 +146,7 @@ class BucketSteps:
 
     @property
     def num_padded(self) -> int:
-        """Number of padded rows, which have no sample, in the epoch."""
+        """Number of rows in the epoch, over all ranks, that have no sample."""
         sizes = zip(self.plan.num_batches, self.plan.sizes, strict=True)
         return sum(number * size for number, size in sizes) - self.plan.num_samples
 
@@ -216,6 +192,13 @@ class BucketOrder:
     Args:
         plan: The batches of all epochs.
         orders: The order of the samples of each bucket. The orders number the shards of the whole pipeline.
+
+    Attributes:
+        plan: `plan`.
+        parts: `orders`.
+        num_samples: Number of positions of an epoch.
+        num_lanes: Largest number of lanes of `orders`; 0 if no order has lanes.
+        window: Largest window of `orders`; 0 if no order has windows.
     """
 
     def __init__(self, plan: BucketPlan, orders: Sequence[Order]) -> None:
@@ -223,8 +206,7 @@ class BucketOrder:
         self.parts = tuple(orders)
         self.num_samples = plan.num_samples
         self._counts, self._sizes = np.array(plan.counts), np.array(plan.sizes)
-        lanes = [getattr(order, "num_lanes", 0) for order in orders]
-        self.num_lanes = max(lanes)
+        self.num_lanes = max(getattr(order, "num_lanes", 0) for order in orders)
         self.window = max(getattr(order, "window", 0) for order in orders)
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
@@ -259,13 +241,12 @@ class BucketOrder:
 
     def _inner(self, positions: Ints) -> tuple[NDArray[Any], Ints]:
         """Return the bucket of each position, and the position in the bucket's own order: int64 (n,) each."""
-        epochs, steps, places = self.plan.step_of(positions)
-        if len(epochs) and epochs[0] == epochs.min() == epochs.max():
-            epoch = self.plan.epoch(int(epochs[0]))
-            buckets, batches = epoch.buckets[steps], epoch.batches[steps]
-            return buckets, epochs * self._counts[buckets] + batches * self._sizes[buckets] + places
-        buckets, batches = np.empty_like(steps), np.empty_like(steps)
+        epochs, rest = np.divmod(positions, self.num_samples)
+        buckets, inner = np.empty_like(rest), np.empty_like(rest)
         for number, at in group_indices(epochs):
             epoch = self.plan.epoch(number)
-            buckets[at], batches[at] = epoch.buckets[steps[at]], epoch.batches[steps[at]]
-        return buckets, epochs * self._counts[buckets] + batches * self._sizes[buckets] + places
+            steps = np.searchsorted(epoch.edges, rest[at], side="right") - 1
+            own = buckets[at] = epoch.buckets[steps]
+            places = rest[at] - epoch.edges[steps]
+            inner[at] = number * self._counts[own] + epoch.batches[steps] * self._sizes[own] + places
+        return buckets, inner

@@ -19,6 +19,8 @@ _EPOCH_SHIFT = 32  # an endless epoch has 2**32 draws
 class Draws:
     """The endless sequence of shards that a stream reads. Draw d, from 0, is the d-th shard of the sequence.
 
+    Only one thread may use a `Draws`, because `shard` stores the order of the last epoch.
+
     Args:
         num_shards: At least 1.
         seed: 0 <= seed < 2**64.
@@ -26,6 +28,10 @@ class Draws:
             Ignored if `resampled`.
         resampled: Whether each draw is independent of all other draws. If False, an epoch has each shard once.
         weights: Weight of each shard, used only if `resampled`; at least 0, not all 0. None: equal weights.
+
+    Attributes:
+        num_shards: `num_shards`.
+        resampled: `resampled`.
     """
 
     def __init__(
@@ -53,9 +59,7 @@ class Draws:
             at = (word >> 11) * 2.0**-53 * self._bounds[-1]
             return min(int(np.searchsorted(self._bounds, at, side="right")), self._last)  # `at` may be rounded up
         epoch, place = divmod(draw, self.num_shards)
-        if not self._shuffled:
-            return place
-        if epoch != self._epoch:
+        if self._shuffled and epoch != self._epoch:
             self._order = permutation(self.num_shards, "shard-order", self._seed, epoch)
             self._epoch = epoch
         return int(self._order[place])

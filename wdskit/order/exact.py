@@ -48,7 +48,6 @@ class ExactOrder:
 
     Attributes:
         num_samples: Number of samples of a pass.
-        counts: `counts` as int64.
         num_lanes: L.
         window: Number of samples of a window, at most the argument `window`. All windows of a lane have about equal
             sizes.
@@ -66,25 +65,25 @@ class ExactOrder:
         window: int = DEFAULT_WINDOW,
         homes: int = 1,
     ) -> None:
-        self.counts: Ints = np.asarray(counts, dtype=np.int64)
+        self._counts: Ints = np.asarray(counts, dtype=np.int64)
         self._seed = seed
-        self.num_samples = ShardOffsets(self.counts).num_samples
+        self.num_samples = ShardOffsets(self._counts).num_samples
         lanes = default_lanes(self.num_samples) if lanes is None else lanes
         longest = -(-self.num_samples // max(1, lanes))
         self.num_lanes, self.window = lanes, -(-longest // -(-longest // window)) if window > 0 else window
         self._lanes = Lanes(self.num_lanes, self.window, purpose="exact-window", seed=seed)
         least, num_longer = divmod(self.num_samples, lanes)
         self._sizes = least + (np.arange(lanes) < num_longer)
-        num_shards = len(self.counts)
+        num_shards = len(self._counts)
         if homes < 1:
             raise ValueError(f"homes must be 1 or more, not {homes}")
-        self._home_of: Ints = np.empty_like(self.counts)
+        self._home_of: Ints = np.empty_like(self._counts)
         self._home_of[permutation(num_shards, "exact-homes", seed)] = np.arange(num_shards) * homes // num_shards
         self._make_cache()
 
     def _make_cache(self) -> None:
         # Two passes, because a batch can extend over the end of a pass. Caching a method would make a reference cycle.
-        make = functools.partial(_make_pass, self.counts, self._home_of, self._sizes, self._seed)
+        make = functools.partial(_make_pass, self._counts, self._home_of, self._sizes, self._seed)
         self._passes = functools.lru_cache(maxsize=2)(make)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -97,11 +96,13 @@ class ExactOrder:
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
         """Return (shard, number in the shard) of the sample at each position (at least 0): int64 (n,) each."""
         passes, places = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
-        if len(places) and passes[0] == passes.min() == passes.max():
-            return self._take_pass(int(passes[0]), places)
         shards, samples = np.empty_like(places), np.empty_like(places)
         for number, at in group_indices(passes):
-            shards[at], samples[at] = self._take_pass(number, places[at])
+            order = self._passes(number)
+            rows, lanes = np.divmod(places[at], self.num_lanes)
+            shuffled = self._lanes.shuffle(number, lanes, rows, self._sizes[lanes])
+            stacked, samples[at] = order.stack.find(order.lane_starts[lanes] + shuffled)
+            shards[at] = order.shards[stacked]
         return shards, samples
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
@@ -126,15 +127,9 @@ class ExactOrder:
         other = self._lanes.near_position(place, attempt, self.num_samples)
         return None if other is None else take_one(self, number * self.num_samples + other)
 
-    def _take_pass(self, number: int, positions: Ints) -> tuple[Ints, Ints]:
-        places, lanes = np.divmod(positions, self._lanes.num_lanes)
-        order = self._passes(number)
-        shuffled = self._lanes.shuffle(number, lanes, places, self._sizes[lanes])
-        at, samples = order.stack.find(order.lane_starts[lanes] + shuffled)
-        return order.shards[at], samples
-
 
 def _make_pass(counts: Ints, home_of: Ints, lane_sizes: Ints, seed: int, number: int) -> _Pass:
+    """Return the pass with this number. `home_of` has the group of each shard, `lane_sizes` the size of each lane."""
     shards = permutation(len(counts), "exact-shards", seed, number)
     shards = shards[np.argsort(home_of[shards], kind="stable")]
     num_lanes = len(lane_sizes)

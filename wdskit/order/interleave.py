@@ -32,7 +32,7 @@ Change = Literal["step", "linear"]
 MAX_BLOCK = 1 << 16
 MIN_SCHEDULED_BLOCK = 1 << 12
 SLOPE_PIECES = 1 << 10
-"""Limit for the number of steps in a linear change between two weights."""
+"""A linear change between two weights has less than twice this number of steps of whole blocks."""
 _NO_WEIGHT = "at every position, at least one part must have a weight above 0"
 
 

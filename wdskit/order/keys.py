@@ -23,7 +23,8 @@ def _entropy(purpose: str, words: tuple[int, ...]) -> list[int]:
     """Return a key as uint32 numbers for `np.random.SeedSequence`: a list of fixed length.
 
     Raises:
-        ValueError: The key has too many words, or a word does not fit in 64 bits.
+        ValueError: The key has more than `_NUM_WORDS` words, or a word is below 0 or above 2**64 - 1.
+        TypeError: A word is not an integer.
     """
     if len(words) > _NUM_WORDS:
         msg = f"a key has at most {_NUM_WORDS} words, not {len(words)}"
@@ -45,7 +46,8 @@ def philox(purpose: str, *words: int) -> np.random.Philox:
     words.
 
     Raises:
-        ValueError: There are more than five words, or a word is not a uint64.
+        ValueError: There are more than five words, or a word is below 0 or above 2**64 - 1.
+        TypeError: A word is not an integer.
     """
     return np.random.Philox(np.random.SeedSequence(_entropy(purpose, words)))
 
@@ -54,6 +56,10 @@ def permutation(n: int, purpose: str, *words: int) -> NDArray[np.int64]:
     """Return a random permutation of 0..n-1, int64 (n,). Equal keys give equal permutations.
 
     `purpose` and `words` are the key, as for `philox`.
+
+    Raises:
+        ValueError: `n` is negative, or `philox` refuses the key.
+        TypeError: A word is not an integer.
     """
     order = _argsort_packed(philox(purpose, *words).random_raw(n)) if n >= _MIN_PACKED else None
     if order is None:
@@ -62,10 +68,8 @@ def permutation(n: int, purpose: str, *words: int) -> NDArray[np.int64]:
 
 
 def _argsort_packed(words: NDArray[np.uint64]) -> NDArray[np.int64] | None:
-    """Return the indices that sort `words`: int64 (n,). `words` is overwritten.
-
-    The indices replace the lowest bits of the words. Return None if two words are equal in all other bits, which is
-    very rare.
+    """Return the indices that sort `words`: int64 (n,). Return None if two words differ at most in their lowest bits,
+    which is very rare. Overwrite `words`.
     """
     # Four times as fast as `np.argsort`: the index of each word replaces its lowest bits, and the words are sorted.
     num_bits = np.uint64((len(words) - 1).bit_length())
@@ -90,6 +94,9 @@ class PositionRng:
     Args:
         seed: Seed of the pipeline, 0 <= seed < 2**64.
         stage: Name and ordinal of the stage, so that two stages never get the same numbers.
+
+    Raises:
+        ValueError: `seed` is below 0 or above 2**64 - 1.
     """
 
     def __init__(self, seed: int, stage: str) -> None:

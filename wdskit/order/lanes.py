@@ -41,7 +41,7 @@ def lane_cuts(num_lanes: int, offset: int = 0) -> Ints:
 
 
 class Lanes:
-    """Shuffles each lane in windows.
+    """Shuffles each lane in windows. Threads may share a `Lanes`.
 
     Args:
         num_lanes: Number of lanes, at least 1.
@@ -105,24 +105,26 @@ class Lanes:
     def _shuffle_windows(
         self, pass_number: int, lanes: Ints, numbers: Ints, within: Ints, sizes: Ints, shuffled: Ints
     ) -> None:
-        """Write to `shuffled` the new place of each place in its window. Permutations that are not cached are made.
+        """Write the new place in the window, for each place, to `shuffled`. Make the permutations that are not cached.
 
-        `numbers` has the number of each place's window in its lane. `within` has the place in the window.
+        `numbers` has the number of each place's window in its lane. `within` has the place in the window. `sizes` has
+        the size of the lane, or `_ENDLESS`. The caller holds the lock.
         """
         for window, at in group_indices(numbers * self.num_lanes + lanes):
             number, lane = divmod(window, self.num_lanes)
-            size = int(sizes[at[0]])
-            key, row = (pass_number, number, size), self._shuffles[number & 1, lane]
+            lane_size = int(sizes[at[0]])
+            key, row = (pass_number, number, lane_size), self._shuffles[number & 1, lane]
             if tuple(self._keys[:, number & 1, lane].tolist()) != key:
-                order = self._permutation(pass_number, window, size)
-                row[: len(order)] = order
+                size = self.window if lane_size == _ENDLESS else min(self.window, lane_size - number * self.window)
+                row[:size] = permutation(size, self._purpose, self._seed, pass_number, lane, number)
                 self._keys[:, number & 1, lane] = key
             shuffled[at] = row[within[at]]
 
     def near_position(self, position: int, attempt: int, num_positions: int | None = None) -> int | None:
-        """Return a position near `position`: first positions of the same window, then later positions of all lanes.
+        """Return a position near `position`. With a rising `attempt`, these are the other positions of the same window
+        and lane, and then the positions after `position`, of all lanes.
 
-        After the end of the sequence, the later positions continue at its start.
+        After the end of the sequence, the positions continue at its start.
 
         Args:
             position: Position in the sequence of all lanes.
@@ -130,7 +132,8 @@ class Lanes:
             num_positions: Length of the sequence; None for an endless sequence.
 
         Returns:
-            The near position. None if no near position is left: at most `DEFAULT_WINDOW` later positions are used.
+            The near position. None if no near position is left: at most `DEFAULT_WINDOW` positions after `position`
+            are used.
         """
         place, lane = divmod(position, self.num_lanes)
         first = place - place % self.window
@@ -143,8 +146,3 @@ class Lanes:
         if num_positions is None:
             return position + step if step <= DEFAULT_WINDOW else None
         return (position + step) % num_positions if step < min(num_positions, DEFAULT_WINDOW) else None
-
-    def _permutation(self, pass_number: int, window: int, lane_size: int) -> Ints:
-        number, lane = divmod(window, self.num_lanes)
-        size = self.window if lane_size == _ENDLESS else min(self.window, lane_size - number * self.window)
-        return permutation(size, self._purpose, self._seed, pass_number, lane, number)

@@ -24,6 +24,11 @@ class MixtureOrder:
         change: Between two positions of such a mapping, the weight keeps its earlier value ("step"), or changes
             linearly ("linear").
 
+    Attributes:
+        parts: The order of each part.
+        interleaver: Finds the part at each position.
+        first_shards: Number of the first shard of each part, int64 (num_parts,).
+
     Raises:
         ValueError: A weight is negative or not finite, a mapping does not start at position 0, or all weights are 0.
     """

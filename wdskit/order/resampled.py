@@ -29,8 +29,6 @@ class ResampledOrder:
 
     Attributes:
         num_samples: Length of a pass: the number of all samples. A pass can have a sample several times or never.
-        counts: `counts` as int64.
-        chunk: `chunk`.
         num_lanes: L.
         window: `window`.
 
@@ -52,21 +50,21 @@ class ResampledOrder:
             raise ValueError(msg)
         self._stack = ShardOffsets(counts)
         self._seed = seed
-        self.counts: Ints = np.asarray(counts, dtype=np.int64)
-        self.chunk, self.num_lanes, self.window = chunk, lanes, window
+        self._chunk = chunk
+        self.num_lanes, self.window = lanes, window
         self._lanes = Lanes(lanes, window, purpose="resampled-window", seed=seed)
         self.num_samples = self._stack.num_samples
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
         """Return (shard, number in the shard) of the sample at each position (at least 0): int64 (n,) each."""
-        num_lanes, window = self._lanes.num_lanes, self._lanes.window
+        num_lanes, window = self.num_lanes, self.window
         places, lanes = np.divmod(np.asarray(positions, dtype=np.int64), num_lanes)
         numbers, within = np.divmod(self._lanes.shuffle(0, lanes, places, None), window)
-        chunks, steps = np.divmod(within, self.chunk)
+        chunks, steps = np.divmod(within, self._chunk)
 
         windows = numbers * num_lanes + lanes
         wanted = dict.fromkeys(windows.tolist())
-        num_chunks = -(-window // self.chunk)
+        num_chunks = -(-window // self._chunk)
         starts = (_draw(self._seed, *divmod(each, num_lanes), num_chunks, self.num_samples) for each in wanted)
         firsts = look_up(windows, chunks, dict(zip(wanted, starts, strict=True)))
         shards, samples = self._stack.find(firsts)

@@ -61,7 +61,7 @@ class Steps:
         return 0 if self.tail == "pad" else max(0, self.num_samples - self.consumed) % self.global_batch
 
     def describe_dropped(self) -> str:
-        """Return the warning that samples of the epoch are dropped; empty if at most 1 % of them are dropped."""
+        """Return the warning that samples of the epoch are dropped; empty if at most 1 % of the samples are dropped."""
         if self.num_dropped <= MUCH_DROPPED * self.num_samples:
             return ""
         each = "" if self.world_size == 1 else f" on each of {self.world_size:,} ranks"
@@ -73,7 +73,7 @@ class Steps:
 
     @property
     def num_padded(self) -> int:
-        """Number of rows of the last step without a sample."""
+        """Number of rows of the last step, over all ranks, that have no sample."""
         return 0 if self.tail == "drop" else len(self) * self.global_batch - max(0, self.num_samples - self.consumed)
 
     def batch_at(self, step: int) -> int:  # noqa: ARG002 (BucketSteps needs it)

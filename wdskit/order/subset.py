@@ -48,7 +48,7 @@ class PickedOrder:
         self.num_lanes, self.window = getattr(order, "num_lanes", 0), getattr(order, "window", 0)
         self._subsets = list(subsets)
         self._num_shards = len(subsets[0].counts)
-        self.num_samples = int(sum(int(subset.counts.sum()) for subset in subsets))
+        self.num_samples = sum(int(subset.counts.sum()) for subset in subsets)
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
         """Return (shard, number in the shard) of the sample at each position (at least 0): int64 (n,) each."""
@@ -74,6 +74,9 @@ class PickedOrder:
         return int(shard), int(sample)
 
     def _map(self, shards: Ints, places: Ints) -> tuple[Ints, Ints]:
+        """Return (shard, number in the shard) of samples: int64 (n,) each. The arguments are shards and places of
+        `order`.
+        """
         if len(self._subsets) == 1:
             return shards, self._subsets[0].take(shards, places)
         layers, inner = np.divmod(shards, self._num_shards)

@@ -26,22 +26,20 @@ class WeightedOrder:
 
     Args:
         counts: Number of samples of each shard, (num_shards,).
-        weigh: Takes sample numbers over all shards, int64 (n,), and returns their weights, float64 (n,): finite, at
-            least 0, not all 0. The weights are not kept, so `weigh` is also called at each draw.
+        weigh: Takes sample numbers over all shards, int64 (n,), and returns their weights in a new array, float64
+            (n,): finite, at least 0, not all 0. The weights are not kept, so `weigh` is also called at each draw.
         num_samples: Length of a pass.
         seed: 0 <= seed < 2**64.
 
     Attributes:
         num_samples: Length of a pass. A pass can have a sample several times or never.
-        counts: `counts` as int64.
 
     Raises:
         ValueError: All counts or all weights are 0.
     """
 
     def __init__(self, counts: ArrayLike, weigh: Weigh, *, num_samples: int, seed: int) -> None:
-        self.counts: Ints = np.asarray(counts, dtype=np.int64)
-        self._stack = ShardOffsets(self.counts)
+        self._stack = ShardOffsets(counts)
         self._seed = seed
         self._weigh = weigh
         self.num_samples = num_samples

@@ -50,13 +50,15 @@ class PackResult:
         num_samples: Samples in these shards, or in the plan of a dry run.
         num_bytes: Bytes of these shards; 0 if a dry run cannot know the bytes, because options change the samples.
         classes: Class number by class name; empty if the source has no classes.
-        rejected: Errors of the rows that were left out because of `skip_bad` or `missing="skip"`, in order.
+        rejected: Errors of the rows that were left out because of `skip_bad` or `missing="skip"`. The errors of each
+            kind are in the order of the source.
         num_other: Files of a source folder, or members of archives, that belong to no row.
         seconds: Duration of the call in seconds.
         plan: The planned shards; None for rows that can be read only once, and after `finish_pack`.
         duplicates: Rows with the images of an earlier row, in order; empty with `duplicates="keep"`.
         dry_run: True if nothing was written because of `dry_run`.
-        was_done: True if an earlier run wrote all of these shards, so that this run wrote nothing.
+        was_done: True if an earlier run filled all of these shards. This call then wrote nothing, or only published
+            them because the earlier run was stopped before that.
         num_cleaned: Rows whose keys `keys="clean"` changed.
         source: Name and kind of the source: `photos: image folder`. Empty for rows from Python.
         notes: Sentences for the user: about files of `wdskit export` that are outdated or that a user changed, and the
@@ -81,7 +83,7 @@ class PackResult:
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """Return one line: the folder, samples, shards, size and time."""
+        """Return one line: the folder, samples and shards, and except after a dry run the size and the time."""
         shards = self.plan.shards if self.plan and self.dry_run else self.entries
         size = f"{plural(self.num_samples, 'sample')} in {plural(len(shards), 'shard')}"
         size += "" if self.dry_run else f", {format_bytes(self.num_bytes)}, {self.seconds:.1f} s"
@@ -161,8 +163,8 @@ def pack(
 def export_packed(dest: Destination) -> tuple[str, ...]:
     """Write the files for other readers (`wdskit export`), if `dest.options.export` names some.
 
-    Call this function after the run has published its shards and released the folder's lock. In a dry run, for a part
-    of a run, and for a bucket, nothing is written and the result is empty.
+    Call this function after the run has published its shards and released the folder's lock. If the run is a dry run or
+    a part, or writes to a bucket, nothing is exported and the result is empty.
 
     Returns:
         Sentences about exported files that are outdated, or that were not replaced because a user has changed them.
@@ -193,17 +195,19 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
     """Publish the shards that several parts of a run filled, and write their index: `wdskit pack-finish`.
 
     The index has the same bytes as the index of a run without parts. The function also completes a run that was stopped
-    while it published its shards. In the result, `classes` and `rejected` are empty.
+    while it published its shards. If the shards of the folder's last run are published already, nothing is written, and
+    the result has these shards. In the result, `classes`, `rejected`, `duplicates` and `source` are empty.
 
     Args:
         dest: The local folder with the shards of all parts.
         disk: Performs the file operations; tests replace it.
 
     Raises:
-        PackError: The folder does not exist, no part was packed in it, or shards are missing; the message names the
-            missing shards and their parts.
+        PackError: The folder does not exist, nothing was packed in it, its stopped run is not divided into parts, or a
+            file cannot be written. Or shards are missing; the message names the missing shards and their parts.
         FolderIndexError: A part of the run, or another process, is writing in the folder.
         SelectionError: The values of a column in two parts do not fit together.
+        StorageError: The folder cannot be locked.
     """
     start = time.perf_counter()
     target = Destination(os.fsdecode(dest), PackOptions(disk=disk))
@@ -229,22 +233,27 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
 
 
 def read_plan(dest: Destination, source: Source, *, skip_bad: bool, keep_first: bool = False) -> Plan:
-    """Read all rows of `source` into a new plan. The plan is removed when the `with` block of `dest` ends.
+    """Read all rows of `source` into a new plan. The plan is removed when `dest.resources` is closed.
 
-    `skip_bad` leaves out rows that cannot be packed. `keep_first` leaves out rows with the key of an earlier row.
+    `skip_bad` leaves out rows that cannot be packed. `keep_first` leaves out rows with the key of an earlier row. For a
+    plan that is too large for memory, the folder of `dest` is created and locked.
 
     Raises:
         RowError: Without `skip_bad`, a row cannot be packed. Without `keep_first`, two rows have the same key.
         PackError: No row is left; an option names a field that no row has; an option is for images and no row has an
             image; the plan cannot be written; or `on` is set and Ray is not installed.
+        FolderIndexError: Another process is writing in the folder.
+        WdskitError: A process that reads files was killed, an object in a store cannot be read, or the folder cannot be
+            locked.
     """
     options, part = dest.options, dest.options.part_of
     if options.on is not None and not options.dry_run:
         import_ray(PackError)  # an error here costs less than one after the rows are read
     name = "plan" if part is None else f"plan-{part[0]}-of-{part[1]}"
-    plan: Plan = dest.enter(
-        Plan(lambda: dest.work_folder, name=name, is_held=source.is_held, shares=options.shares, sha256=source.sha256)
+    plan = Plan(
+        lambda: dest.work_folder, name=name, is_held=source.is_held, shares=options.shares, sha256=source.sha256
     )
+    dest.resources.enter_context(contextlib.closing(plan))
     with raised_as_pack_errors(dest.folder):
         read_rows(
             source,
@@ -275,7 +284,7 @@ def _warn_of_shares(shares: Mapping[str, Fraction], divided: Mapping[str, Sequen
 
 
 def plan_jobs(dest: Destination, source: Source, plan: Plan) -> ShardJobs:
-    """Divide the rows of the plan into shards, check the destination, and return the shards to fill.
+    """Divide the rows of the plan into shards, lock and check the destination, and return the shards to fill.
 
     Raises:
         PackError: The existing shards, lists, classes or columns of the folder conflict with this run; the rows cannot
@@ -287,8 +296,7 @@ def plan_jobs(dest: Destination, source: Source, plan: Plan) -> ShardJobs:
         StorageError: A bucket cannot be read, or the folder cannot be locked.
     """
     options = dest.options
-    by_count = options.transforms.changes_bytes
-    order, divided = divide_plan(plan, limits=options.limits, shuffle=options.shuffle, by_count=by_count)
+    order, divided = divide_plan(plan, limits=options.limits, shuffle=options.shuffle)
     if options.shares is not None and not options.append:  # an addition may be too small for each split
         for split, spans in divided.items():
             if not spans:
@@ -299,9 +307,10 @@ def plan_jobs(dest: Destination, source: Source, plan: Plan) -> ShardJobs:
         _warn_of_shares(options.shares, divided)
     dest.resolve_previous_run(source, num_rows=len(plan), rows=plan.digest, has_labels=plan.has_labels)
     dest.check_keys(plan)
+    is_changed = options.transforms.changes_bytes
     by_split = {
         split: tuple(
-            PlannedShard(names[number], span.stop - span.start, span.num_bytes)
+            PlannedShard(names[number], span.stop - span.start, 0 if is_changed else span.num_bytes)
             for number, span in enumerate(spans, start=dest.first_number(names))
         )
         for names, (split, spans) in zip(dest.names, divided.items(), strict=True)
@@ -312,7 +321,7 @@ def plan_jobs(dest: Destination, source: Source, plan: Plan) -> ShardJobs:
     jobs = ShardJobs(plan, order, spans, shards, splits, options.transforms, options.threads, dest.path, dest.columns)
     if dest.is_done and [*dest.filled()] != [shard.name for shard in shards]:
         raise dest.indexed_already([f"it wrote {len(dest.filled())} shards, and this run has {len(shards)}."])
-    dest.check_folder(shards, dest.lists(source))
+    dest.check_folder([shard.name for shard in shards], dest.lists(source))
     return jobs
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from wdskit.codecs.fields import decode_field
@@ -30,8 +30,8 @@ class Changes:
             key by its hash. Both store the old key as the member `key` of the field `json`.
 
     Raises:
-        PackError: `keep` and `drop` are both set, a dropped field is renamed, a name is not a valid field name, or a
-            field of `made` cannot be made from JSON.
+        PackError: `keep` and `drop` are both set, a dropped field is renamed, a name is not a valid field name, a field
+            of `made` cannot be made from JSON, or `made` has classes but no field `cls`.
     """
 
     keep: frozenset[str] | None = None
@@ -45,24 +45,20 @@ class Changes:
             check_json_fields(self.made)
         if self.keep is not None and self.drop:
             raise PackError("keep and drop: use only one of them. What is not kept is dropped.")
-        for option, names in (("keep", self.keep or ()), ("drop", self.drop), ("rename", self.rename)):
-            self._check(option, names)
-        self._check("rename", self.rename.values())
+        for option, names in (
+            ("keep", self.keep or ()),
+            ("drop", self.drop),
+            ("rename", self.rename.keys()),
+            ("rename", self.rename.values()),
+        ):
+            for name in sorted(names):
+                try:
+                    check_field(name)
+                except KeyRuleError as err:
+                    raise PackError(f"{option}: {err}") from err
         dropped = [name for name in self.rename if self.new_name(name) is None]
         if dropped:
             raise PackError(f"rename: {dropped[0]} is dropped, so it cannot be renamed.")
-
-    def _check(self, option: str, names: Iterable[str]) -> None:
-        for name in sorted(names):
-            try:
-                check_field(name)
-            except KeyRuleError as err:
-                raise PackError(f"{option}: {err}") from err
-
-    @property
-    def rewrites_all(self) -> bool:
-        """True if the options change every sample: keys are replaced, or fields are made."""
-        return self.keys != "given" or self.made is not None
 
     @property
     def named(self) -> frozenset[str]:
@@ -95,10 +91,11 @@ class Changes:
         old_names: dict[str, str] = {}
         for name in names:
             new = self.new_name(name)
-            if new is not None and new in old_names:
+            if new is None:
+                continue
+            if new in old_names:
                 raise ValueError(f"both {old_names[new]!r} and {name!r} become {new!r}")
-            if new is not None:
-                old_names[new] = name
+            old_names[new] = name
         if not old_names:
             raise ValueError(f"no fields are left of: {', '.join(names)}")
         return dict(sorted(old_names.items()))
@@ -109,6 +106,7 @@ class Changes:
         Raises:
             RowError: No field is left, two fields get the same name, a field cannot be made from the JSON of the
                 sample, or the key or a field is invalid.
+            StorageError: The sample's JSON is needed and cannot be read.
         """
         try:
             return make_row(sample.key, self._fields(sample), where, keys=self.keys, path=sample.key)
@@ -119,7 +117,7 @@ class Changes:
             raise row_error(where, str(err), remedy) from err
 
     def _fields(self, sample: TarSample) -> Mapping[str, FieldBytes]:
-        if not self.named and not self.rewrites_all:
+        if not self.named and self.keys == "given" and self.made is None:
             return sample.fields
         fields = {new: sample.fields[old] for new, old in self.new_names(sample.fields).items()}
         if self.made is not None:
@@ -128,29 +126,22 @@ class Changes:
                 fields["json"] = _with_label(sample.read("json"), sample.read(CLASS_FIELD), made[CLASS_FIELD])
             fields.update(made)
         if self.keys != "given":
+            own = fields.get("json", b"{}")
+            if not isinstance(own, bytes):
+                own = sample.read(next(old for old in sample.fields if self.new_name(old) == "json"))
             try:
-                fields["json"] = add_metadata(self._json(sample, fields), {"key": sample.key})
+                fields["json"] = add_metadata(own, {"key": sample.key})
             except ValueError as err:
                 raise ValueError(f"its json: {err}") from err
         return fields
-
-    def _json(self, sample: TarSample, fields: Mapping[str, FieldBytes]) -> bytes:
-        """Return the bytes of the field that gets the name `json`; `{}` if no field gets this name.
-
-        `fields` maps the new name of each field to the field's bytes, or to a reference to bytes of `sample`.
-        """
-        data = fields.get("json", b"{}")
-        if isinstance(data, bytes):
-            return data
-        return sample.read(next(old for old in sample.fields if self.new_name(old) == "json"))
 
 
 def _with_label(json_bytes: bytes, old_label: bytes, new_label: bytes) -> bytes:
     """Replace the class number in the member `cls` of a sample's JSON. Return the new JSON.
 
-    `old_label` and `new_label` are the field `cls` before and after the change. If the member `cls` is not the number
-    in `old_label`, the JSON is returned unchanged. DecodeError: `json_bytes` is not valid JSON. ValueError: The member
-    is repeated.
+    `old_label` and `new_label` are the field `cls` before and after the change. The JSON is returned unchanged if it
+    has no member `cls`, or if this member is not the number in `old_label`.
+    DecodeError: `json_bytes` is not valid JSON. ValueError: The member is repeated.
     """
     value = decode_field("json", json_bytes)
     if not isinstance(value, dict) or type(value.get(CLASS_FIELD)) is not int:

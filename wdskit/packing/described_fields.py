@@ -1,6 +1,6 @@
 """Update the fields that describe a changed image: COCO annotations, sizes and digests.
 
-If the pixels of an image move, annotations in any other form than COCO raise DecodeError.
+If the pixels of an image move, other annotations than COCO's raise DecodeError, as far as this module recognizes them.
 """
 
 from __future__ import annotations
@@ -67,13 +67,14 @@ def update_field(field: str, data: bytes, changes: list[ImageChange]) -> bytes:
     Args:
         field: Name of the field.
         data: Bytes of the field.
-        changes: All images of the sample; at least one image has changed.
+        changes: All images of the sample, except masks. At least one image has changed.
 
     Returns:
         The updated bytes. They are equal to `data` if the field describes no property that changed.
 
     Raises:
-        DecodeError: The field describes places in an image in a form that cannot be updated, or is not valid JSON.
+        DecodeError: The field describes places in an image in a form that cannot be updated, several images fit its
+            sizes or digests, or its JSON is invalid.
     """
     has_moved = not all(change.geometry.is_same for change in changes)
     if has_moved and names_places(field):
@@ -83,13 +84,15 @@ def update_field(field: str, data: bytes, changes: list[ImageChange]) -> bytes:
             return _update_json(data, changes, has_moved=has_moved)
         if has_moved:
             _refuse_text(field, data)
+    except RecursionError as err:
+        raise DecodeError(f"{field}: it is nested too deeply", field=field) from err
     except (ValueError, DecodeError) as err:
         raise DecodeError(f"{field}: {err}", field=field) from err
     return data
 
 
 def _update_json(data: bytes, changes: list[ImageChange], *, has_moved: bool) -> bytes:
-    value = _parse(data)
+    value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique_members)
     is_coco = isinstance(value, dict) and value.keys() >= _COCO
     if has_moved and not is_coco:
         _refuse_places(value, "")
@@ -102,18 +105,13 @@ def _update_json(data: bytes, changes: list[ImageChange], *, has_moved: bool) ->
     return data if new == value else to_json(new)
 
 
-def _parse(data: bytes) -> Any:
-    try:
-        return json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique_members)
-    except RecursionError as err:
-        raise ValueError("it is nested too deeply") from err
-
-
 def _update_measures(value: dict[str, Any], changes: list[ImageChange]) -> dict[str, Any]:
     """Return the new values of the members `width`, `height`, `bytes` and `sha256` of a JSON object, by name.
 
-    The result has only members whose old value is that of an image before its transform. `width` and `height` must be
-    those of one image. DecodeError: An old value matches several images, and their new values differ.
+    The result has only members whose old value is that of an image before its transform, stored or upright. `width` and
+    `height` must be those of one image. Each value keeps its type: a text stays a text.
+
+    DecodeError: An old value matches several images, and their new values differ.
     """
     numbers = {name: _whole_number(value.get(name)) for name in ("width", "height", "bytes")}
     known = {name: number for name, number in numbers.items() if number is not None}
@@ -133,7 +131,7 @@ def _update_measures(value: dict[str, Any], changes: list[ImageChange]) -> dict[
 
 
 def _whole_number(value: Any) -> int | None:
-    """Return a whole number, or a text of digits, as an int; None for other values."""
+    """Return a whole number, or a text of fewer than 20 digits, as an int; None for other values."""
     if isinstance(value, str):
         return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else None
     return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0 else None
@@ -329,13 +327,18 @@ def _encode_counts(lengths: list[int]) -> str:
 
 
 def _refuse_places(value: Any, where: str) -> None:
-    """Raise `DecodeError` if a JSON value has members for places in an image. `where` is the path of the value."""
+    """Raise `DecodeError` if a JSON value has a member for a place in an image. `where` is the path of the value."""
     for path, name in _find_places(value, where):
         raise DecodeError(f"{path!r} says {name!r}, a place in the image, {_REFUSED}")
 
 
 def _find_places(value: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Yield path and name of each member of a JSON value that is a place in an image. `where` is the value's path."""
+    """Yield path and name of the members of a JSON value that are places in an image. `where` is the value's path.
+
+    A place is a list, an object or a text whose name has a word for places. The text must have digits; it is neither a
+    number nor the name of an image file. If an object has several numbers with names of coordinates (`x1`, `left`), the
+    first of these numbers is a place.
+    """
     if isinstance(value, list):
         for at, each in enumerate(value):
             if isinstance(each, dict | list):

@@ -85,8 +85,8 @@ def make_limits(
 ) -> Limits:
     """Return the limits of a shard, with default values.
 
-    A limit that is None gets its default value. If `num_shards` is set, a limit that is None is no limit. With
-    `by_count`, the bytes of a shard are not limited, because the sizes of the samples are not known.
+    A limit that is None gets its default value or, if `num_shards` is set, `NO_LIMIT`. With `by_count`, the bytes of a
+    shard are not limited, because the sizes of the samples are not known.
 
     Raises:
         PackError: A limit is too small or not a whole number, or `by_count` and `max_bytes` are both set.
@@ -104,7 +104,7 @@ def make_limits(
 class RowRange(NamedTuple):
     """The rows [start, stop) of one shard, as places in the packing order.
 
-    `num_bytes` is the size of the shard's file; 0 if the size is not known.
+    `num_bytes` is the size of a file with these rows, packed unchanged.
     """
 
     start: int
@@ -164,7 +164,7 @@ def _divide_evenly(ends: NDArray[np.int64], limits: Limits, num_shards: int) -> 
     """Return `num_shards` shards. The first shards may have one row more than the last shards.
 
     `ends[i]` is the number of 512-byte blocks of the rows 0 to i together, int64 (num_rows,).
-    PackError: There are fewer rows than shards, or a shard is over the limits.
+    PackError: There are fewer rows than shards, or a shard exceeds the limits.
     """
     if num_shards > len(ends):
         msg = f"{len(ends)} samples cannot fill {num_shards} shards; each holds at least one. Use fewer shards."
@@ -196,19 +196,17 @@ class StreamedShard:
         first: The first row of the shard.
         rows: Iterator over all rows after `first`, including the rows of later shards.
         limits: The limits of the shard.
-        by_count: True if the bytes of the rows are not known, so that only their number is limited.
 
     Attributes:
-        num_bytes: Bytes of a file with the rows yielded so far; 0 with `by_count`.
+        num_bytes: Bytes of a file with the rows yielded so far, packed unchanged.
         following: After the iteration: the first row of the next shard, or None if no row is left.
     """
 
-    def __init__(self, first: Row, rows: Iterator[Row], limits: Limits, *, by_count: bool) -> None:
-        self.num_bytes = 0 if by_count else END_BYTES
+    def __init__(self, first: Row, rows: Iterator[Row], limits: Limits) -> None:
+        self.num_bytes = END_BYTES
         self.following: Row | None = first
         self._rows = rows
         self._limits = limits
-        self._by_count = by_count
 
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows of the shard.
@@ -216,36 +214,30 @@ class StreamedShard:
         Raises:
             RowError: A row of the shard, or the first row after it, is larger than `max_bytes` allows.
         """
-        num_rows = 0
+        num_rows, most = 0, self._limits.max_bytes
         while self.following is not None:
             row = self.following
-            added = 0 if self._by_count else self._row_bytes(row)
-            is_full = num_rows == self._limits.max_samples or self.num_bytes + added > self._limits.max_bytes
-            if num_rows and is_full:
+            added = row_bytes(row)
+            if END_BYTES + added > most:
+                problem = f"even alone in its shard it takes {END_BYTES + added} bytes, more than max_bytes {most}"
+                raise row_error(row.where, problem, "Raise --max-bytes.")
+            if num_rows and (num_rows == self._limits.max_samples or self.num_bytes + added > most):
                 return
             num_rows += 1
             self.num_bytes += added
             yield row
             self.following = next(self._rows, None)
 
-    def _row_bytes(self, row: Row) -> int:
-        added, most = row_bytes(row), self._limits.max_bytes
-        if END_BYTES + added > most:
-            problem = f"even alone in its shard it takes {END_BYTES + added} bytes, more than max_bytes {most}"
-            raise row_error(row.where, problem, "Raise --max-bytes.")
-        return added
 
-
-def divide_stream(rows: Iterable[Row], limits: Limits, *, by_count: bool = False) -> Iterator[StreamedShard]:
+def divide_stream(rows: Iterable[Row], limits: Limits) -> Iterator[StreamedShard]:
     """Divide rows into shards while the rows are read. A new shard begins where the next row would break a limit.
 
-    The caller must take all rows of a shard before it takes the next shard. With `by_count` the bytes of the rows are
-    not known: only the number of samples is limited.
+    The caller must take all rows of a shard before it takes the next shard.
     """
     rows = iter(rows)
     row = next(rows, None)
     while row is not None:
-        shard = StreamedShard(row, rows, limits, by_count=by_count)
+        shard = StreamedShard(row, rows, limits)
         yield shard
         row = shard.following
 

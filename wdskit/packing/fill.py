@@ -7,10 +7,10 @@ import functools
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.ignored_parts import find_unused
@@ -19,7 +19,7 @@ from wdskit.dataset.lock import share_lock_until_exit
 from wdskit.dataset.shard import digest_offsets, write_offsets
 from wdskit.errors import PackError, WdskitError
 from wdskit.files import DISK, Buffer, Disk, TempFile, describe_os_error, publish, publish_bytes
-from wdskit.packing.plan import ShardJob
+from wdskit.packing.plan import ShardJob, ShardJobs
 from wdskit.packing.references import FieldBytes, FileBytes, PartBytes, SourceFiles
 from wdskit.packing.remote_prefetch import read_ahead
 from wdskit.packing.row import OnProgress, Progress, Row, size_of
@@ -38,7 +38,7 @@ OnSample = Callable[[int, int], None]
 
 
 class ProgressCounter:
-    """Counts packed samples and bytes, and calls `on_progress` with the sums: once at its start and after each change.
+    """Counts packed samples and bytes. Calls `on_progress` with the sums: when it is made, and after each change.
 
     `total` has the numbers of samples and of bytes at the end of the run. A number that is not known is None.
     """
@@ -63,8 +63,8 @@ class ProgressCounter:
 def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
     """Write one shard and its `.idx`, and return its index entry.
 
-    With `job.columns`, the values of these columns are written to another file. If `job.sha256` is set, the shard
-    exists already. Then nothing is written, and the rows are only compared with this digest.
+    With `job.columns`, the values of these columns are written to `run_journal.values_path(job.path)`. If `job.sha256`
+    is set, the shard exists already. Then nothing is written, and the rows are only compared with this digest.
 
     Args:
         job: The shard to fill.
@@ -80,34 +80,24 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
     try:
         if job.sha256 is None:
             with publish(job.path, disk=disk) as temp:
-                filled = _fill(job, temp, on_sample)
+                entry, offsets, values = _fill(job, temp, on_sample)
             if job.columns:
-                values = json.dumps(filled.columns, ensure_ascii=True).encode()
-                publish_bytes(values_path(job.path), values, disk=disk)
-            write_offsets(job.path, filled.offsets, disk=disk)
+                publish_bytes(values_path(job.path), json.dumps(values, ensure_ascii=True).encode(), disk=disk)
+            write_offsets(job.path, offsets, disk=disk)
         else:
-            filled = _fill(job, hashlib.sha256(), on_sample)
-            if filled.sha256 != job.sha256:
+            entry, _, _ = _fill(job, hashlib.sha256(), on_sample)
+            if entry.sha256 != job.sha256:
                 msg = (
                     f"{job.path}: its rows now give other bytes than those in the folder's index. Nothing was replaced."
                 )
                 raise PackError(f"{msg}\n  Use the source as it was when it was packed, and the same options.")
-        entry = ShardEntry(
-            name=job.path.name,
-            num_samples=len(filled.offsets) - 1,
-            num_bytes=filled.num_bytes,
-            sha256=filled.sha256,
-            fields=filled.fields,
-            idx_sha256=digest_offsets(filled.offsets),
-            unused=filled.unused,
-        )
     except OSError as err:
         raise PackError(f"{job.path}: cannot be written: {describe_os_error(err)}") from err
     return entry
 
 
 def fill_jobs(
-    jobs: Sequence[ShardJob], *, workers: int, log: Path, disk: Disk, count: ProgressCounter
+    jobs: ShardJobs, *, workers: int, log: Path, disk: Disk, count: ProgressCounter
 ) -> Generator[ShardEntry, None, None]:
     """Fill shards in this process or, for several shards with several `workers`, in worker processes.
 
@@ -145,113 +135,84 @@ def _fill_in_worker(job: ShardJob, *, log: Path, disk: Disk) -> ShardEntry:
     return fill_shard(job, disk=disk)
 
 
-class _FilledShard(NamedTuple):
-    """The description of a filled shard.
+def _fill(
+    job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | None
+) -> tuple[ShardEntry, list[int], dict[str, list[object]]]:
+    """Write the bytes of a shard to `sink`, a temporary file or a digest.
 
-    Attributes:
-        sha256: Digest of the shard, in hex.
-        num_bytes: Size of the shard.
-        fields: Names of all fields, sorted.
-        offsets: Byte offset of each sample, then the end of the last sample.
-        unused: The parts of images that decoding ignores: name of the part, number of images, place of the first image.
-        columns: The values of each column, by its name.
+    Returns:
+        The shard's index entry; the byte offset of each sample, then the end of the last sample; and the values of each
+        column, by its name.
+
+    Raises:
+        RowError: A row cannot be packed.
+        SelectionError: A sample has no valid value for a column.
+        StorageError: An object with bytes of a field cannot be read, or was replaced.
     """
-
-    sha256: str
-    num_bytes: int
-    fields: tuple[str, ...]
-    offsets: list[int]
-    unused: tuple[tuple[str, int, str], ...]
-    columns: dict[str, list[object]]
-
-
-def _fill(job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | None) -> _FilledShard:
-    """Write the bytes of a shard to `sink`, a temporary file or a digest. Return the description of the shard.
-
-    RowError: A row cannot be packed. SelectionError: A row has no value for a column. StorageError: A download failed.
-    """
-    fields: set[str] = set()
+    names: set[str] = set()
     offsets = [0]
-    writer = TarWriter(sink.write, hand_over=sink.hand_over) if isinstance(sink, TempFile) else TarWriter(sink.update)
-    is_unchanged = job.threads == 1 and not job.transforms.changes_bytes
     unused: dict[str, tuple[int, str]] = {}
     columns = ColumnBuilder(job.columns, str(job.path))
-    for names in (_copy_rows if is_unchanged else _transform_rows)(job, writer, unused, columns):
-        offsets.append(writer.offset)
-        fields.update(names)
-        if on_sample:
-            on_sample(1, offsets[-1] - offsets[-2])
-    writer.finish()
-    assert job.num_bytes in {0, writer.offset}
-    return _FilledShard(
-        sink.sha256 if isinstance(sink, TempFile) else sink.hexdigest(),
-        writer.offset,
-        tuple(sorted(fields)),
-        offsets,
-        tuple((part, *unused[part]) for part in sorted(unused)),
-        columns.values(),
-    )
-
-
-def _note_unused(
-    row: Row, field: str, data: Buffer, transforms: Transforms, unused: dict[str, tuple[int, str]]
-) -> None:
-    """Count the parts of an image that decoders ignore: an EXIF orientation, and frames after the first.
-
-    `data` are the bytes of the field. `unused` maps the name of a part to the number of images with this part and the
-    place of the first image. Nothing is counted if the field is not an image, or if `transforms` does not check whole
-    files.
-    """
-    if transforms.checks_structure and is_image_field(field):
-        for part in find_unused(data):
-            count, first = unused.get(part, (0, row.where))
-            unused[part] = count + 1, first
-
-
-def _transform_rows(
-    job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]], columns: ColumnBuilder
-) -> Iterator[list[str]]:
-    """Write the samples of a shard, transformed, to `writer`. After each sample, yield the names of its fields.
-
-    The values of columns are added to `columns`, and ignored parts of images are counted in `unused`.
-    """
-    for row, transformed in read_transformed(read_ahead(job.rows), job.transforms, threads=job.threads):
-        for field, data in transformed:
-            writer.add(f"{row.key}.{field}", data)
-            _note_unused(row, field, data, job.transforms, unused)
-            if job.columns:
-                columns.add(field, len(data), reader_of(data))
-        if job.columns:
-            columns.end(row.key)
-        yield [field for field, _ in transformed]
-
-
-def _copy_rows(
-    job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]], columns: ColumnBuilder
-) -> Iterator[list[str]]:
-    """Write the samples of a shard, unchanged, to `writer`. After each sample, yield the names of its fields.
-
-    The values of columns are added to `columns`, and ignored parts of images are counted in `unused`.
-    """
-    is_checked = job.transforms.validate != "none"
-    with contextlib.closing(SourceFiles()) as files:
-        for row in read_ahead(job.rows):
-            read: Iterable[tuple[str, Buffer]]
-            if any(_is_large(source) for _, source in row.fields):
-                read = ((field, _read_field(writer, row, field, source, files)) for field, source in row.fields)
-            else:
-                read = row.read_fields(files)
-            for field, data in read:
+    writer = TarWriter(sink.write, hand_over=sink.hand_over) if isinstance(sink, TempFile) else TarWriter(sink.update)
+    is_transformed = job.threads > 1 or job.transforms.changes_bytes
+    rows: Generator[tuple[Row, Iterable[tuple[str, Buffer]]], None, None]
+    if is_transformed:
+        rows = read_transformed(read_ahead(job.rows), job.transforms, threads=job.threads)
+    else:
+        rows = _read_unchanged(job.rows, writer)
+    is_checked = not is_transformed and job.transforms.validate != "none"  # `read_transformed` checks its rows
+    counts_unused = job.transforms.checks_structure
+    with contextlib.closing(rows):
+        for row, fields in rows:
+            for field, data in fields:
+                names.add(field)
                 if not isinstance(data, memoryview):  # a memoryview is in the writer's buffer already
                     writer.add(f"{row.key}.{field}", data)
                 if is_checked:
                     row.check(field, data, job.transforms)
-                    _note_unused(row, field, data, job.transforms, unused)
+                if counts_unused and is_image_field(field):
+                    for part in find_unused(data):
+                        count, first = unused.get(part, (0, row.where))
+                        unused[part] = count + 1, first
                 if job.columns:
                     columns.add(field, len(data), reader_of(data))
             if job.columns:
                 columns.end(row.key)
-            yield [field for field, _ in row.fields]
+            offsets.append(writer.offset)
+            if on_sample:
+                on_sample(1, offsets[-1] - offsets[-2])
+    writer.finish()
+    assert job.num_bytes in {0, writer.offset}
+    entry = ShardEntry(
+        name=job.path.name,
+        num_samples=len(offsets) - 1,
+        num_bytes=writer.offset,
+        sha256=sink.sha256 if isinstance(sink, TempFile) else sink.hexdigest(),
+        fields=tuple(sorted(names)),
+        idx_sha256=digest_offsets(offsets),
+        unused=tuple((part, *unused[part]) for part in sorted(unused)),
+    )
+    return entry, offsets, columns.values()
+
+
+def _read_unchanged(
+    rows: Iterable[Row], writer: TarWriter
+) -> Generator[tuple[Row, Iterable[tuple[str, Buffer]]], None, None]:
+    """Yield each row with (name, bytes) of its fields, which are read when they are iterated.
+
+    For a large file, the bytes may be a memoryview: the member is then in the buffer of `writer` already, and the
+    memoryview is valid until the next member. The caller must write the other members, in order.
+
+    Raises:
+        RowError: A file cannot be read or was changed.
+        StorageError: An object in a store cannot be read, or was replaced.
+    """
+    with contextlib.closing(SourceFiles()) as files:
+        for row in read_ahead(rows):
+            if any(_is_large(source) for _, source in row.fields):
+                yield row, ((field, _read_field(writer, row, field, source, files)) for field, source in row.fields)
+            else:
+                yield row, row.read_fields(files)
 
 
 def _is_large(source: FieldBytes) -> TypeGuard[FileBytes | PartBytes]:
@@ -259,10 +220,7 @@ def _is_large(source: FieldBytes) -> TypeGuard[FileBytes | PartBytes]:
 
 
 def _read_field(writer: TarWriter, row: Row, field: str, source: FieldBytes, files: SourceFiles) -> bytes | memoryview:
-    """Read a field and return its bytes. `source` is the field's item in `row.fields`.
-
-    If the result is bytes, the caller must write the member. For a large file, the result may be a memoryview: the
-    member is then written already. The memoryview is in the buffer of `writer`, and is valid until the next member.
+    """Read a field and return its bytes; see `_read_unchanged`. `source` is the field's item in `row.fields`.
 
     Raises:
         RowError: The file of the field cannot be read or was changed.

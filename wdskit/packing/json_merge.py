@@ -1,6 +1,7 @@
 """Change the JSON of a sample without loss of other bytes: add metadata, or replace the value of one member.
 
-An addition never overwrites a value. The module also has the hooks of `json` that refuse repeated names and NaN.
+An addition never overwrites a value. The module also writes compact JSON, and has the hooks of `json` that refuse
+repeated names and NaN.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _decode_part = json.JSONDecoder().raw_decode
 
 
 class MetadataConflict(ValueError):
-    """A JSON object already has a name that the metadata to add has too, with another value."""
+    """A JSON object already has the member `name` of the metadata to add, with another value."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(problem)
@@ -34,9 +35,13 @@ def to_json(value: Any) -> bytes:
     """Return compact JSON in UTF-8 with the keys in the order of `value`.
 
     Raises:
-        ValueError: The value contains NaN, infinity or a lone surrogate.
+        ValueError: The value contains NaN, infinity or a lone surrogate, or is nested too deeply.
+        TypeError: JSON cannot represent the type of a value or of a key.
     """
-    return _encode(value).encode()
+    try:
+        return _encode(value).encode()
+    except RecursionError as err:
+        raise ValueError("it is nested too deeply") from err
 
 
 def add_metadata(data: bytes, metadata: Mapping[str, Any], *, at_end: bool = False) -> bytes:

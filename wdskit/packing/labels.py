@@ -105,8 +105,7 @@ class ClassNames:
     def describe(self) -> str:
         """Return a short text that identifies the classes: the first names, the count and a digest."""
         digest = hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:16]
-        names = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
-        return f"{names} ({len(self.names)} classes, sha256 {digest})"
+        return f"{self._first_names()} ({len(self.names)} classes, sha256 {digest})"
 
     def number(self, label: Label) -> int:
         """Return the class number of a label, which is the name or the number of a class.
@@ -132,10 +131,13 @@ class ClassNames:
 
         The message shows some class names, then the text `more`, and the most similar class name if there is one.
         """
-        shown = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
         near = difflib.get_close_matches(name, self.names, n=1)
         hint = f" Did you mean `{near[0]}`?" if near else ""
-        return f"{name!r} is not one of the {len(self.names)} classes of {self.where} ({shown}){more}.{hint}"
+        what = f"the {len(self.names)} classes of {self.where} ({self._first_names()})"
+        return f"{name!r} is not one of {what}{more}.{hint}"
+
+    def _first_names(self) -> str:
+        return ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
 
 
 def label_number(value: Any, classes: ClassNames | None) -> int | None:
@@ -206,7 +208,8 @@ def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[s
             numbers; a list of names in this order; or a mapping of names to numbers.
 
     Raises:
-        PackError: The classes cannot be read, or do not have exactly one name for each number from 0 on.
+        PackError: The classes cannot be read, or do not have exactly one name for each number from 0 on; or two names
+            mean the same label.
     """
     where = "`classes`"
     names: list[Any]
@@ -230,7 +233,8 @@ def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[s
 
 
 def checked_classes(names: Sequence[str], where: str) -> ClassNames:
-    """Return the classes with these names, in the order of the class numbers. `where` is their source, for messages.
+    """Return the classes with these names, in the order of the class numbers. There is at least one name. `where` is
+    the source of the names, for messages.
 
     Raises:
         PackError: A name is blank or not UTF-8, or two names mean the same label, such as `1` and `1.0`.
@@ -252,7 +256,7 @@ def checked_classes(names: Sequence[str], where: str) -> ClassNames:
 def _read_names(path: str) -> Sequence[str]:
     """Return the class names in a folder or file. PackError: The path does not exist, or has no valid list of names."""
     if not os.path.exists(path):
-        raise PackError(f"{path}: classes: {describe_missing(str(path), 'file or folder')}")
+        raise PackError(f"{path}: classes: {describe_missing(path, 'file or folder')}")
     try:
         if os.path.isdir(path):
             found = read_classes(Path(path))

@@ -85,7 +85,8 @@ def takes_options(
     """Return a decorator. It turns a function of (source, dest, options) into a function of (source, dest, **options).
 
     `kind` is the dataclass of the options; its fields become the keyword arguments, also in the signature, in the
-    docstring and for type checkers. An unknown keyword raises a TypeError that names the most similar option.
+    docstring and for type checkers. An unknown keyword raises a TypeError that names the most similar option. A missing
+    source or dest, or a third positional argument, raises TypeError.
     """
     declared = declared_options(kind)  # type: ignore[arg-type]
     names = [opt.name for opt in declared]
@@ -308,7 +309,8 @@ class WriteOptions(RunOptions):
     def _check_columns(self) -> None:
         """Raise `PackError` if the options change images and a field is made from a column that describes the images.
 
-        The name of such a column is `width`, `height`, `bytes` or `sha256`, or names a place in the image: `bbox`.
+        The last part of such a column's name is `width`, `height`, `bytes` or `sha256`; or, with `resize` or `orient`,
+        the name is that of a place in the image, such as `bbox`. Fields with the names of images are not checked.
         """
         if not self.transforms.changes_images:
             return
@@ -394,7 +396,9 @@ class WriteOptions(RunOptions):
         return None if self.split is None else parse_shares(self.split)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the options that can change the bytes of shards, by name."""
+        """Return the options that can change the bytes of shards, and the versions of the libraries that encode images,
+        by name.
+        """
         from wdskit.packing.transforms import transform_versions
         from wdskit.shards.split import format_shares
 
@@ -470,7 +474,9 @@ class PackOptions(WriteOptions):
 
     @cached_property
     def records(self) -> Records:
-        """The converter from records of a table or of JSON to rows. Its `folder` is empty; a reader sets it."""
+        """The converter from records of a table or of JSON to rows. Its `folder` is empty; a reader sets it.
+        PackError: The classes of the option `classes` cannot be read.
+        """
         from wdskit.packing.sources.records import Records
 
         return Records(
@@ -510,8 +516,8 @@ class PackOptions(WriteOptions):
             PackError: `shuffle`, `num_shards`, `dry_run`, `part`, `split` or `on` is set, `workers` is over 1, or
                 `duplicates` is not "keep".
         """
-        names = ("shuffle", "num_shards", "dry_run", "part", "split", "on")
-        asked = [name for name in names if getattr(self, name) not in {None, False}]
+        given = {name: getattr(self, name) for name in ("shuffle", "num_shards", "dry_run", "part", "split", "on")}
+        asked = [name for name, value in given.items() if value is not None and value is not False]
         asked += ["workers"] * (self.workers > 1) + ["duplicates"] * (self.duplicates != "keep")
         if asked:
             msg = f"{asked[0]}: rows that can be read only once are packed in one pass."

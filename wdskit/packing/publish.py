@@ -6,7 +6,8 @@ journal is on the device, the run will be completed: after a kill or a full disk
 folder repeats the steps first. Each step can be repeated.
 
 1. Remove the replaced index, then the other replaced files. An addition removes nothing.
-2. Link the new shards into the folder, then the other new files. The files keep their names in the staging folder.
+2. Link the new shards into the folder, then the other new files. The files keep their names in the staging folder. On
+   a disk without hard links, the files are moved.
 3. Write `.wdskit.last-run`, which describes the run that made the new index.
 4. Write `index.bin`, then `index.json`.
 5. Remove the staging folder. The journal is removed last.
@@ -23,10 +24,9 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Concatenate, TypeVar
 
-from typing_extensions import ParamSpec, Self
+from typing_extensions import ParamSpec
 
 from wdskit.dataset.binary_index import (
     BINARY_NAME,
@@ -137,16 +137,19 @@ def open_destination(dest: str, options: WriteOptions) -> Iterator[Destination]:
     with contextlib.ExitStack() as stack:
         upload = open_upload(dest, options)
         if upload is not None:
-            stack.enter_context(upload)
+            stack.callback(upload.cancel)
             stack.enter_context(upload.show_url())
-        yield stack.enter_context(Destination(dest if upload is None else upload.folder, options, upload=upload))
+        destination = Destination(dest if upload is None else upload.folder, options, upload=upload)
+        stack.enter_context(destination.resources)
+        yield destination
 
 
 class Destination:
-    """A folder to pack into. The end of the `with` block frees its locks; after an error, it removes temporary files.
+    """A folder to pack into.
 
     The methods are called in the order in which they appear here. The folder is created and locked by `work_folder` or
     `resolve_previous_run`, so that earlier errors leave no files. If a file operation fails, a method raises PackError.
+    A method that locks the folder, or reads or writes a bucket, raises StorageError if this fails.
 
     Args:
         folder: Path of the folder; or the path or `file:` URL as a user wrote it.
@@ -155,6 +158,9 @@ class Destination:
 
     Attributes:
         folder: Path of the folder.
+        resources: The locks and temporary files of the run. The end of the `with` block of `open_destination` closes
+            them. After an error, this also removes temporary files and staging folders without a filled shard, except
+            in a part of a run.
         on_progress: Called with the progress of the run.
         index: The folder's index; None without an index. Set by `resolve_previous_run`.
         last_run: The run that made `index`; None if it is unknown, or if this run replaces the index.
@@ -178,23 +184,9 @@ class Destination:
         self._run = RunDescription({}, None, "", None)
         self._disk: Disk = options.disk
         self._appends = options.append
-        self._stack = contextlib.ExitStack()
+        self.resources = contextlib.ExitStack()
         self._cached_index: tuple[FileIdentity, FolderIndex] | None = None
         self._taken: set[str] = set()  # names of the files at the last `check_folder`
-
-    def __enter__(self) -> Self:
-        """Return this destination."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Free the locks. After an error, remove temporary files and staging folders without a filled shard."""
-        self._stack.__exit__(kind, error, trace)
-
-    def enter(self, resource: contextlib.AbstractContextManager[Any]) -> Any:
-        """Enter a context manager until this destination's `with` block ends. Return the value of `__enter__`."""
-        return self._stack.enter_context(resource)
 
     @property
     def shown(self) -> Path | str:
@@ -211,9 +203,10 @@ class Destination:
         completes nothing.
 
         Raises:
-            PackError: The folder is inside the source; `append` is set and the folder has no index; or the folder is
-                indexed and a dry run has neither `append` nor `overwrite`.
-            FolderIndexError: Another process is writing in the folder.
+            PackError: The folder is inside the source; `append` is set and the folder has no index; the folder is
+                indexed and a dry run has neither `append` nor `overwrite`; another user or program made a path in
+                `.wdskit-run`; or the earlier run cannot be completed.
+            FolderIndexError: An earlier run must be completed, and another process is writing in the folder.
         """
         check_runs(self.folder)
         if self._journals() and not self.options.dry_run:
@@ -260,11 +253,11 @@ class Destination:
 
     @_raises_pack_errors
     def refuse_other_options(self, source: Source) -> None:
-        """Raise PackError if a run with other options packed the folder, unless this run appends or overwrites.
+        """Check that the folder was not packed with other options. A run that appends or overwrites may differ.
 
         Raises:
-            PackError: The folder is packed already; the message lists the differences. Or the names of the shards are
-                invalid.
+            PackError: A run with other options packed the folder, and the message lists the differences; or the run
+                that packed the folder is unknown. Or the names of the shards are invalid.
         """
         _ = self.names
         if self.options.append or self.options.overwrite or not self._has_index():
@@ -281,8 +274,8 @@ class Destination:
     def work_folder(self) -> Path:
         """A folder for temporary files, such as a plan that is too large for memory.
 
-        The first access creates the destination folder, and locks it until the end of the `with` block. A part of a run
-        locks only the part. A dry run locks nothing and uses a temporary folder.
+        The first access creates the destination folder, and locks it until `resources` is closed. A part of a run locks
+        only the part. A dry run locks nothing and uses a temporary folder.
 
         Raises:
             PackError: The folder cannot be written, or another user or program made its `.wdskit-run`.
@@ -290,9 +283,8 @@ class Destination:
             StorageError: The folder cannot be locked.
         """
         if self.options.dry_run:
-            return Path(self.enter(tempfile.TemporaryDirectory()))
-        root: Path = self.enter(self._locked())
-        return root
+            return Path(self.resources.enter_context(tempfile.TemporaryDirectory()))
+        return self.resources.enter_context(self._locked())
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[Path]:
@@ -356,8 +348,9 @@ class Destination:
                 already only if the folder's last addition began with this key.
 
         Raises:
-            PackError: Another run packed the folder, and this run neither appends nor overwrites; a shard of this run
-                is missing; or the classes of an addition differ from those of the folder.
+            PackError: Another run packed the folder, and this run neither appends nor overwrites; this run appends, and
+                the folder has no index; a shard of this run is missing; or an addition has other classes than the
+                folder.
             ShardError: A shard of this run was damaged or replaced.
             FolderIndexError: Another process is writing in the folder; or this run appends, and the index does not
                 match the shards.
@@ -446,7 +439,7 @@ class Destination:
 
     @property
     def kept(self) -> tuple[ShardEntry, ...]:
-        """The existing shards that this run leaves in the index; empty unless this run appends."""
+        """The index entries of the shards to which this run appends, without its own; empty unless it appends."""
         if self.index is None or not self._appends:
             return ()
         own = len(self.last_run.entries) if self.last_run is not None and self.is_done else 0
@@ -463,7 +456,9 @@ class Destination:
 
     @_raises_pack_errors
     def check_keys(self, plan: Plan) -> None:
-        """Check that no row of an addition has the key of an existing sample. Reads the headers of existing shards.
+        """Check that no row of an addition has the key of an existing sample. The headers of existing shards are read.
+
+        If this run is done, nothing is checked.
 
         Raises:
             RowError: An existing sample has the key of a row.
@@ -480,7 +475,7 @@ class Destination:
     def existing_keys(self) -> Iterator[str]:
         """Yield the keys of all samples in the shards of `kept`, from their headers. Report the progress.
 
-        ShardError: A shard is damaged.
+        ShardError: A shard is damaged. StorageError: A shard cannot be read.
         """
         num_keys = num_bytes = 0
         totals = sum(entry.num_samples for entry in self.kept), sum(entry.num_bytes for entry in self.kept)
@@ -516,23 +511,28 @@ class Destination:
         return lists
 
     @_raises_pack_errors
-    def check_folder(self, shards: Sequence[PlannedShard], lists: Mapping[str, bytes] | None = None) -> None:
+    def check_folder(self, shards: Iterable[str], lists: Mapping[str, bytes] | None = None) -> None:
         """Check that the names of the new files are free, and that the folder has no shard that is not in its index.
 
         Args:
-            shards: The new shards.
+            shards: File names of the new shards. If this run is done, they are not checked.
             lists: Bytes of the new lists (`classes.json`, ...), by name; None if they are not known yet.
 
         Raises:
             PackError: A file already has the name of a new shard; a tar of the folder is not in the index; or another
                 program wrote a list that this run would replace or keep.
         """
-        others = self._uploaded_by_others()
+        others: set[str] = set()  # objects in the bucket that no known run uploaded
+        if self.upload is not None:
+            sent: dict[str, SentFile] = {}
+            for path in run_folders(self.folder):
+                sent |= read_sent(path)
+            others = self.upload.find_others(sent)
         self._taken = {*others}
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a dry run makes no folder
             self._taken |= {*os.listdir(self.folder)}
         for shard in () if self.is_done else shards:
-            self.check_name(shard.name)
+            self.check_name(shard)
         _, strays = compare_names(self._taken, self.index.by_name if self.index is not None else {})
         if strays:
             msg = f"{self.folder / strays[0]}: this shard is in no index, and is not one of those being packed."
@@ -555,23 +555,13 @@ class Destination:
             if name in self._taken:
                 raise self._in_the_way(name)
 
-    def _uploaded_by_others(self) -> set[str]:
-        """Return the names of objects in the bucket that no known run uploaded; empty for a local folder.
-
-        StorageError: The bucket cannot be read.
-        """
-        if self.upload is None:
-            return set()
-        sent: dict[str, SentFile] = {}
-        for path in run_folders(self.folder):
-            sent |= read_sent(path)
-        return self.upload.find_others(sent)
-
     # Filling.
 
     @_raises_pack_errors
     def start(self, shards: tuple[PlannedShard, ...] | None) -> None:
-        """Start this run, or continue it if it was stopped. Sets `path` and `log`. A run that is done is not started.
+        """Start this run, or continue it if it was stopped. Sets `path` and `log`.
+
+        If the run is done, it is not started; left staging folders are removed.
 
         Args:
             shards: The planned shards; None for rows that can be read only once.
@@ -582,8 +572,7 @@ class Destination:
         """
         options, part = self.options, self.options.part_of
         first = tuple(map(self.first_number, self.names))
-        run = dataclasses.replace(self._run, shards=shards, first=first, parts=part[1] if part else 0)
-        self._run = run
+        self._run = dataclasses.replace(self._run, shards=shards, first=first, parts=part[1] if part else 0)
         if self.is_done:
             if part is None:
                 self._remove_finished()
@@ -594,24 +583,27 @@ class Destination:
         elif part is None:
             if not options.overwrite:
                 self._remove_finished()
-            self._open_staging(run, is_alone=lambda: True)
+            self._open_staging(is_alone=lambda: True)
         else:
             with lock_folder(self.work_folder, _START_LOCK, wait=True):
-                is_alone = self.enter(share_folder(self.folder))
+                is_alone = self.resources.enter_context(share_folder(self.folder))
                 if is_alone():
                     self._remove_finished()
-                self._open_staging(run, is_alone=is_alone)
+                self._open_staging(is_alone=is_alone)
 
-    def _open_staging(self, run: RunDescription, *, is_alone: Callable[[], bool]) -> None:
-        """Make or reuse the staging folder of `run`, and set `path` and `log`. Remove other staging folders without a
-        filled shard; with the option `restart`, also those with filled shards.
+    def _open_staging(self, *, is_alone: Callable[[], bool]) -> None:
+        """Make or reuse the staging folder of this run, and set `path` and `log`.
 
-        `is_alone` returns True if no other part is running here. StorageError: The bucket cannot be changed. PackError:
-        A different run with filled shards was stopped here, and `restart` is not set. Or other parts are running that
-        belong to a different run or to another number of parts. Or another writer replaced an object of a run to
-        remove.
+        Other staging folders without a filled shard are removed; with the option `restart`, also those with filled
+        shards. `is_alone` returns True if no other part is running here.
+
+        Raises:
+            PackError: A different run with filled shards was stopped here, and `restart` is not set. Or other parts are
+                running that belong to a different run or to another number of parts. Or another writer replaced an
+                object of a run to remove.
+            StorageError: The bucket cannot be changed.
         """
-        part, disk = self.options.part_of, self._disk
+        run, part, disk = self._run, self.options.part_of, self._disk
         path = self.folder / RUN_FOLDER / run.digest
         for other in run_folders(self.folder):
             old = read_description(other)
@@ -721,22 +713,24 @@ class Destination:
             self.check_folder([], lists)
             return
         if self.options.part_of is None:
-            self.check_folder([PlannedShard(each.name, each.num_samples, each.num_bytes) for each in entries], lists)
+            self.check_folder([entry.name for entry in entries], lists)
         for name, data in lists.items():
             publish_bytes(self.path / name, data, disk=self._disk)
         if self.options.part_of is None:
             self._publish_index(entries, lists)
 
     def _publish_index(self, entries: Sequence[ShardEntry], lists: Iterable[str]) -> None:
+        """Write the new index and the journal, and perform the steps of the journal. For a bucket, upload the index.
+
+        `entries` are the shards of this run. `lists` are names of files in the staging folder.
+        """
         replaces = self.options.overwrite and self.index is not None
         kept = self.index.entries if self.index is not None and not replaces else ()
         all_entries = (*kept, *entries)
         data = index_json(all_entries)
         index = FolderIndex(str(self.folder), all_entries, hashlib.sha256(data).hexdigest())
-        described = json.loads(
-            dataclasses.replace(self._run, shards=None, parts=0).to_json()
-        )  # the index has the names
-        last = {"run": described, "num_shards": len(entries), "index": index.sha256}
+        run = dataclasses.replace(self._run, shards=None, parts=0)  # the index has the names
+        last = {"run": json.loads(run.to_json()), "num_shards": len(entries), "index": index.sha256}
         publish_bytes(self.path / INDEX_NAME, data, disk=self._disk)
         if self.upload is not None:
             self._upload_index(index, entries, last, lists)
@@ -848,9 +842,11 @@ class Destination:
             earlier call was stopped while it published them; this call then completes the publication.
 
         Raises:
-            PackError: The folder has no parts and no earlier run. Or shards are missing; the message names them and
+            PackError: The folder has no parts and no earlier run; its stopped run is not divided into parts; a file
+                cannot be written, or has the name of a new file; or shards are missing, and the message names them and
                 their parts.
             FolderIndexError: A part of the run, or another process, is writing in the folder.
+            SelectionError: The values of a column in two parts do not fit together.
         """
         with lock_folder(self.folder):
             check_runs(self.folder)
@@ -959,7 +955,7 @@ class Destination:
     def _link_all(self, path: Path, names: Sequence[str]) -> None:
         """Link the files `names` of the staging folder `path` into the folder, where existing files are replaced.
 
-        The staging folder keeps its files. PackError: A file is missing.
+        On a disk without hard links, the files are moved instead. PackError: A file is missing.
         """
         disk, parents = self._disk, {self.folder: None}
         for name in names:

@@ -7,10 +7,11 @@ same bytes as shards that this machine fills.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def check_address(on: str) -> None:
 
 
 def fill_on_ray(
-    jobs: Sequence[ShardJob], on: str, *, log: Path, disk: Disk, count: ProgressCounter
+    jobs: Iterable[ShardJob], on: str, *, log: Path, disk: Disk, count: ProgressCounter
 ) -> Generator[ShardEntry, None, None]:
     """Fill shards on a Ray cluster. If the worker of a shard dies, the shard is tried again, up to four tries in total.
 
@@ -84,22 +85,26 @@ def fill_on_ray(
         WdskitError: A shard cannot be filled. The error is that of the first such shard.
     """
     run = RunContext(log.with_name(DESCRIPTION_NAME), log, os.getcwd(), socket.gethostname(), disk)
-    pending: deque[Any] = deque()
+    pending: deque[tuple[Path, Any]] = deque()
     ray, disconnect = connect(on, PackError, starts_cluster=True)
     with contextlib.ExitStack() as stack:
         stack.callback(disconnect)
         fill = ray.remote(max_retries=_MAX_TRIES - 1, num_cpus=1)(fill_on_node)
+        submitted = ((job.path, fill.remote(job, run)) for job in jobs)  # when they are taken
         try:
-            for number, job in enumerate(jobs):
+            while True:
                 ahead = max(_MIN_SUBMITTED, 2 * int(ray.cluster_resources().get("CPU", 0)))
-                pending.extend(fill.remote(each, run) for each in jobs[number + len(pending) : number + ahead])
+                pending.extend(itertools.islice(submitted, max(0, ahead - len(pending))))
+                if not pending:
+                    return
+                path, task = pending[0]
                 try:
-                    filled = ray.get(pending[0])
+                    filled = ray.get(task)
                 except ray.exceptions.RayTaskError as err:
-                    msg = f"{job.path}: a node of the cluster cannot write it: {last_line(err)}."
+                    msg = f"{path}: a node of the cluster cannot write it: {last_line(err)}."
                     raise PackError(f"{msg}\n  Install wdskit {__version__} on all of them.") from err
                 except ray.exceptions.RayError as err:
-                    msg = f"{job.path}: its worker on the cluster died {_MAX_TRIES} times: {last_line(err)}."
+                    msg = f"{path}: its worker on the cluster died {_MAX_TRIES} times: {last_line(err)}."
                     raise PackError(f"{msg}\n  Check its memory; run the same command again to continue.") from err
                 pending.popleft()
                 if isinstance(filled, WdskitError):
@@ -107,14 +112,17 @@ def fill_on_ray(
                 count.add(filled)
                 yield filled
         finally:
-            for each in pending:
-                ray.cancel(each, force=True)
+            for _, task in pending:
+                ray.cancel(task, force=True)
             if pending:
-                ray.wait([*pending], num_returns=len(pending), timeout=_CANCEL_S)
+                ray.wait([task for _, task in pending], num_returns=len(pending), timeout=_CANCEL_S)
 
 
 def fill_on_node(job: ShardJob, run: RunContext) -> ShardEntry | WdskitError:
-    """Fill a shard on a node of the cluster. Return its index entry, or the WdskitError that prevented the shard."""
+    """Fill a shard on a node of the cluster. Return its index entry, or the WdskitError that prevented the shard.
+
+    The process of the node gets the working directory of the run, if the directory exists.
+    """
     host = socket.gethostname()
     with contextlib.suppress(OSError):  # only relative paths need the folder; missing paths are found below
         os.chdir(run.cwd)

@@ -1,8 +1,9 @@
 """References to the bytes of a field. A plan stores the references, and the bytes are read when the field is packed.
 
 Each kind of reference is a tuple of texts and whole numbers. The first item is `path`, and `num_bytes` is the size of
-the field. The last two items show later whether the content changed: modification time and inode of a file, or ETag and
-modification time of an object. The method `read` returns the bytes. `KINDS` has the kinds by their names in a plan.
+the field. The last three items show later whether the content changed: size, modification time and inode of a file, or
+size, ETag and modification time of an object. The method `read` returns the bytes. `KINDS` has the kinds by their names
+in a plan.
 """
 
 from __future__ import annotations
@@ -38,11 +39,6 @@ class FileBytes(NamedTuple):
     mtime_ns: int
     inode: int
 
-    @property
-    def identity(self) -> FileIdentity:
-        """The file's identity when the plan was made."""
-        return FileIdentity(self.num_bytes, self.mtime_ns, self.inode)
-
     def read(self) -> bytes:
         """Return the file's bytes.
 
@@ -50,14 +46,14 @@ class FileBytes(NamedTuple):
             OSError: The file cannot be read.
             ValueError: The file changed after the plan was made.
         """
-        with self.identity.opened(self.path) as fd:
+        with _identity_of(self).opened(self.path) as fd:
             return _read_part(fd, 0, self.num_bytes)
 
     def read_into(self, memory: memoryview) -> None:
         """Read the file into `memory`, which has `num_bytes` bytes.
         OSError, ValueError: The file cannot be read, or changed after the plan was made.
         """
-        with self.identity.opened(self.path) as fd:
+        with _identity_of(self).opened(self.path) as fd:
             _read_into(fd, memory, 0)
 
 
@@ -74,14 +70,9 @@ class PartBytes(NamedTuple):
     mtime_ns: int
     inode: int
 
-    @property
-    def identity(self) -> FileIdentity:
-        """The file's identity when the plan was made."""
-        return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
-
     def read(self) -> bytes:
         """Return the bytes. OSError, ValueError: The file cannot be read, or changed after the plan was made."""
-        with self.identity.opened(self.path) as fd:
+        with _identity_of(self).opened(self.path) as fd:
             return _read_part(fd, self.offset, self.num_bytes)
 
 
@@ -110,17 +101,12 @@ class ZipBytes(NamedTuple):
     mtime_ns: int
     inode: int
 
-    @property
-    def identity(self) -> FileIdentity:
-        """The file's identity when the plan was made."""
-        return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
-
     def read(self) -> bytes:
         """Return the bytes of the member, decompressed.
 
         OSError: The zip cannot be read. ValueError: The zip changed after the plan was made, or the member is damaged.
         """
-        with self.identity.opened(self.path) as fd:
+        with _identity_of(self).opened(self.path) as fd:
             header = _read_part(fd, self.offset, ZIP_HEADER_BYTES)
             if not header.startswith(_ZIP_HEADER_START):
                 raise ValueError(f"no member begins at byte {self.offset}, where the directory of the zip lists one")
@@ -149,6 +135,8 @@ class CellBytes(NamedTuple):
     """Reference to a cell of a Parquet file.
 
     Attributes:
+        path: Path of the file.
+        num_bytes: Size of the cell.
         group: Number of the row group in the file.
         row: Number of the row in the row group.
         column: Name of the column. Its cells are bytes, or structs whose member `bytes` is read.
@@ -166,16 +154,11 @@ class CellBytes(NamedTuple):
     mtime_ns: int
     inode: int
 
-    @property
-    def identity(self) -> FileIdentity:
-        """The file's identity when the plan was made."""
-        return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
-
     def read(self) -> bytes:
         """Return the cell's bytes. OSError, ValueError: The file cannot be read, or changed after the plan was made."""
         from wdskit.packing.sources.parquet import read_cell  # imported only if a plan has cells
 
-        data = read_cell(self.path, self.identity, self.group, self.row, self.column)
+        data = read_cell(self.path, _identity_of(self), self.group, self.row, self.column)
         if len(data) != self.num_bytes:
             raise ValueError(f"its cell has {len(data)} bytes now, but had {self.num_bytes} when packing began")
         return data
@@ -216,6 +199,11 @@ class ObjectBytes(NamedTuple):
         return self.open().read_at(self.offset, self.num_bytes)
 
 
+def _identity_of(source: FileBytes | PartBytes | ZipBytes | CellBytes) -> FileIdentity:
+    """Return the identity of a reference's file when the plan was made: the last three items of the reference."""
+    return FileIdentity(*source[-3:])
+
+
 Reference: TypeAlias = FileBytes | PartBytes | ZipBytes | CellBytes | ObjectBytes
 FieldBytes: TypeAlias = bytes | Reference
 
@@ -230,7 +218,10 @@ KINDS: dict[str, type[Reference]] = {
 
 
 class SourceFiles:
-    """Reads parts of files, and keeps the files open for more reads until `close`. Use it in one thread only."""
+    """Reads parts of files, and keeps the files open for more reads until `close`. Use it in one thread only.
+
+    At most 128 files are open: the file that was opened first is closed before another file is opened.
+    """
 
     def __init__(self) -> None:
         self._fds: OrderedDict[str, int] = OrderedDict()
@@ -247,7 +238,7 @@ class SourceFiles:
         """
         fd = self._open(parts[0].path)
         data = _read_parts(fd, parts)
-        parts[0].identity.check(fd)
+        _identity_of(parts[0]).check(fd)
         return data
 
     def read_into(self, part: PartBytes, memory: memoryview) -> None:
@@ -256,7 +247,7 @@ class SourceFiles:
         """
         fd = self._open(part.path)
         _read_into(fd, memory, part.offset)
-        part.identity.check(fd)
+        _identity_of(part).check(fd)
 
     def _open(self, path: str) -> int:
         fd = self._fds.get(path)
@@ -282,7 +273,7 @@ def read_parts(parts: Sequence[PartBytes]) -> list[bytes]:
 
     The file is opened for this call. OSError, ValueError: The file cannot be read, or changed after the plan was made.
     """
-    with parts[0].identity.opened(parts[0].path) as fd:
+    with _identity_of(parts[0]).opened(parts[0].path) as fd:
         return _read_parts(fd, parts)
 
 

@@ -40,7 +40,7 @@ def _is_remote(row: Row) -> bool:
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Divide rows into lists. A list ends as soon as it has at least `BATCH_BYTES` bytes or `BATCH_ROWS` rows."""
+    """Divide rows into lists. A list ends when it has at least `BATCH_BYTES` bytes or `BATCH_ROWS` rows."""
     batch, num_bytes = [], 0
     for row in rows:
         batch.append(row)
@@ -65,7 +65,7 @@ def _start_reading(rows: Iterable[Row]) -> dict[ObjectBytes, RangeFile]:
                 by_object[data.path, data.object_bytes, data.etag, data.modified].append(data)
     files: dict[ObjectBytes, RangeFile] = {}
     for references in by_object.values():
-        ranges = join_ranges(sorted((each.offset, each.offset + each.num_bytes) for each in references))
+        ranges = sorted((each.offset, each.offset + each.num_bytes) for each in references)
         files |= dict.fromkeys(references, references[0].open().ahead(ranges))
     return files
 
@@ -77,14 +77,3 @@ def _with_bytes(rows: Iterable[Row], files: dict[ObjectBytes, RangeFile]) -> Ite
             for name, data in row.fields
         )
         yield dataclasses.replace(row, fields=fields)
-
-
-def join_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ranges (start, stop) that overlap or touch. `ranges` and the result are sorted by start."""
-    joined: list[tuple[int, int]] = []
-    for start, stop in ranges:
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
-        else:
-            joined.append((start, stop))
-    return joined

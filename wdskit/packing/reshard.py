@@ -37,7 +37,8 @@ class ReshardResult:
     Attributes:
         folder: Folder of the new shards: a path, or a URL as text.
         entries: Index entries of the new shards, in order; empty after a dry run.
-        shards: Name, samples and bytes of each new shard, planned or written.
+        shards: Name, samples and bytes of each new shard, planned or written. The bytes are 0 if a dry run cannot know
+            them, because options change the samples.
         num_source_shards: Shards that were read.
         num_source_samples: Samples in the source shards: `num_samples` plus the next four counts.
         num_sampled_out: Samples outside the share of `sample`.
@@ -48,7 +49,8 @@ class ReshardResult:
         num_cleaned: Samples whose keys were changed by `keys="clean"`.
         merged: A note if shards of several splits (`train`, `val`) become one data set; else empty.
         classes_lost: Why the new folder has no `classes.json` although a source has one; else empty.
-        was_done: True if an earlier run wrote all of these shards, so that this run wrote nothing.
+        was_done: True if an earlier run filled all of these shards. This call then wrote nothing, or only published
+            them because the earlier run was stopped before that.
         seconds: Duration of the call in seconds.
         notes: Sentences about exported files that are outdated or that a user changed, and about columns of the sources
             that the new folder does not have.
@@ -83,7 +85,7 @@ class ReshardResult:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all new shards."""
+        """Bytes of all new shards; 0 if a dry run cannot know them."""
         return sum(shard.num_bytes for shard in self.shards)
 
 

@@ -69,16 +69,17 @@ class Row:
         """Read, check and transform the fields. Return name and bytes of each packed field, sorted by name.
 
         Raises:
-            RowError: A file cannot be read or was changed, or a field is damaged or cannot be transformed.
+            RowError: A file cannot be read, is damaged or was changed; or `transform` raises the error.
             StorageError: An object in a store cannot be read, or was replaced.
         """
         return self.transform(self.read_fields(), transforms)
 
     def transform(self, fields: list[tuple[str, bytes]], transforms: Transforms) -> list[tuple[str, bytes]]:
-        """Check and transform `fields`, a list of (name, bytes). Return the packed fields, sorted by name.
+        """Check and transform `fields`: (name, bytes), sorted by name. Return the packed fields, sorted by name.
 
         Raises:
-            RowError: A field is damaged, cannot be transformed, or gets an invalid name.
+            RowError: A field is damaged, does not fit its name, cannot be transformed, or gets an invalid name. Or an
+                image gets another name, so that the row lacks a field of `transforms.require`.
         """
         try:
             transformed = transforms.apply(fields)
@@ -100,7 +101,9 @@ class Row:
         return transformed
 
     def check(self, field: str, data: Buffer, transforms: Transforms) -> None:
-        """Check one field that is packed unchanged; `data` are its bytes. RowError: The field is damaged."""
+        """Check one field that is packed unchanged; `data` are its bytes.
+        RowError: The field is damaged or does not fit its name.
+        """
         try:
             transforms.check(field, data)
         except DecodeError as err:
@@ -109,10 +112,11 @@ class Row:
     def read_fields(self, files: SourceFiles | None = None) -> list[tuple[str, bytes]]:
         """Return name and bytes of each field, without checks or transforms.
 
-        `files` keeps the source files open between calls; None opens and closes the files in each call.
+        If all `PartBytes` of the row belong to one file, `files` keeps this file open for later calls. Other files are
+        opened and closed in each call, and all files if `files` is None.
 
         Raises:
-            RowError: A file cannot be read or was changed.
+            RowError: A file cannot be read, is damaged or was changed.
             StorageError: An object in a store cannot be read, or was replaced.
         """
         parts = [source for _, source in self.fields if type(source) is PartBytes]
@@ -128,10 +132,11 @@ class Row:
         ]
 
     def read_field(self, source: FieldBytes, files: SourceFiles | None = None) -> bytes:
-        """Return the bytes of one field. `source` is the item of the field in `fields`.
+        """Return the bytes of one field. `source` is the bytes or the reference of this field in `fields`.
 
-        `files` keeps files open between calls; None opens and closes the file in each call.
-        RowError, StorageError: The file, or the object in a store, cannot be read or was changed.
+        `files` keeps the file of a `PartBytes` open for later calls. Another file, and any file if `files` is None, is
+        opened and closed in each call.
+        RowError, StorageError: The file, or the object in a store, cannot be read, is damaged or was changed.
         """
         if isinstance(source, bytes):
             return source
@@ -143,7 +148,8 @@ class Row:
             raise self._unreadable(source, err) from err
 
     def read_into(self, source: FileBytes | PartBytes, memory: memoryview, files: SourceFiles) -> None:
-        """Read one field into `memory`, which has the size of the field. `files` keeps the file of a `PartBytes` open.
+        """Read one field into `memory`, which has the size of the field. `source` is the field's reference in `fields`.
+        `files` keeps the file of a `PartBytes` open for later calls.
         RowError: The file cannot be read or was changed.
         """
         try:
@@ -156,14 +162,14 @@ class Row:
 
     def _damaged(self, err: DecodeError) -> RowError:
         source: FieldBytes = dict(self.fields).get(err.field, b"")
-        return row_error(self.where, _describe(source, err), "Repair, rename or remove it, or use --skip-bad.")
+        return row_error(self.where, describe_failure(source, err), "Repair, rename or remove it, or use --skip-bad.")
 
     def _unreadable(self, source: FieldBytes, err: Exception) -> RowError:
         is_changed = isinstance(err, FileChanged)
         remedy = (
             "Pack again when no other program writes it." if is_changed else "Repair or remove it, or use --skip-bad."
         )
-        return row_error(self.where, _describe(source, err), remedy)
+        return row_error(self.where, describe_failure(source, err), remedy)
 
 
 def size_of(data: FieldBytes) -> int:
@@ -171,8 +177,8 @@ def size_of(data: FieldBytes) -> int:
     return len(data) if isinstance(data, bytes) else data.num_bytes
 
 
-def _describe(source: FieldBytes, err: Exception) -> str:
-    """Return the text of `err`, after the path of the field's file if the field has a file."""
+def describe_failure(source: FieldBytes, err: Exception) -> str:
+    """Return the text of `err`. The path or URL of `source` comes first if `source` is a reference."""
     problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
     return problem if isinstance(source, bytes) else f"{source.path}: {problem}"
 
@@ -200,7 +206,10 @@ def key_taken(row: Row, where: str) -> RowError:
 
 
 def field_of(path: str) -> str:
-    """Return the field name of a file: its extension in lower case, `jpg` for `jpeg`, or "" without an extension."""
+    """Return the field name of a file: its extension in lower case, `jpg` for `jpeg`, or "" without an extension.
+
+    A dot at the start of the file's name does not begin an extension.
+    """
     _, dot, extension = path.rpartition("/")[2].lstrip(".").rpartition(".")  # os.path.splitext takes 3 times as long
     extension = extension.lower() if dot else ""
     return SAME_FIELD.get(extension, extension)
@@ -231,7 +240,7 @@ def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: st
         fields: Bytes, or a reference to the bytes, by field name.
         where: Place for messages.
         keys: "given" keeps the key. "clean" uses `clean_key`. "hashed" replaces the key by a hash of `path`.
-        path: The key, or the path that gave the key.
+        path: The path that gave the key, or the key as given. `keys="hashed"` makes the key from it.
 
     Raises:
         RowError: The key or a field name is invalid, a field is too large, or the row has no field.
@@ -261,7 +270,8 @@ def clean_key(key: str) -> str:
     """Return the key with `_` in place of each character that some readers refuse.
 
     ASCII letters and digits, `_`, `+`, `-` and slashes between names are kept. Empty names, `.` and `..` are left out.
-    Several `_` at the start of a name become one, because webdataset ignores the name `__a`.
+    Several `_` at the start of a name become one, because webdataset ignores the name `__a`. The result is empty if no
+    name is left.
     """
     parts = [_UNCLEAN.sub("_", part) for part in key.split("/") if part not in {"", ".", ".."}]
     return "/".join(part if not part.startswith("__") else f"_{part.lstrip('_')}" for part in parts)
@@ -272,10 +282,11 @@ def python_rows(
 ) -> Iterator[Row | RowError]:
     """Convert rows from Python, `{"__key__": key, field: value, ...}`, the form that webdataset's writers take.
 
-    A value is bytes, a `pathlib.Path` whose file is packed, or a value that `codecs.fields.encode_field` accepts for
-    the field's name. The value of `cls` is a `pathlib.Path` or a label: a whole number or, with `classes`, the name or
-    number of a class. Fields whose names begin with two underscores are not packed. If `keys` is "clean" or "hashed",
-    the given key is added to the field `json` as the member `key`.
+    Names of fields become lower case, and `jpeg` becomes `jpg`. Fields whose names begin with two underscores are not
+    packed. A value is bytes, a `pathlib.Path` whose file is packed, or a value that `codecs.fields.encode_field`
+    accepts for the field's name. The value of `cls` is a `pathlib.Path` or a label, also as text or bytes: a whole
+    number or, with `classes`, the name or number of a class. None, NaN and blank text give no field `cls`. If `keys` is
+    "clean" or "hashed", the given key is added to the field `json` as the member `key`.
 
     Yields:
         A row, or the error of a row that cannot be packed.
@@ -289,9 +300,12 @@ def python_rows(
 
 
 def _python_row(row: Any, where: str, keys: str, classes: ClassNames | None) -> Row:
-    key = row.get("__key__") if isinstance(row, Mapping) else None
+    remedy = 'A row is a dict with the text "__key__" and its fields.'
+    if not isinstance(row, Mapping):
+        raise row_error(where, f"it is of type {type(row).__name__}", remedy)
+    key = row.get("__key__")
     if not isinstance(key, str):
-        raise row_error(where, f"it is {_kind(row)}", 'A row is a dict with the text "__key__" and its fields.')
+        raise row_error(where, f"it is a dict without a text `__key__`: {sorted(map(str, row))}", remedy)
     where = f"{where} ({key!r})"
     values: dict[str, Any] = {}
     for name, value in row.items():
@@ -323,7 +337,7 @@ def json_with_key(own: FieldBytes, key: str, where: str) -> bytes:
     """Return the JSON object `own` with the member `key` added. `where` is for messages.
 
     Raises:
-        RowError: `own` cannot be read, is not a JSON object, or has a member `key` with another value.
+        RowError: `own` cannot be read, is too large, is not a JSON object, or has a member `key` with another value.
     """
     try:
         return field_with_metadata(own, {"key": key})
@@ -340,11 +354,3 @@ def _encode(field: str, value: Any, where: str) -> FieldBytes:
     except (DecodeError, ValueError) as err:
         remedy = "Pass bytes, a pathlib.Path of a file, or a value that fits the field's name."
         raise row_error(where, str(err), remedy) from err
-
-
-def _kind(row: Any) -> str:
-    return (
-        f"a dict without a text `__key__`: {sorted(map(str, row))}"
-        if isinstance(row, Mapping)
-        else f"of type {type(row).__name__}"
-    )

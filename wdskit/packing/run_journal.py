@@ -113,13 +113,15 @@ class RunDescription:
 def differences(old: RunDescription, new: RunDescription) -> list[str]:
     """Return one sentence for each difference between two runs; an empty list for the same run.
 
-    If the commands of the runs differ, this is the only sentence.
+    If the commands of the runs differ, this is the only sentence. The planned shards are compared only if all else is
+    equal.
 
     Args:
         old: A stopped run, or the run that made the folder's index.
         new: The current run.
     """
-    was, now = _plain(old.options), _plain(new.options)
+    # As JSON saves and loads them: tuples become lists, and types that JSON lacks become text.
+    was, now = (json.loads(json.dumps(dict(run.options), default=str)) for run in (old, new))
     commands = [options.pop("command", "pack") for options in (was, now)]
     if commands[0] != commands[1]:
         return ["it was `wdskit {}` and is `wdskit {}`.".format(*commands)]
@@ -139,12 +141,6 @@ def differences(old: RunDescription, new: RunDescription) -> list[str]:
     if not sentences and (old.shards != new.shards or old.first != new.first):
         sentences.append("it would write different shards.")
     return sentences
-
-
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options as JSON saves and loads them: tuples become lists, and types that JSON lacks become text."""
-    plain: dict[str, Any] = json.loads(json.dumps(dict(options), default=str))
-    return plain
 
 
 def read_description(path: Path) -> RunDescription | None:

@@ -36,6 +36,7 @@ class Choice:
 
         Raises:
             SelectionError: The filter cannot be evaluated for the sample.
+            StorageError: A field that the filter uses cannot be read.
         """
         if self.threshold is not None and draw_of_key(sample.key, self.seed) >= self.threshold:
             left_out.num_sampled_out += 1

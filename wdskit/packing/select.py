@@ -89,35 +89,42 @@ def select(
     if remote is not None:
         msg = f"{remote}: a selection needs local shards. Make it where the shards are."
         raise PackError(msg)
-    _check_sources(found)
+    shards = _indexed_shards(found)
     is_checked = options.check == "sha256"
     if is_checked:
         check_indexed(found)
     choose = functools.partial(_choose_samples, choice=options.choice, check=is_checked)
-    shards = [(url, entry) for url, entry in zip(found.urls, found.entries, strict=True) if entry is not None]
     num_samples, left_out, total_bytes = 0, LeftOutCounts(), sum(entry.num_bytes for _, entry in shards)
+    parents = dict.fromkeys(os.path.dirname(url) for url, _ in shards)
+    real_paths = {parent: os.path.realpath(parent) for parent in parents}
+    folders: dict[str, str] = {}  # the first spelling of each folder, by its real path
+    for parent, real_path in real_paths.items():
+        folders.setdefault(real_path, parent or ".")
     with contextlib.ExitStack() as stack:
-        folders = _folders_of(found)
-        indexes = {folder: _lock_index(stack, folder, name, column, overwrite=options.overwrite) for folder in folders}
-        chosen: dict[str, SampleNumbers] = {}
-        num_bytes = 0
+        indexes = {
+            real_path: _lock_index(stack, folder, name, column, overwrite=options.overwrite)
+            for real_path, folder in folders.items()
+        }
+        chosen: dict[str, dict[str, SampleNumbers]] = {real_path: {} for real_path in folders}
+        num_chosen = num_bytes = 0
         with contextlib.closing(map_shards(choose, shards, workers=options.workers)) as results:
             for (url, entry), result in zip(shards, results, strict=True):
                 if isinstance(result, WdskitError):
                     raise result
-                chosen[url], others = result
+                numbers, others = result
+                chosen[real_paths[os.path.dirname(url)]][entry.name] = numbers
+                num_chosen += len(numbers)
                 left_out += others
                 num_samples += entry.num_samples
                 num_bytes += entry.num_bytes
                 if options.progress is not None:
                     options.progress(Progress("reading", num_samples, num_bytes, None, total_bytes))
-        num_chosen = sum(map(len, chosen.values()))
         if not num_chosen:
             raise SelectionError(f"{name}: none of the {num_samples} samples is selected. Nothing was written.")
-        for folder, index in indexes.items():
-            _write(Path(folder), index, name, chosen, column, options.disk)
+        for real_path, folder in folders.items():
+            _write(Path(folder), indexes[real_path], name, chosen[real_path], column, options.disk)
     return SelectResult(
-        folders=tuple(map(Path, folders)),
+        folders=tuple(map(Path, folders.values())),
         name=name,
         num_source_shards=len(shards),
         num_source_samples=num_samples,
@@ -158,21 +165,23 @@ def _column_source(options: SelectOptions) -> dict[str, Any]:
     return source | ({"sample": options.sample, "seed": options.seed} if options.sample else {})
 
 
-def _folders_of(found: ShardList) -> list[str]:
-    """Return the folders of the shards, each folder once. If a folder has several spellings, the first is returned."""
-    parents = dict.fromkeys(os.path.dirname(url) or "." for url in found.urls)
-    return list({os.path.realpath(parent): parent for parent in reversed(parents)}.values())[::-1]
+def _indexed_shards(found: ShardList) -> list[tuple[str, ShardEntry]]:
+    """Return path and index entry of each shard.
 
-
-def _check_sources(found: ShardList) -> None:
-    """Raise FolderIndexError if a folder has no index, SelectionError if a shard is named twice."""
+    Raises:
+        FolderIndexError: The folder of a shard has no index.
+        SelectionError: A shard is named twice.
+    """
+    shards = []
     for url, entry in zip(found.urls, found.entries, strict=True):
         if entry is None:
             folder = os.path.dirname(url) or "."
             msg = f"{url}: its folder has no index, which a selection needs.\n  Run `wdskit index {folder}`."
             raise FolderIndexError(msg, folder=folder)
+        shards.append((url, entry))
     if len({os.path.realpath(url) for url in found.urls}) < len(found.urls):
         raise SelectionError("a shard is named twice, but its samples can be selected only once.")
+    return shards
 
 
 def _lock_index(
@@ -213,20 +222,14 @@ def _write(
 ) -> None:
     """Write the column `name` of one folder. StorageError: The column cannot be written.
 
-    `chosen` has the numbers of the chosen samples of each shard in any folder, by path. `source` are the options that
-    define the column.
+    `chosen` has the numbers of the chosen samples of each shard that the user named, by file name. `source` are the
+    options that define the column.
     """
-    real_folder = os.path.realpath(folder)
-    by_name = {
-        os.path.basename(url): numbers
-        for url, numbers in chosen.items()
-        if os.path.realpath(os.path.dirname(url)) == real_folder
-    }
-    if by_name.keys() != index.by_name.keys():  # so that `wdskit index` computes the same column
-        source = {**source, "shards": sorted(by_name)}
+    if chosen.keys() != index.by_name.keys():  # so that `wdskit index` computes the same column
+        source = {**source, "shards": sorted(chosen)}
     masks = [np.zeros(entry.num_samples, dtype=np.bool_) for entry in index.entries]
     for entry, mask in zip(index.entries, masks, strict=True):
-        mask[by_name.get(entry.name, [])] = True
+        mask[chosen.get(entry.name, [])] = True
     try:
         add_columns(BinaryIndex(folder), {name: NewColumn(source, masks)}, disk=disk)
     except OSError as err:

@@ -73,11 +73,9 @@ def _fill(dest: Destination, rows: Iterable[Row], keys: StreamedKeys, first: int
     folder cannot be written, or is packed already with different rows.
     """
     options, existing = dest.options, dest.filled()
-    by_count = options.transforms.changes_bytes
     count = ProgressCounter(dest.on_progress, (None, None))
     entries = []
-    streamed = divide_stream(_mark_source_errors(rows), options.limits, by_count=by_count)
-    for number, shard in enumerate(streamed, start=first):
+    for number, shard in enumerate(divide_stream(_mark_source_errors(rows), options.limits), start=first):
         name = dest.names[0][number]
         known = existing.get(name)
         if known is None:
@@ -91,7 +89,7 @@ def _fill(dest: Destination, rows: Iterable[Row], keys: StreamedKeys, first: int
             entry = fill_shard(job, disk=options.disk, on_sample=count)
         except _SourceError as err:
             raise err.error from err.error.__cause__
-        assert by_count or entry.num_bytes == shard.num_bytes
+        assert options.transforms.changes_bytes or entry.num_bytes == shard.num_bytes
         if known is None:
             dest.add(entry)
         entries.append(entry)
@@ -110,7 +108,7 @@ def _new_keys(rows: Iterable[Row], keys: StreamedKeys, dest: Destination) -> Ite
 
 
 class _SourceError(Exception):
-    """Wraps an OSError of the source, to tell it from an OSError of the destination. `error` is the OSError."""
+    """Wraps an OSError of the source, to distinguish it from an OSError of the destination. `error` is the OSError."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(error)

@@ -156,7 +156,7 @@ class Transforms:
         return self.validate not in {"none", "magic"}
 
     def apply(self, fields: Sequence[Field]) -> list[Field]:
-        """Check and transform the fields of a sample. Return the fields to pack, sorted by name.
+        """Check and transform `fields`, which are sorted by name. Return the fields to pack, sorted by name.
 
         Raises:
             DecodeError: A field is invalid or cannot be transformed. The message starts with the field and the stage,
@@ -175,9 +175,10 @@ class Transforms:
         return sorted(transformed.items())
 
     def field_names(self, fields: Iterable[str]) -> tuple[str, ...]:
-        """Return the sorted names of the fields after `apply`, for a row with the names `fields`.
+        """Return the sorted names of the fields after `apply`, for a row whose fields have the names `fields`.
 
-        The bytes of each image are expected to fit its name. If they do not, `apply` may give the image another name.
+        The result is exact if the bytes of each image fit its name. Otherwise `apply` may rename the image after its
+        format.
 
         Raises:
             DecodeError: The fields do not have the images that the options need.
@@ -404,6 +405,7 @@ def transform_versions(transforms: Transforms) -> dict[str, str]:
 
 
 def _renamed(field: str, extension: str) -> str:
+    """Return the name of an image field with `extension` as its last part. A name of the same format is kept."""
     if FORMATS.get(promised_format(field).upper()) == extension:
         return field
     stem, dot, _ = field.rpartition(".")
@@ -424,6 +426,7 @@ def _parse_names(option: str, value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_choice(option: str, value: object, known: Sequence[object]) -> None:
+    """Raise `PackError` if `value` is not in `known`. The message starts with `option`."""
     if value not in known:
         names = ", ".join(str(each) for each in known if each is not None)
         raise PackError(f"{option}: {value!r} is not one of {names}.")

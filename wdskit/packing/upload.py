@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote
 
-from typing_extensions import Self
-
 from wdskit.dataset.binary_index import ShardEntry
 from wdskit.dataset.index import INDEX_NAME, join_url
 from wdskit.dataset.patterns import split_url
@@ -38,8 +36,6 @@ LAST_RUN_NAME = ".wdskit.last-run"
 MAX_PENDING = 2
 """Number of shards that are uploaded while the next shard is filled. A larger number only takes more local disk."""
 
-ETags = dict[str, str | None]
-"""ETag of each file of a shard, by its name."""
 PACKED_REMEDY = "Write to another folder, add to it with --append, or replace it with --overwrite."
 """The remedy in messages about a local folder that is packed already."""
 
@@ -59,10 +55,10 @@ class SentFile(NamedTuple):
 
 
 class UploadedShard(NamedTuple):
-    """A shard in the bucket, with the ETags of its files."""
+    """A shard in the bucket, with the ETag of each of its files, by file name; None if the store has no ETags."""
 
     entry: ShardEntry
-    etags: ETags
+    etags: Mapping[str, str | None]
 
 
 class _PendingShard(NamedTuple):
@@ -74,7 +70,7 @@ class _PendingShard(NamedTuple):
 
 
 class Upload:
-    """The destination folder in a bucket. The end of the `with` block cancels the uploads that still run.
+    """The destination folder in a bucket. Call `cancel` when done.
 
     Attributes:
         url: URL of the folder, without a slash at the end.
@@ -87,11 +83,7 @@ class Upload:
         self._pending: deque[_PendingShard] = deque()
         self._compared: set[ObjectInfo] = set()  # objects with the digest of a sent file
 
-    def __enter__(self) -> Self:
-        """Return this upload."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def cancel(self) -> None:
         """Cancel the uploads that still run."""
         for shard in self._pending:
             for future in shard.etags.values():
@@ -100,8 +92,9 @@ class Upload:
 
     @contextlib.contextmanager
     def show_url(self) -> Iterator[None]:
-        """Return a context manager that replaces the path of the local folder by the URL in the messages of PackErrors
-        and FolderIndexErrors. Errors of the local disk and each RowError stay unchanged.
+        """In the messages of PackErrors and FolderIndexErrors of the `with` block, replace the local path by the URL.
+
+        Errors of the local disk and RowErrors stay unchanged.
         """
         try:
             yield
@@ -138,8 +131,9 @@ class Upload:
                 disk.remove(path)
 
     def find_uploaded(self, shards: Iterable[UploadedShard], sent: Mapping[str, SentFile]) -> dict[str, ShardEntry]:
-        """Return the entries of those `shards` whose objects still exist and are unchanged, by name. `sent` maps each
-        object's name to the logged file. StorageError: The bucket cannot be read.
+        """Return the entries of those `shards` whose objects still exist and are unchanged, by name.
+
+        `sent` maps each object's name to the logged file. StorageError: The bucket cannot be read.
         """
         objects = self.objects()
         return {
@@ -149,8 +143,9 @@ class Upload:
         }
 
     def find_others(self, sent: Mapping[str, SentFile]) -> set[str]:
-        """Return the names of the objects in the folder that other writers have uploaded or replaced. `sent` maps names
-        to the files that known runs have uploaded. An object that this run is uploading does not count.
+        """Return the names of the objects in the folder that other writers have uploaded or replaced.
+
+        `sent` maps names to the files that known runs have uploaded. An object that this run is uploading is left out.
 
         Raises:
             StorageError: The store cannot be reached or refuses.
@@ -160,9 +155,9 @@ class Upload:
         return {name for name in objects.keys() - pending if not self._is_sent(objects[name], sent.get(name))}
 
     def find_lost(self, entries: Iterable[ShardEntry], etags: Mapping[str, Sequence[str]]) -> list[str]:
-        """Return the names of the shards that are missing in the bucket, lack their `.idx`, or were replaced after
-        their upload. `etags` has the ETags of each shard after its upload, by name. A shard without ETags is compared
-        by size only.
+        """Return the names of the shards that are missing in the bucket, lack their `.idx`, or were replaced.
+
+        `etags` has the ETags of each shard after its upload, by name. A shard without ETags is compared by size only.
         StorageError: The bucket cannot be read.
         """
         objects = self.objects()
@@ -179,6 +174,7 @@ class Upload:
 
     def start(self, entry: ShardEntry, files: Mapping[str, Path]) -> None:
         """Start to upload the files of a filled shard. `files` has the local path of each file, by name.
+
         StorageError: The URL cannot be written. Errors of the uploads are raised by `finished`.
         """
         from wdskit.storage.buckets import start_upload
@@ -237,8 +233,9 @@ class Upload:
             delete_object(self.object_url(name))
 
     def _is_sent(self, info: ObjectInfo, sent: SentFile | None) -> bool:
-        """Return True if an object has the size of the logged file `sent`, and an ETag or the digest of this file. The
-        object is read only if no ETag is equal. Return False if `sent` is None. StorageError: The object cannot be
+        """Return True if an object has the size of the logged file `sent`, and an ETag or the digest of this file.
+
+        The object is read only if no ETag is equal. Return False if `sent` is None. StorageError: The object cannot be
         read.
         """
         if sent is None or info.num_bytes != sent.num_bytes:

@@ -54,8 +54,9 @@ def build_pipeline(
     Raises:
         PipelineError: A function is unknown, a setting cannot be used with these shards or threads, an epoch is not a
             whole number of batches, or the cache is too small.
-        StorageError, FolderIndexError: The shards cannot be listed, a planned source has no index, or the folder of the
-            cache cannot be used.
+        StorageError, FolderIndexError: The shards cannot be listed, a planned source has no index, two folders use a
+            label for different classes, or the folder of the cache cannot be used.
+        SelectionError: A split, condition or column of a planned source is missing or invalid.
     """
     errors = errors or ErrorsSpec()
     parts = [stage for part in getattr(stages[0], "mixture", None) or () for stage in part.stages]
@@ -74,7 +75,7 @@ def build_pipeline(
         raise PipelineError(f"{msg}\n  Write a number of samples, or use the source `exact`.")
     run.max_bad, run.forgives_functions = errors.max_bad, errors.transforms
     known = Context(run, find, takes_masks(stages))
-    return _StreamBuilder(stages, StreamContext(known, stages)).build(max_workers)
+    return _StreamBuilder(stages, StreamContext(known)).build(max_workers)
 
 
 def _build_planned(
@@ -135,8 +136,8 @@ class _StreamBuilder:
     Attributes:
         bound: The running stages so far.
         steps: One-to-one stages that `_flush` adds to `bound`, together as one running stage.
-        is_open: Whether a stage in `bound` opens the shards.
-        batch: Samples per batch; 0 before `batched`.
+        is_open: Whether the stages in `bound` yield samples. Before that, they yield shards.
+        batch: Samples per batch of the first `batched`; 0 before `batched`.
         cut: Index of `with_epoch` in `bound`; None before `with_epoch`.
         counted: `with_epoch` and all later stages except one-to-one stages. A foreign stage is None.
         is_batched: Whether the next stage gets batches.
@@ -184,7 +185,9 @@ class _StreamBuilder:
         return StreamPipeline(self.bound, self.run, layout, max_workers)
 
     def _add(self, stage: StreamStage) -> None:
-        """Add the running form of a stage of wdskit. The one-to-one stages before it are added first."""
+        """Add the running form of a stage of wdskit, after the one-to-one stages before it. Some stages, such as
+        `with_length`, have no running form. They only change the context.
+        """
         self._flush()
         running: Any = stage.bind(self.context)
         self.context.stage_context = self.context.stage_context.after(stage)
@@ -212,7 +215,11 @@ class _StreamBuilder:
                 self.uneven = "`errors.max_bad` skips bad samples"
 
     def _add_foreign(self, stage: Any, at: int) -> None:
-        """Add a foreign stage, which is not wdskit's. `at` is its index in the pipeline."""
+        """Add a foreign stage, which is not wdskit's. `at` is its index in the pipeline.
+
+        A stage that opens the shards is added before the foreign stage if the foreign stage needs samples. A `Renumber`
+        is added after the foreign stage if the values are then samples.
+        """
         if self.cut is not None:
             self.counted.append(None)
         if at and not self.is_open and takes_shards(stage):
@@ -221,7 +228,7 @@ class _StreamBuilder:
         opens = opens_shards(stage)
         if at and not opens:
             self._open_before(at)
-        self.is_open = self.is_open or opens or (at == 0 and not _opens_later(self.stages))
+        self.is_open = self.is_open or opens or (at == 0 and not any(map(opens_shards, self.stages)))
         self._flush()
         self.bound.append(stage)
         self.context.stage_context = replace(self.context.stage_context, places=None)
@@ -242,7 +249,7 @@ class _StreamBuilder:
 
     def _open_before(self, at: int) -> None:
         """Add a stage that opens the shards, unless the shards are open or a stage from index `at` on opens them."""
-        if not self.is_open and not _opens_later(self.stages[at:]):
+        if not self.is_open and not any(map(opens_shards, self.stages[at:])):
             self._add(TarfileToSamples())
 
     def _count(self) -> Callable[[int, int], int] | None:
@@ -283,11 +290,6 @@ def _count_items(stages: Sequence[StreamStage], world_size: int, worker: int, nu
     return count
 
 
-def _opens_later(stages: Sequence[Any]) -> bool:
-    """Return True if one of `stages` opens the shards itself."""
-    return any(map(opens_shards, stages))
-
-
 def warn_unused(built: Program | StreamPipeline, spec: LoaderSpec, cache: CacheSpec) -> None:
     """Log a warning for each setting in `spec` or `cache` that is set but has no effect on `built`."""
     # not an error: one script or file serves runs with and without workers, on local and remote shards
@@ -296,6 +298,7 @@ def warn_unused(built: Program | StreamPipeline, spec: LoaderSpec, cache: CacheS
 
 
 def _find_unused(built: Program | StreamPipeline, spec: LoaderSpec, cache: CacheSpec) -> Iterator[tuple[str, str]]:
+    """Yield (name, reason) of each setting that is set but has no effect."""
     is_stream = isinstance(built, StreamPipeline)
     is_remote = not is_stream and built.reader.is_remote
     if not spec.workers:

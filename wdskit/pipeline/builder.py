@@ -99,18 +99,20 @@ class Pipeline(StageMethods):
             cache: Where to keep parts of remote shards, as under `cache` in YAML.
 
         Raises:
-            ConfigError: `threads`, `errors` or `cache` is not valid.
+            ConfigError: `ranks_per_node`, `threads`, `errors` or `cache` is not valid.
             PipelineError: The stages do not fit together or do not fit the shards, or a function is unknown.
-            StorageError, FolderIndexError: The shards cannot be listed, a planned source has no index, or the cache's
-                folder cannot be used.
+            StorageError, FolderIndexError: The shards cannot be listed, a planned source has no index, two folders use
+                a label for different classes, or the cache's folder cannot be used.
+            SelectionError: A split, condition or column of a planned source is missing or invalid.
             RankError: The rank, the world size or the ranks per node are invalid or contradict each other.
         """
         from wdskit.pipeline.build import build_pipeline, warn_unused
         from wdskit.pipeline.ranks import find_rank
 
         self.check()
-        num_threads = parse_settings(LoaderSpec, {"threads": threads}, where="Pipeline.build").threads or 1
-        rank_info = find_rank(rank, world_size, process_group, ranks_per_node=ranks_per_node)
+        given = {"threads": threads, "ranks_per_node": ranks_per_node}
+        spec = parse_settings(LoaderSpec, given, where="Pipeline.build")
+        rank_info = find_rank(rank, world_size, process_group, ranks_per_node=spec.ranks_per_node)
         if not isinstance(errors, ErrorsSpec):
             errors = parse_settings(ErrorsSpec, errors or {}, where="Pipeline.build: errors")
         if not isinstance(cache, CacheSpec):
@@ -118,7 +120,7 @@ class Pipeline(StageMethods):
         built = build_pipeline(
             self.stages,
             rank_info=rank_info,
-            num_threads=num_threads,
+            num_threads=spec.threads or 1,
             max_workers=max_workers,
             functions=transforms,
             errors=errors,
@@ -167,7 +169,8 @@ def open_pipeline(
         ConfigError: The configuration has problems; all are listed.
         StorageError: The file cannot be read.
         PipelineError: The stages do not fit together, or `pipeline` or `overrides` is passed with a `Pipeline`.
-        FolderIndexError: The labels of two pipelines of the configuration mean different classes.
+        FolderIndexError: A label means different classes in two pipelines of the configuration, or a `classes.json` is
+            invalid.
     """
     if isinstance(config, Pipeline):
         if pipeline is not None or overrides:

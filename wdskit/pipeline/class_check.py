@@ -20,8 +20,10 @@ _log = logging.getLogger(__name__)
 def check_pipelines(pipelines: Mapping[str, Sequence[Any]], *, local_only: bool = False) -> None:
     """Check that a label means the same class in the shard folders of all pipelines.
 
-    The class names come from the `classes.json` of each folder. Sources with `classes: any` are skipped. A folder that
-    cannot be read, or has labels but no `classes.json`, is skipped with a warning. A single pipeline is not checked.
+    The class names come from the `classes.json` of each folder. Sources with `classes: any` are skipped, and so are
+    folders that do not exist on this machine. A `classes.json` that cannot be read is skipped with a warning. A folder
+    with labels but no `classes.json` gives a warning if a folder of another pipeline has class names. A single pipeline
+    is not checked.
 
     Args:
         pipelines: The stages of each pipeline, its source first.
@@ -73,9 +75,10 @@ def _has_labels(folder: str) -> bool:
 
 
 def _folders_of(stages: Sequence[Any]) -> Iterator[str]:
-    """Yield the shard folders whose classes are compared.
+    """Yield the shard folders whose classes are compared. The same folder may be yielded several times.
 
-    A source with `classes: any`, or from outside wdskit, has no such folder.
+    A source with `classes: any`, or from outside wdskit, has no such folder. A folder that does not exist on this
+    machine is left out.
     """
     source = stages[0]
     if getattr(source, "classes", None) != "same":

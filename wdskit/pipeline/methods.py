@@ -48,14 +48,15 @@ class StageMethods(ABC):
         tail: Literal["drop", "pad"] = "drop",
     ) -> Self:
         """A planned source: each sample at most once per epoch over all ranks, in a new random order each epoch. With
-        `tail: pad`, exactly once; `tail: drop` leaves out the samples that do not fill a batch on all ranks.
+        `tail: pad`, exactly once; `tail: drop` leaves out the samples that do not fill a batch on all ranks. With
+        `repeat`, each repetition counts as a sample.
 
         Args:
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards need
                 an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
             schedule: How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight,
-                in up to 1,024 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its
+                in up to 2,047 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its
                 mean weight.
             split: Only this split of the samples, made by `wdskit split`.
             where: Only samples for which this condition on the columns of their folder is true. `wdskit index FOLDER
@@ -109,14 +110,14 @@ class StageMethods(ABC):
         window: int = 4096,
         tail: Literal["drop", "pad"] = "drop",
     ) -> Self:
-        """A planned source: samples drawn with replacement, in chunks of consecutive samples.
+        """A planned source: samples drawn with replacement, in chunks of consecutive samples, or one by one by weights.
 
         Args:
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards need
                 an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
             schedule: How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight,
-                in up to 1,024 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its
+                in up to 2,047 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its
                 mean weight.
             split: Only this split of the samples, made by `wdskit split`.
             where: Only samples for which this condition on the columns of their folder is true. `wdskit index FOLDER
@@ -171,7 +172,7 @@ class StageMethods(ABC):
                 an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
             schedule: How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight,
-                in up to 1,024 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its
+                in up to 2,047 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its
                 mean weight.
             split: Only this split of the samples, made by `wdskit split`.
             where: Only samples for which this condition on the columns of their folder is true. `wdskit index FOLDER
@@ -536,8 +537,9 @@ class StageMethods(ABC):
     ) -> Self:
         """Make batches of one shape (`by: aspect`) or of similar length (`by: COLUMN`), in the place of `batched`.
 
-        At each step all ranks have a batch of the same bucket. Each sample is once in an epoch, with one exception: if
-        the last batch of a bucket is not full, `tail` of the source drops or pads this batch.
+        At each step all ranks have a batch of the same bucket. Each sample is once in an epoch, or as often as `repeat`
+        of the source says, with one exception: if the last batch of a bucket is not full, `tail` of the source drops or
+        pads this batch.
 
         Args:
             by: `aspect`, from the columns width and height; or a column with the length of each sample.

@@ -54,9 +54,9 @@ def find_rank(
 
     Raises:
         RankError: Only one of `rank` and `world_size` is passed, they are out of range or differ from the group, an
-            environment variable is not valid, or machines have different numbers of ranks.
+            environment variable is not valid, machines have different numbers of ranks, or `group_rank` refuses
+            `process_group`.
     """
-    ranks_per_node = as_int(ranks_per_node)
     rank_info, why = _detect_rank(as_int(rank), as_int(world_size), process_group, environ)
     if rank_info.world_size < 1 or not 0 <= rank_info.rank < rank_info.world_size:
         raise RankError(
@@ -113,8 +113,8 @@ def _detect_rank(
     """Return rank and world size, and the name of the source that gave them.
 
     Raises:
-        RankError: Only one of `rank` and `world_size` is passed, a number is invalid, or the arguments differ from the
-            process group.
+        RankError: Only one of `rank` and `world_size` is passed, a number is invalid, the arguments differ from the
+            process group, or `group_rank` refuses `process_group`.
     """
     if rank is not None or world_size is not None:
         if rank is None or world_size is None:
@@ -179,6 +179,7 @@ def as_group(process_group: Any) -> Any:
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
+    """Return the number in an environment variable. Raise RankError if the variable is not set or has no number."""
     text = environ.get(name)
     if text is None or not text.strip().isdecimal():
         problem = "is not set" if text is None else f"is {text!r}, not a number"

@@ -42,8 +42,9 @@ def connect(on: str, error: type[WdskitError], *, starts_cluster: bool) -> tuple
     Args:
         on: "ray" or the address of a cluster; `ADDRESS` matches both.
         error: Class of the errors to raise.
-        starts_cluster: Used if `on` is "ray". If True, Ray starts a new cluster on this machine. If False, the process
-            connects to the cluster in RAY_ADDRESS, or to a running cluster that Ray finds.
+        starts_cluster: If True and `on` is "ray", Ray starts a new cluster on this machine. If False and `on` is "ray",
+            the process connects to the cluster in RAY_ADDRESS, or to a running cluster that Ray finds. In a new
+            connection, this process prints the output of the cluster's workers only if `starts_cluster` is False.
 
     Returns:
         (ray, disconnect): The module, and a function without arguments. Each caller of `connect` must call `disconnect`
@@ -100,7 +101,9 @@ def _job_of(ray: ModuleType) -> str:
 
 
 def _check_server(address: str | None) -> None:
-    """Raise OSError if no program listens at `address`, as in HOST:PORT. Ray would try it for nine minutes."""
+    """Raise OSError if `address` is HOST:PORT and no program listens there. Ray would try it for nine minutes. Other
+    addresses are not checked.
+    """
     host, _, port = (address or "").rpartition(":")
     if host and "/" not in host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()

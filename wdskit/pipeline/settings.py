@@ -288,13 +288,15 @@ def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str
 
     Numbers that are set in `spec` are used. The defaults depend on the pipeline:
 
-    - If a planned pipeline decodes images and calls no functions of the user: one worker per two cores, two threads
-      each. If only `workers` is set, the workers divide the cores into threads.
-    - If a planned pipeline calls functions of the user: one worker per core, one thread each.
+    - A planned pipeline that decodes or changes images and calls no functions of the user: one worker per two cores,
+      two threads each. If only `workers` is set, the workers divide the cores into threads.
+    - A planned pipeline that calls functions of the user for its samples: one worker per core, one thread each.
     - All other pipelines, and workers on a cluster: one worker, one thread.
+    - If only `threads` is set: one worker.
     - If `workers` is 0: one thread.
 
-    The ranks of a machine share its cores.
+    The ranks of a machine share its cores. A process has at most `MAX_THREADS` threads by default, and all workers
+    together at most `MAX_TOTAL_THREADS` if `workers` is not set.
 
     Args:
         spec: The settings.
@@ -366,10 +368,10 @@ def _part_size(table: ShardTable) -> float:
 
 
 def measure_cache(data: PlannedData, rank_info: RankInfo) -> tuple[float, int]:
-    """Return how many bytes the cache of a node must hold, and how many positions ahead the loader can fetch parts.
+    """Return (bytes that the cache of a node must hold, number of positions ahead for which parts can be fetched).
 
-    The number of positions is valid only if the cache holds at least twice these bytes. For a weighted order, the bytes
-    are the node's share of all remote shards.
+    The number of positions is valid only if the cache holds at least twice these bytes. A weighted order needs the
+    node's share of all remote shards, and its number of positions is 0. A sequential order needs no cache, (0.0, 0).
     """
     orders = data.order.parts if isinstance(data.order, MixtureOrder) else (data.order,)
     needed, ahead = 0.0, 0

@@ -7,7 +7,6 @@ columns of new shards are computed while the shards are written. `wdskit index` 
 from __future__ import annotations
 
 import bisect
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from wdskit.limits import MAX_CHECKED_BYTES
 from wdskit.shards.filters import Expression, ExpressionError, MissingValue
 from wdskit.shards.sampling import draw_of_key, parse_share, threshold_of
 from wdskit.shards.split import bounds_of, canonical_text, draws_of, make_draw, parse_by, parse_shares
+from wdskit.tar.window import LargeData
 
 Source = Mapping[str, Any]
 """The definition of a column: {"path": "json.score"}, or the options of `split` or `select`."""
@@ -57,8 +57,7 @@ def parse_columns(names: str | Iterable[str]) -> dict[str, Source]:
         is_json = any(part.lower() in JSON_FIELDS for part in parts)
         plain = parts[:-1] if parts[-1] == "length" else parts
         is_field = bool(plain) and plain[-1].lower() in INT_FIELDS | TEXT_FIELDS
-        is_side = parts[-1] in _SIDES and (len(parts) == 1 or is_image_field(path.rpartition(".")[0]))
-        if "" in parts or not path.isprintable() or not (is_json or is_field or is_side):
+        if "" in parts or not path.isprintable() or not (is_json or is_field or _is_side(path)):
             raise SelectionError(f"columns: {path!r} cannot be a column. {_EXAMPLES}.")
         sources[name] = {"path": path}
     if len(sources) > MAX_COLUMNS:
@@ -81,17 +80,13 @@ class _SampleFields:
         self.problem = ""  # why a field cannot be read; "" if all fields can be read
         self.names: list[str] = []
         self.headers: dict[str, ImageHeader] = {}
-        self._bytes: dict[str, bytes] = {}
+        self.data: dict[str, bytes] = {}
         self._values: dict[str, object] = {}
 
-    def add(self, name: str, data: bytes) -> None:
-        """Store the bytes of a field."""
-        self._bytes[name] = data
-
     def value(self, name: str) -> object:
-        """Return the decoded value of a field that was added. DecodeError: The bytes do not match the field's name."""
+        """Return the decoded value of a field in `data`. DecodeError: The bytes do not match the field's name."""
         if name not in self._values:
-            self._values[name] = decode_field(name, self._bytes[name])
+            self._values[name] = decode_field(name, self.data[name])
         return self._values[name]
 
 
@@ -201,7 +196,8 @@ class _FilterResult(_ColumnFunction):
     """
 
     def __init__(self, source: Source, shard: str) -> None:
-        self._is_read = shard.rpartition("/")[2] in source.get("shards", [shard.rpartition("/")[2]])
+        name = shard.rpartition("/")[2]
+        self._is_read = name in source.get("shards", [name])
         self._skip_missing = source.get("missing") == "skip"
         text = source["filter"]
         self._expression = None if text is None else Expression(text)
@@ -231,12 +227,13 @@ def _build_function(source: Source, shard: str) -> _ColumnFunction:
     if "filter" in source:
         return _FilterResult(source, shard)
     path = str(source["path"])
-    return _ImageSide(path) if path.rpartition(".")[2] in _SIDES and _is_side(path) else _FieldValue(path)
+    return _ImageSide(path) if _is_side(path) else _FieldValue(path)
 
 
 def _is_side(path: str) -> bool:
-    owner = path.rpartition(".")[0]
-    return not owner or is_image_field(owner)
+    """Return whether a path is `width` or `height`, alone or after the name of an image field."""
+    owner, _, side = path.rpartition(".")
+    return side in _SIDES and (not owner or is_image_field(owner))
 
 
 class ColumnBuilder:
@@ -280,7 +277,7 @@ class ColumnBuilder:
                 if num_bytes > MAX_CHECKED_BYTES:
                     fields.problem = f"{name}: it has {num_bytes} bytes, too many to read for a column"
                 else:
-                    fields.add(name, part(num_bytes))
+                    fields.data[name] = part(num_bytes)
         except DecodeError as err:
             fields.problem = f"{name}: {str(err).removeprefix(f'{name}: ')}"
 
@@ -314,7 +311,7 @@ class ColumnBuilder:
 
 def pack_columns(values: Mapping[str, Sequence[object]], shard: str) -> dict[str, Part]:
     """Return the values of each column as an array or `Texts`. `shard` is for the error. SelectionError: A column mixes
-    text and numbers, or has an invalid value, such as an integer of over 64 bits.
+    text and numbers, or has an invalid value, such as an integer that does not fit in int64.
     """
     arrays = {}
     for name, column in values.items():
@@ -326,9 +323,14 @@ def pack_columns(values: Mapping[str, Sequence[object]], shard: str) -> dict[str
 
 
 def reader_of(data: Buffer) -> ReadPart:
-    """Return the `ReadPart` of a field: a function that returns the first bytes of `data`."""
-    return functools.partial(_first_bytes, data)
+    """Return the `ReadPart` of a field: a function that returns the first bytes of `data`. The bytes of `LargeData` are
+    read from its file.
+    """
 
+    def read(num_bytes: int) -> bytes:
+        if isinstance(data, LargeData) and data.file is not None:
+            data.file.seek(0)
+            return data.file.read(num_bytes)
+        return bytes(data[:num_bytes])
 
-def _first_bytes(data: Buffer, num_bytes: int) -> bytes:
-    return bytes(data[:num_bytes])
+    return read

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -52,8 +53,11 @@ _OWN_NAMES = frozenset({_SIZES_NAME, _TIMM_NAME, _INFO_NAME, *_USERS})
 _DATASET_YAML = b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 _TRAIN = "train"
-_SPLITS = ("train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing")
-_PARTS = {"val": "val", "valid": "val", "validation": "val", "dev": "val", "eval": "val", "test": "test"}
+_PARTS = {
+    "train": _TRAIN, "training": _TRAIN, "val": "val", "valid": "val", "validation": "val", "dev": "val", "eval": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+"""Energon's part for each split that the name of a shard may have."""
 _WORDS = re.compile(r"[-_.]+")
 _NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")
 
@@ -231,8 +235,8 @@ def _read_export_list(folder: Path) -> _ExportList | None:
 
 
 def remove_exports(folder: Path, disk: Disk) -> None:
-    """Remove the exported files of a folder. Energon's files that a user has changed stay. The caller must hold the
-    folder's lock.
+    """Remove the exported files of a folder and their list. Energon's files that a user has changed stay. The caller
+    must hold the folder's lock.
 
     Raises:
         FolderIndexError: Energon's folder or an exported file is a link.
@@ -318,8 +322,7 @@ def _folder_files(entries: Sequence[ShardEntry], kinds: Sequence[str], split_nam
 def _split_yaml(entries: Sequence[ShardEntry], split_name: str) -> bytes:
     parts: dict[str, list[str]] = {_TRAIN: [], "val": [], "test": []}
     for split, found in _shards_by_split(entries, split_name).items():
-        part = _PARTS.get(split.lower(), "test" if split.lower() == "testing" else _TRAIN)
-        parts[part] += [one.name for one in found if one.num_samples]
+        parts[_PARTS.get(split.lower(), _TRAIN)] += [one.name for one in found if one.num_samples]
     bad = next((one.name for one in entries if re.search(r"[{}\\]", one.name)), None)
     if bad is not None:
         raise FolderIndexError(f"{bad}: energon reads a name with {{, }} or \\ as a pattern.\n  Rename the shard.")
@@ -332,26 +335,16 @@ def _split_yaml(entries: Sequence[ShardEntry], split_name: str) -> bytes:
 
 def _collapse(names: Sequence[str]) -> Iterator[str]:
     """Yield the names in order. Successive names with consecutive numbers become one pattern: `a-{00..07}.tar`."""
-    first: re.Match[str] | None = None
-    last: re.Match[str] | None = None
-    for name in names:
+
+    def run_of(item: tuple[int, str]) -> object:
+        position, name = item
         match = _NUMBERED.fullmatch(name)
-        if first and last:
-            is_next = match is not None and (match[1], match[3], len(match[2])) == (last[1], last[3], len(last[2]))
-            if match is not None and is_next and int(match[2]) == int(last[2]) + 1:
-                last = match
-                continue
-            yield _pattern(first, last)
-        if match is None:
-            yield name
-        first = last = match
-    if first and last:
-        yield _pattern(first, last)
+        return (match[1], match[3], len(match[2]), int(match[2]) - position) if match else position
 
-
-def _pattern(first: re.Match[str], last: re.Match[str]) -> str:
-    number = first[2] if first is last else f"{{{first[2]}..{last[2]}}}"
-    return f"{first[1]}{number}{first[3]}"
+    for _, group in itertools.groupby(enumerate(names), run_of):
+        run = [name for _, name in group]
+        first, last = _NUMBERED.fullmatch(run[0]), _NUMBERED.fullmatch(run[-1])
+        yield f"{first[1]}{{{first[2]}..{last[2]}}}{first[3]}" if first and last and len(run) > 1 else run[0]
 
 
 def _shards_by_split(entries: Sequence[ShardEntry], split_name: str) -> dict[str, list[ShardEntry]]:
@@ -372,7 +365,7 @@ def split_of(name: str) -> str:
     """
     words = _WORDS.split(name.removesuffix(".tar").lower())
     last = next((word for word in reversed(words) if not word.isdecimal()), "")
-    return last if last in _SPLITS else _TRAIN
+    return last if last in _PARTS else _TRAIN
 
 
 def dali_index(shard: Path) -> bytes:
@@ -384,6 +377,7 @@ def dali_index(shard: Path) -> bytes:
     Raises:
         FolderIndexError: A field has white space in its name, which neither version allows.
         ShardError: The shard is damaged.
+        StorageError: The shard cannot be opened or read.
     """
     samples: list[list[tuple[str, str]]] = []
     last, with_names = None, True

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 from wdskit.dataset.binary_index import BINARY_NAME, ShardEntry, build_binary, digest_of_entries
@@ -41,7 +41,7 @@ from wdskit.dataset.unfinished_runs import refuse_unfinished
 from wdskit.errors import FolderIndexError, SelectionError, ShardError, StorageError
 from wdskit.files import DISK, Disk, remove_temp_files
 from wdskit.limits import MAX_HELD_BYTES
-from wdskit.shards.column_values import ColumnBuilder, Source, parse_columns, parse_names
+from wdskit.shards.column_values import ColumnBuilder, Source, parse_columns, parse_names, reader_of
 from wdskit.shards.lazy_shard import fields_of
 from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
 from wdskit.storage.file_identity import FileIdentity
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from wdskit.storage.buckets import ObjectInfo
 
 S = TypeVar("S")
-F = TypeVar("F", bound=ByteStream)
 
 
 @dataclass(frozen=True)
@@ -109,10 +108,11 @@ def index_folder(
         disk: Performs the file operations; tests replace it.
 
     Raises:
-        FolderIndexError: Shards are invalid; the message lists them, and no index is written. Or `pack` has not
-            finished here, or another process is writing in the folder.
+        FolderIndexError: Shards are invalid, or several shards have a value that cannot be in its column; the message
+            lists them, and no index is written. Or `pack` has not finished here, or another process is writing in the
+            folder.
         SelectionError: A column is invalid, a column to remove does not exist, a new column has the name of another
-            existing column, or the value of a sample cannot be in its column.
+            existing column, the list of columns is damaged, or one shard has a value that cannot be in its column.
         StorageError: The folder does not exist, has no shard, or cannot be read or written.
     """
     new, drop = parse_columns(columns) if columns else {}, parse_names(drop_columns)
@@ -132,7 +132,7 @@ def index_folder(
         try:
             remove_temp_files(path, disk=disk)
             paths = [str(path / name) for name in sizes]
-            read = partial(_scan, columns=sources)
+            read = partial(scan_shard, columns=sources)
             scans += _read_all(str(path), read, paths, [*sizes.values()], num_workers, progress)
             entries = [scan.entry for scan in scans]
             for scan in scans:
@@ -172,14 +172,9 @@ def _new_columns(sources: Mapping[str, Source], scans: Sequence[ScannedShard]) -
 def _index_bucket(
     url: str, new: Mapping[str, Source], drop: Sequence[str], *, workers: int | None, progress: Progress | None
 ) -> IndexReport:
-    """Read all shards of a folder of a bucket, then upload the index and the columns.
+    """Read all shards of a folder of a bucket, then upload the index and the columns. `index_folder` lists the errors.
 
     `new` maps the names of new columns to their sources. `drop` has the names of columns to remove.
-
-    Raises:
-        FolderIndexError: A shard is invalid.
-        SelectionError: A column to add or to drop is invalid, or the value of a sample cannot be in its column.
-        StorageError: The folder has no shard, or the bucket cannot be listed, read or written.
     """
     from wdskit.storage.buckets import check_bucket, list_objects, put_object
 
@@ -248,8 +243,7 @@ def _scan_object(one: ObjectInfo, *, columns: Mapping[str, Source]) -> ScannedSh
     from wdskit.storage.objects import ObjectStream
 
     stream = ObjectStream(one.url, num_bytes=one.num_bytes, etag=one.etag)
-    name = _checked_name(unquote(one.url.rpartition("/")[2]), one.url)
-    return scan_shard(one.url, name=name, file=stream, columns=columns)
+    return scan_shard(one.url, name=unquote(one.url.rpartition("/")[2]), file=stream, columns=columns)
 
 
 def _find_shards(folder: Path) -> dict[str, int]:
@@ -295,17 +289,6 @@ def _read_all(
         raise FolderIndexError(msg, folder=folder) from err
 
 
-def _scan(path: str, *, columns: Mapping[str, Source]) -> ScannedShard:
-    return scan_shard(path, name=_checked_name(Path(path).name, path), columns=columns)
-
-
-def _checked_name(name: str, path: str) -> str:
-    if not name.isprintable():
-        problem = f"its file name {name!r} holds characters that cannot be printed"
-        raise ShardError(shard=path, offset=0, problem=problem, remedy="Rename it.")
-    return name
-
-
 class ScannedShard(NamedTuple):
     """What was found in a shard that was read from end to end.
 
@@ -322,7 +305,7 @@ class ScannedShard(NamedTuple):
     columns: dict[str, Part]
 
 
-class DigestedFile(Generic[F]):
+class DigestedFile:
     """Computes the digest of a file while the file is read in order.
 
     Args:
@@ -333,7 +316,7 @@ class DigestedFile(Generic[F]):
         sha256: The `hashlib` object with the digest of these bytes.
     """
 
-    def __init__(self, file: F) -> None:
+    def __init__(self, file: ByteStream) -> None:
         self.file = file
         self.num_bytes = 0
         self.sha256 = hashlib.sha256()
@@ -347,22 +330,26 @@ class DigestedFile(Generic[F]):
 
 
 def scan_shard(
-    path: str, *, name: str, file: ByteStream | None = None, columns: Mapping[str, Source] | None = None
+    path: str, *, name: str = "", file: ByteStream | None = None, columns: Mapping[str, Source] | None = None
 ) -> ScannedShard:
     """Read a shard from end to end. Check every header, and compute the digest, the offsets and the columns.
 
     Args:
         path: Path or URL of the shard, for messages.
-        name: The shard's name in the index.
-        file: The open shard, which is closed at the end; None opens the local file `path`.
+        name: The shard's name in the index. Default: the file name of `path`.
+        file: The open shard, which this function closes after reading; None opens the local file `path`.
         columns: Sources of the columns to compute, by name; None for no columns.
 
     Raises:
-        ShardError: The shard is invalid.
+        ShardError: The shard is invalid, or its name has unprintable characters.
         SelectionError: A source is invalid, or the value of a sample cannot be in a column.
         StorageError: The shard cannot be read.
     """
-    shard: DigestedFile[ByteStream] = DigestedFile(open_path(path) if file is None else file)
+    name = name or Path(path).name
+    if not name.isprintable():
+        problem = f"its file name {name!r} holds characters that cannot be printed"
+        raise ShardError(shard=path, offset=0, problem=problem, remedy="Rename it.")
+    shard = DigestedFile(open_path(path) if file is None else file)
     fields: set[str] = set()
     builder = ColumnBuilder(columns or {}, path)
     with contextlib.closing(shard.file):
@@ -373,7 +360,7 @@ def scan_shard(
             fields.update(sample)
             if columns:
                 for field, data in fields_of(sample):
-                    builder.add(field, size_of(data), partial(_part, data))
+                    builder.add(field, size_of(data), reader_of(data))
                     if isinstance(data, LargeData) and data.file is not None:
                         data.file.close()
                 builder.end(sample["__key__"])
@@ -388,11 +375,3 @@ def scan_shard(
         identity=identity,
     )
     return ScannedShard(entry, offsets, reader.num_ignored, builder.parts())
-
-
-def _part(data: bytes, num_bytes: int) -> bytes:
-    """Return the first `num_bytes` bytes of a field; fewer if the field is shorter."""
-    if isinstance(data, LargeData) and data.file is not None:
-        data.file.seek(0)
-        return data.file.read(num_bytes)
-    return bytes(data[:num_bytes])

@@ -23,7 +23,7 @@ class LazyShard(contextlib.ExitStack):
     """An open shard. Use it as a context manager, and iterate once over its samples.
 
     Of a local file, only the headers and the requested fields are read. A remote shard is read in the same way if
-    `start` is set; otherwise it is read whole, as a stream.
+    `start` is set; otherwise the whole shard is read as a stream. A named pipe is read as a stream too.
 
     Args:
         url: Path or URL of the shard.

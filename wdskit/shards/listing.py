@@ -56,7 +56,7 @@ class ColumnSummary:
     """One column of a folder: a value for each sample.
 
     Attributes:
-        source: What the values come from, as text: a path in a JSON field, a split, or a filter.
+        source: What the values come from, as text: a path such as `width` or `json.score`, a split, or a filter.
         kind: `bool`, `int`, `float` or `text`.
         values: Number of samples by value; None unless the column is text or bool, has at most 100 different values,
             and has no problem.
@@ -102,17 +102,18 @@ class Summary:
 
 
 def info(path: str, *, workers: int | None = None, progress: Progress | None = None) -> Summary:
-    """Summarize a shard, a folder or a pattern: `wdskit info`. Only shards without an index are opened.
+    """Summarize a shard, a folder or a pattern: `wdskit info`. If all shards of a folder or pattern are in an index, no
+    shard is opened. Otherwise all shards are read.
 
     Args:
         path: A shard, folder, glob or brace pattern, local or remote; several joined by `::`.
         workers: Number of processes that read. Default: the number of CPUs, fewer for little data.
-        progress: Called after each shard.
+        progress: Called after each shard that was read.
 
     Raises:
         ShardError: Shards are invalid; the message lists them.
         StorageError: No shard was found, or a shard cannot be read.
-        FolderIndexError: The folder's index does not match its files, or `classes.json` is invalid.
+        FolderIndexError: The folder's index is invalid or does not match its files, or `classes.json` is invalid.
         SelectionError: The `columns.json` of the folder is damaged.
     """
     target = find_shards(path)
@@ -333,7 +334,8 @@ def read_contents(url: str) -> ShardContents:
 def _read_counts(
     target: Target, *, limit: int | None = None, workers: int | None = None, progress: Progress | None = None
 ) -> Iterable[ShardEntry | ShardContents]:
-    """Return the counts of the first `limit` shards: from the index, or read from the shards if there is no index.
+    """Return the counts of the first `limit` shards (None: all) in order: `target.entries`, or, if `target.entries` is
+    None, the contents of the valid shards, which are read while the result is iterated.
 
     If shards are invalid, the error of `read_shards` is raised after the last shard.
     """
@@ -359,7 +361,9 @@ def cat(url: str, name: str) -> bytes:
 
 
 def cat_pieces(url: str, name: str) -> Iterator[bytes]:
-    """Yield the field that `cat` returns, in pieces. The whole sample is read first. `cat` lists the errors."""
+    """Yield the field that `cat` returns, in pieces. The headers of the whole sample are checked before the first piece
+    is yielded. `cat` lists the errors.
+    """
     split = split_name(name)
     if split is None:
         raise KeyRuleError(f"{name!r} is not KEY.FIELD. Write both, such as photos/cat/000003.json.", name=name)

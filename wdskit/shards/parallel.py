@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -41,7 +42,7 @@ def choose_workers(num_shards: int, num_bytes: int | None) -> int:
 
 
 def map_shards(
-    function: Callable[[S], T], shards: Sequence[S], *, workers: int
+    function: Callable[[S], T], shards: Iterable[S], *, workers: int
 ) -> Generator[T | WdskitError, None, None]:
     """Call `function` on each shard. Yield its result, or the `WdskitError` that it raised, in the order of the shards.
 
@@ -49,7 +50,7 @@ def map_shards(
 
     Args:
         function: Takes an element of `shards`. With several workers, function, argument and result must be picklable.
-        shards: URLs, or descriptions of shards to fill.
+        shards: URLs, or descriptions of shards to fill. Each is taken when it is needed, up to `4 * workers` ahead.
         workers: Number of processes. With 1 worker or 1 shard, `function` runs in this process. Processes are spawned,
             so the calling script needs `if __name__ == "__main__":`.
 
@@ -57,18 +58,19 @@ def map_shards(
         WdskitError: A process was killed (by a signal, or because memory ran out), so results are missing.
     """
     attempt = functools.partial(_catch_error, function)
-    if workers == 1 or len(shards) < 2:
-        yield from map(attempt, shards)
+    waiting = iter(shards)
+    ahead = 4 * workers if workers > 1 else 0  # keeps all workers busy; a million futures at once would take gigabytes
+    first = [*itertools.islice(waiting, ahead)]
+    if len(first) < 2:
+        yield from map(attempt, itertools.chain(first, waiting))
         return
-    pool = ProcessPoolExecutor(min(workers, len(shards)), mp_context=get_context("spawn"), initializer=_start_worker)
+    pool = ProcessPoolExecutor(min(workers, len(first)), mp_context=get_context("spawn"), initializer=_start_worker)
     try:
-        ahead = 4 * workers  # keeps all workers busy; a million futures at once would take gigabytes
         with block_sigint():  # all workers start here
-            pending: list[Future[T | WdskitError]] = [pool.submit(attempt, shard) for shard in shards[:ahead]]
-        for number in range(len(shards)):
-            result = pending.pop(0).result()
-            if number + ahead < len(shards):
-                pending.append(pool.submit(attempt, shards[number + ahead]))
+            pending: deque[Future[T | WdskitError]] = deque(pool.submit(attempt, shard) for shard in first)
+        while pending:
+            result = pending.popleft().result()
+            pending.extend(pool.submit(attempt, shard) for shard in itertools.islice(waiting, 1))
             yield result
     except BrokenProcessPool as err:
         raise WdskitError(

@@ -25,7 +25,7 @@ from wdskit.dataset.shard import IndexedShard, LocalShard, offsets_path
 from wdskit.errors import DecodeError
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED
 from wdskit.order.keys import philox
-from wdskit.shards.lazy_shard import LazyField, LazyShard, field_size
+from wdskit.shards.lazy_shard import LazyField, LazyShard, field_size, fields_of
 from wdskit.shards.listing import read_target_classes
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
 from wdskit.shards.sampling import choose_samples, parse_share
@@ -131,7 +131,8 @@ def stats(
     """Count the samples, fields, classes, images and JSON keys of shards: `wdskit stats`.
 
     Only tar headers, labels, JSON and the headers of images are read from local shards. Remote shards are read from end
-    to end, unless `sample` is set and the folder has an index. The result does not depend on `workers`.
+    to end, unless `sample` is set and all shards of a folder or pattern are in an index. The result does not depend on
+    `workers`.
 
     Memory: a few MB for any number of samples, plus 16 bytes per sample of one shard in each process.
 
@@ -140,7 +141,7 @@ def stats(
         sample: Share of the samples of each shard to read, such as `10%`; None reads all samples.
         seed: Chooses the samples of the share.
         workers: Number of processes that read. Default: the number of CPUs, fewer for little data.
-        progress: Called after each shard with the bytes read so far and the bytes of all shards.
+        progress: Called after each shard with the bytes read so far and the bytes of all shards; None if unknown.
 
     Raises:
         ShardError: Shards are invalid; the message lists them. A field that cannot be read is counted and not an error.
@@ -175,18 +176,15 @@ def collect(
     ]
     tally = Tally()
     counts: list[int] = []
-    file_bytes: list[int] = []
+    shard_samples, shard_bytes = NumberTally(), NumberTally()
     sizes = file_sizes(urls, entries)
     results = read_shards(tally_shard, jobs, sizes, path=str(path), workers=workers, progress=progress)
     for one in results:
         counts.append(one.tally.num_samples)
-        file_bytes.append(one.num_bytes)
+        shard_samples.add(one.tally.num_samples)
+        shard_bytes.add(one.num_bytes)
         tally.merge(one.tally)
         tally.shown = heapq.nsmallest(num_shown, (*tally.shown, *one.tally.shown))
-    shard_samples, shard_bytes = NumberTally(), NumberTally()
-    for count, num_bytes in zip(counts, file_bytes, strict=True):
-        shard_samples.add(count)
-        shard_bytes.add(num_bytes)
     sample_sizes = tally.sizes.result()
     fields = sorted(tally.fields.items())
     result = ShardStats(
@@ -196,7 +194,7 @@ def collect(
         num_shards=len(counts),
         num_samples=tally.num_samples,
         num_read=sample_sizes.count,
-        num_bytes=sum(file_bytes),
+        num_bytes=shard_bytes.total,
         num_ignored=None if share else tally.num_ignored,
         shard_samples=shard_samples.result(),
         shard_bytes=shard_bytes.result(),
@@ -278,8 +276,7 @@ def _samples(shard: LazyShard, job: StatsJob, tally: Tally) -> Iterator[tuple[st
     reader = shard.reader
     if job.share is None:
         for sample in shard:
-            fields = {name: data for name, data in sample.items() if not name.startswith("__")}
-            yield sample["__key__"], reader.starts[-1], fields
+            yield sample["__key__"], reader.starts[-1], dict(fields_of(sample))
         tally.num_samples, tally.num_ignored = reader.num_samples, reader.num_ignored
         return
     indexed: IndexedShard

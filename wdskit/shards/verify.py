@@ -62,8 +62,10 @@ class VerifyResult:
         num_images: Images that were checked.
         num_large: Members whose content was not checked, because they are too large.
         num_ignored: Members that belong to no sample.
-        is_indexed: Whether at least one folder has an index. The shards of such a folder were compared with the index.
-        findings: Faults and notes: of the indexes, then of each shard in order, then of all shards together.
+        is_indexed: Whether at least one folder has an index. The shards of such a folder were compared with the index,
+            if the index is valid.
+        findings: Faults and notes: of the indexes, then of exported files and columns, then of each shard in order,
+            then of all shards together.
     """
 
     path: str
@@ -119,7 +121,8 @@ def verify(
         progress: Called after each shard.
 
     Raises:
-        StorageError: No shard was found, a folder cannot be listed, or a remote folder has no index.
+        StorageError: No shard was found, or a folder or remote index cannot be read.
+        FolderIndexError: A remote folder has no index.
         ConfigError: An option has an invalid value.
     """
     if images not in IMAGE_CHECKS:
@@ -155,7 +158,7 @@ def verify(
         if target.indexes[folder] is not None:
             findings += check_columns(folder)
     findings += [found for one in reports for found in one.findings]
-    findings += [*find_repeats(shown, reports), *find_odd(shown, reports)]
+    findings += [*find_repeats(reports), *find_odd(shown, reports)]
     if world_size is not None:
         findings += find_skew(shown, reports, world_size, loader_workers)
     if reports and all(one.is_whole and not one.num_samples for one in reports):
@@ -197,7 +200,8 @@ def find_targets(path: str) -> Targets:
         path: A shard, folder, glob or brace pattern; several joined by `::`.
 
     Raises:
-        StorageError: No shard was found, a folder cannot be listed, or a remote folder has no index.
+        StorageError: No shard was found, or a folder or remote index cannot be read.
+        FolderIndexError: A remote folder has no index.
     """
     targets = Targets()
 
@@ -239,11 +243,11 @@ def check_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
     try:
         index = read_index(folder)
     except FolderIndexError as err:
-        problems[path] = _summary(err, path)
+        problems[path] = _summary(err, str(path))
     try:
         problem = _compare_forms(BinaryIndex(folder), index) if twin.is_file() else f"it is missing beside {INDEX_NAME}"
     except FolderIndexError as err:
-        problem = _summary(err, twin)
+        problem = _summary(err, str(twin))
     if problem:
         problems[twin] = problem
     return index, tuple(Finding("index", str(file), problem) for file, problem in problems.items())
@@ -260,30 +264,32 @@ def check_columns(folder: str) -> list[Finding]:
         if not is_local(folder):
             read_bytes(path, limit=MAX_INDEX_BYTES)
     except StorageError as err:
-        return [] if err.status in ABSENT_STATUSES else [Finding("index", shown_url(path), _summary(err, Path(path)))]
+        return [] if err.status in ABSENT_STATUSES else [Finding("index", shown_url(path), _summary(err, path))]
     try:
         found = columns(folder)
         for name in found:
             found.column(name).check()
     except StorageError as err:
         is_here = isinstance(err.__cause__, OSError)  # no copy can be written here
-        problem = f"the columns could not be checked: {_summary(err, Path(path))}"
+        problem = f"the columns could not be checked: {_summary(err, path)}"
         kind: Kind = "unchecked" if is_here or NO_RANGES in str(err) else "index"
         return [Finding(kind, shown_url(path), problem)]
     except FolderIndexError:
         return []  # `check_index` reports a damaged index
     except SelectionError as err:
-        return [Finding("index", shown_url(path), _summary(err, Path(path)))]
+        return [Finding("index", shown_url(path), _summary(err, path))]
     return []
 
 
 def read_classes_of(folder: str, findings: list[Finding]) -> tuple[str, ...] | None:
-    """Return the class names of a folder; None without `classes.json`. An invalid file gives None and a finding."""
+    """Return the class names of a folder; None if it has no `classes.json`. If the file is invalid or cannot be read,
+    append a finding to `findings` and return None.
+    """
     try:
         return read_classes(folder)
     except (FolderIndexError, StorageError) as err:
         path = join_url(folder, CLASSES_NAME)
-        findings.append(Finding("index", shown_url(path), _summary(err, Path(path))))
+        findings.append(Finding("index", shown_url(path), _summary(err, path)))
         return None
 
 
@@ -331,9 +337,9 @@ def _compare_forms(twin: BinaryIndex, index: FolderIndex | None) -> str:
     return "" if same else "it disagrees with index.json about a shard"
 
 
-def _summary(err: WdskitError, path: Path) -> str:
-    """Return the first line of an error without `path`, because the finding names the path."""
-    return shorten(str(err).removeprefix(f"{path}: ").partition("\n")[0].rstrip("."))
+def _summary(err: WdskitError, path: str) -> str:
+    """Return the first line of an error without `path`, a path or URL, because the finding names it."""
+    return shorten(str(err).removeprefix(f"{shown_url(path)}: ").partition("\n")[0].rstrip("."))
 
 
 def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
@@ -366,8 +372,8 @@ def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]
         path, key = first[kinds]
         less, more = Counter(most) - Counter(kinds), Counter(kinds) - Counter(most)
         parts = [f"it has no {listed(less)}"] * bool(less) + [f"it also has {listed(more)}"] * bool(more)
-        samples = f"{count:,} sample{'s' if count > 1 else ''}"
-        problem = f"{shorten(', '.join(parts))}, most have {shorten(listed(most))} ({samples}; this is the first)"
+        problem = f"{shorten(', '.join(parts))}, most have {shorten(listed(most))}"
+        problem += f" ({plural(count, 'sample')}; this is the first)"
         found.append(Finding("odd", path, problem, key=key))
     if len(others) > MAX_LISTED:
         problem = f"samples have {len(others) - MAX_LISTED:,} more sets of fields, all different"
@@ -419,13 +425,11 @@ MAX_PLACES = 3
 """Most samples with the same key hash whose keys are read and compared."""
 
 
-def find_repeats(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
+def find_repeats(reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
     """Return one finding for each key that several samples have, at most `MAX_LISTED`. `more` of the last finding
-    counts the other repeated keys.
+    counts the other repeated hashes. Samples are compared by key, but only up to `MAX_PLACES` samples of one key hash.
 
-    Args:
-        folder: The path that a finding names if the shard has no path.
-        reports: The reports of all shards.
+    `reports` are the reports of all shards.
     """
     repeated = find_repeated(*(one.hashes for one in reports))
     if not len(repeated):
@@ -438,13 +442,13 @@ def find_repeats(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, 
                 known = places.setdefault(digest, [])
                 if len(known) < MAX_PLACES:
                     known.append((report, number))
-    found = [finding for known in places.values() if (finding := _compare_keys(folder, known))]
+    found = [finding for known in places.values() if (finding := _compare_keys(known))]
     if found:
         found[-1] = replace(found[-1], more=len(repeated) - len(places))
     return tuple(found)
 
 
-def _compare_keys(folder: str, places: Sequence[tuple[ShardReport, int]]) -> Finding | None:
+def _compare_keys(places: Sequence[tuple[ShardReport, int]]) -> Finding | None:
     """Read the keys of samples that have the same key hash. Return a finding for the first repeated key; None if all
     keys differ.
 
@@ -455,7 +459,7 @@ def _compare_keys(folder: str, places: Sequence[tuple[ShardReport, int]]) -> Fin
         key, path = read_key(report, number), shown_url(report.path)
         if key is None:
             problem = f"sample {number} has the key of another sample and cannot be read again"
-            return Finding("repeated", path or folder, problem, int(report.starts[number]))
+            return Finding("repeated", path, problem, int(report.starts[number]))
         if key in seen:
             where = (
                 "in two places that are not side by side"

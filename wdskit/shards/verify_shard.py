@@ -30,7 +30,7 @@ from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_LISTED, MAX_PIXELS
 from wdskit.shards.index import DigestedFile
 from wdskit.shards.sampling import choose_samples
-from wdskit.storage.urls import ByteStream, is_local, open_ranges, open_stream, read_bytes, shown_url
+from wdskit.storage.urls import is_local, open_ranges, open_stream, read_bytes, shown_url
 from wdskit.tar.window import LargeData
 from wdskit.text import shorten
 
@@ -226,7 +226,7 @@ class _ShardCheck:
                         self._read(shard)
                     finally:
                         report.num_bytes = shard.num_bytes
-                self._compare_entry(shard, is_whole=report.is_whole)
+                self._compare_entry(shard)
         except StorageError as err:
             report.is_whole = False
             if err.status == HTTPStatus.NOT_FOUND:
@@ -242,7 +242,7 @@ class _ShardCheck:
             report.findings += (Finding("offsets", f"{self._shown}{IDX_SUFFIX}", problem),) if problem else ()
         return report
 
-    def _read(self, shard: DigestedFile[ByteStream]) -> None:
+    def _read(self, shard: DigestedFile) -> None:
         """Check every member, then the images of the share. StorageError: The shard cannot be read."""
         report = self._report
         reader = ShardReader(
@@ -346,9 +346,9 @@ class _ShardCheck:
         names = fields if is_known else OTHER_FIELDS
         report.field_sets.setdefault(names, FieldSet(0, shorten(key))).count += 1
 
-    def _compare_entry(self, shard: DigestedFile[ByteStream], *, is_whole: bool) -> None:
-        """Add a finding for each difference between the file and its index entry. If `is_whole` is False, compare only
-        size and digest. Do nothing without an index entry.
+    def _compare_entry(self, shard: DigestedFile) -> None:
+        """Add a finding for each difference between the file and its index entry. Of a damaged shard, compare only the
+        size and the digest. Do nothing without an index entry.
         """
         entry = self._job.entry
         if entry is None:
@@ -358,7 +358,7 @@ class _ShardCheck:
             self._findings.add("bytes", f"it has {shard.num_bytes} bytes, the index says {entry.num_bytes}")
         elif digest != entry.sha256:
             self._findings.add("digest", f"its sha256 is {digest}, the index says {entry.sha256}")
-        if not is_whole:
+        if not self._report.is_whole:
             return
         num_samples, field_sets = self._report.num_samples, self._report.field_sets
         if num_samples != entry.num_samples:

@@ -163,8 +163,10 @@ class Run:
         slot[1] = origin.minor if origin.part < FOREIGN else 0
 
     def call_lock(self, function: Callable[..., Any], origin: Origin) -> contextlib.AbstractContextManager[object]:
-        """Return the context manager for a call of a user's `function` on the value of `origin`. It holds a lock, so
-        that the threads take turns. With one thread only, or if `function` is `thread_safe`, there is no lock.
+        """Return the context manager for a call of a user's `function` on the value of `origin`.
+
+        With one thread, or if `function` is `thread_safe`, the context manager does nothing. Otherwise it holds a lock,
+        so that the threads take turns, and writes the position of `origin` to `board.turn`.
         """
         return _NULL_CONTEXT if self.num_threads == 1 or is_thread_safe(function) else self._hold_lock(origin)
 
@@ -178,7 +180,7 @@ class Run:
                 self.board.turn[1] = IDLE
 
     def begin(self, first_epoch: int, *, first_draw: int, stop_draw: int | None = None) -> None:
-        """Start a stream. Call this before the stream reads a shard.
+        """Set the attributes for a new stream, with `origin` = `NO_ORIGIN`. Call this before the stream reads a shard.
 
         Args:
             first_epoch: Number of the first epoch.
@@ -255,10 +257,10 @@ _SAFE = "__thread_safe__"
 def thread_safe(function: F) -> F:
     """Declare that several threads may call a function, or an object, at the same time.
 
-    Without this, the threads of a process take turns to call the functions of `map`, `map_dict`, `map_tuple`, `select`
-    and `collate`, because many objects keep state between calls: a Hugging Face tokenizer keeps its padding, an
-    albumentations pipeline its random state. Use `thread_safe` as a decorator, with or without `wdskit.register`, or
-    call it: `map(wdskit.thread_safe(my_object))`.
+    Without this, the threads of a process take turns to call the functions of `map`, `map_dict`, `map_tuple`, `select`,
+    `collate` and registered stages, because many objects keep state between calls: a Hugging Face tokenizer keeps its
+    padding, an albumentations pipeline its random state. Use `thread_safe` as a decorator, with or without
+    `wdskit.register`, or call it: `map(wdskit.thread_safe(my_object))`.
 
     Returns:
         The same object; if no attribute can be set on the object, a `functools.partial` of the object.
@@ -444,7 +446,9 @@ class Context:
         return self.ordinals.get(stage.name, 0)
 
     def label(self, stage: StageSpec) -> str:
-        """Return the key of a stage's random numbers. It consists of the name and the ordinal of the stage."""
+        """Return the key of a stage's random numbers: the name and the ordinal of the stage, after "part " if the stage
+        belongs to a part of a mixture.
+        """
         return f"{'' if self.part is None else 'part '}{stage.name}:{self.ordinal(stage)}"
 
     def after(self, stage: StageSpec) -> Context:
@@ -472,7 +476,16 @@ class Context:
             function = self.find(fn)
         except PipelineError as err:
             raise PipelineError(f"{stage}: {err}") from err
-        return _with_settings(stage, function, settings or {})
+        settings = settings or {}
+        check_settings(stage, function, settings)
+        # A class with `__call__` is instantiated; another class, such as `int`, is called for each value.
+        if not (isinstance(function, type) and any("__call__" in base.__dict__ for base in function.__mro__)):
+            return functools.partial(function, **settings) if settings else function
+        try:
+            instance: Callable[..., Any] = function(**settings)
+        except (TypeError, ValueError) as err:
+            raise PipelineError(f"{stage}: it cannot be created with these settings: {err}") from err
+        return instance
 
     def call(self, stage: str, fn: Any, label: str, *, global_rng: bool = False, is_map: bool = False) -> BoundFunction:
         """Return `fn`, a callable or the name of a function, as a `BoundFunction`.
@@ -486,17 +499,22 @@ class Context:
 
 
 class PerSampleStage(StageSpec):
-    """The settings of a stage that maps one value to one value. `bind` returns the function that runs."""
+    """The settings of a stage that maps one value to one value. A subclass defines `bind` or `__call__`."""
 
     kind: ClassVar[Kind] = "each"
 
-    def bind(self, context: Context, label: str) -> ValueFunction:
-        """Return the function that runs, which can be pickled. `label` is the key of the stage's random numbers.
+    def bind(self, context: Context, label: str) -> ValueFunction:  # noqa: ARG002 (for stages that draw or look up)
+        """Return the function that runs, which can be pickled: by default the stage, whose `__call__(value, origin)`
+        then maps a value.
+
+        Args:
+            context: The pipeline before this stage.
+            label: The key of the stage's random numbers (see `Context.label`).
 
         Raises:
             PipelineError: The stage cannot run in this pipeline, for example because a function's name is unknown.
         """
-        raise NotImplementedError
+        return cast("ValueFunction", self)
 
     def step(self, context: Context) -> tuple[Step, Context]:
         """Return the stage as a `Step`, and the context of the next stage. PipelineError: The stage cannot run in this
@@ -566,15 +584,3 @@ def check_settings(stage: str, function: Callable[..., Any], settings: Mapping[s
     unknown = next((each for each in settings if each not in known), None)
     if unknown is not None:
         raise PipelineError(f"{stage}: {unknown}: {unknown_setting(unknown, f'`{stage}`', known)}")
-
-
-def _with_settings(stage: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
-    check_settings(stage, function, settings)
-    # A class with `__call__` is instantiated; another class, such as `int`, is called for each value.
-    if not (isinstance(function, type) and any("__call__" in base.__dict__ for base in function.__mro__)):
-        return functools.partial(function, **settings) if settings else function
-    try:
-        instance: Callable[..., Any] = function(**settings)
-    except (TypeError, ValueError) as err:
-        raise PipelineError(f"{stage}: it cannot be created with these settings: {err}") from err
-    return instance

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -11,12 +11,10 @@ from wdskit.config.spec import Kind, refuse
 from wdskit.config.values import Bool, Count, FieldNames
 from wdskit.errors import PipelineError
 from wdskit.stages.base import Context, Function, FunctionFailed, Origin, Run, add_origin_note, cause_of, stage_error
+from wdskit.stages.collate import FRESH, Collate, Memory, as_tensors
 from wdskit.stages.marks import mark_of, marked
 from wdskit.stages.streaming import StreamContext, StreamStage
 from wdskit.stages.timing import TimingSampler
-
-if TYPE_CHECKING:
-    from wdskit.stages.collate import Memory
 
 
 class Batched(StreamStage):
@@ -75,14 +73,7 @@ class Batched(StreamStage):
             PipelineError: `global_size` is not a multiple of the number of ranks, or the name of a function or of a
                 ragged field is unknown.
         """
-        from wdskit.stages.collate import Collate
-
-        collate: Callable[..., Any]
-        if self.collate is not None:
-            collate = context.resolve("batched", self.collate)
-        else:
-            collate = Collate(frozenset(self.ragged or ()), context.places)
-        return Batcher(context.run, collate, self.size_on(context.run.rank_info.world_size), partial=self.partial)
+        return make_batcher(self, context, partial=self.partial)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
         """Return the number of batches that one worker makes of `num_values` values. A smaller last batch counts if
@@ -90,6 +81,19 @@ class Batched(StreamStage):
         """
         size = self.size_on(world_size)
         return -(-num_values // size) if self.partial else num_values // size
+
+
+def make_batcher(stage: Any, context: Context, *, partial: bool) -> Batcher:
+    """Return the `Batcher` of `stage`, a `Batched` or `Bucketed`. `partial` is the argument of `Batcher`.
+
+    Raises:
+        PipelineError: A global batch is not a multiple of the number of ranks, or the name of a function or of a ragged
+            field is unknown.
+    """
+    collate: Callable[..., Any] = Collate(frozenset(stage.ragged or ()), context.places)
+    if stage.collate is not None:
+        collate = context.resolve(stage.name, stage.collate)
+    return Batcher(context.run, collate, stage.size_on(context.run.rank_info.world_size), partial=partial)
 
 
 class Batcher:
@@ -110,7 +114,7 @@ class Batcher:
         self._sampler = TimingSampler()
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of the values of `source`. The batches of the default collate consist of tensors.
+        """Yield the batches of the values of `source`. The default collate makes tensors, not arrays.
 
         Raises:
             SampleError: The values cannot be collated. The message names the first and the last sample of the batch.
@@ -128,8 +132,6 @@ class Batcher:
 
     def _timed(self, values: list[Any], origins: list[Origin]) -> Any:
         timings = self._sampler.begin()
-        from wdskit.stages.collate import Collate, as_tensors
-
         batch, self.run.origin = self.collated(values, origins)
         if isinstance(self.collate, Collate):
             batch = as_tensors(batch)
@@ -145,7 +147,7 @@ class Batcher:
         memory: Memory | None = None,
         ready: Mapping[Any, Any] | None = None,
     ) -> tuple[Any, Origin]:
-        """Return a batch of these values, and the batch's origin. The default collate makes arrays, not tensors.
+        """Return a batch of these values, and the batch's origin. The default collate makes arrays, as `Collate` does.
 
         Args:
             values: At least one value.
@@ -157,8 +159,6 @@ class Batcher:
         Raises:
             SampleError: The values cannot be collated. The message names the first and the last sample of the batch.
         """
-        from wdskit.stages.collate import FRESH, Collate
-
         origin = origins[-1]._replace(members=tuple(origins))
         try:
             if isinstance(self.collate, Collate):
@@ -196,8 +196,8 @@ class Unbatcher:
         """Yield the samples of each batch in order. Before each sample, set `self.run.origin` to the origin that the
         sample had before `batched`.
 
-        If a function has changed the number of samples in the batch, a sample gets the origin of the batch with its own
-        number in the batch.
+        If a function has changed the number of samples in the batch, a sample gets the shard and the position of the
+        batch, with the sample's number in the batch + 1 as `part`, and no key.
 
         Raises:
             SampleError: The columns of a batch differ in length, or the batch cannot be iterated.
@@ -217,16 +217,20 @@ class Unbatcher:
 
 
 def _split_batch(batch: Any) -> Iterator[Any]:
-    """Return the samples of a batch: a tuple of columns, a dict of columns, or one column. PipelineError: Columns
-    differ in length.
+    """Return an iterator over the samples of a batch: tuples of a tuple of columns, dicts of a dict of columns, or the
+    values of one column. PipelineError: Columns differ in length. TypeError: A column cannot be iterated.
     """
-    if isinstance(batch, Mapping):
-        _check_lengths(batch)
-        return (dict(zip(batch, row, strict=True)) for row in zip(*map(_rows, batch.values()), strict=True))
-    if isinstance(batch, tuple):
-        _check_lengths(dict(enumerate(batch)))
-        return zip(*map(_rows, batch), strict=True)
-    return _rows(batch)
+    if not isinstance(batch, (Mapping, tuple)):
+        return _rows(batch)
+    columns = batch if isinstance(batch, Mapping) else dict(enumerate(batch))
+    lengths = {name: _length(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        by_name = {name: "no column" if length is None else length for name, length in lengths.items()}
+        raise PipelineError(
+            f"unbatched: the columns of a batch differ in length: {by_name}. Put it directly after batched."
+        )
+    rows = zip(*map(_rows, columns.values()), strict=True)
+    return rows if isinstance(batch, tuple) else (dict(zip(batch, row, strict=True)) for row in rows)
 
 
 def _rows(column: Any) -> Iterator[Any]:
@@ -235,16 +239,8 @@ def _rows(column: Any) -> Iterator[Any]:
     return iter(column) if mark is None else (marked(row, mark) for row in column)
 
 
-def _check_lengths(columns: Mapping[Any, Any]) -> None:
-    lengths = {name: _length(column) for name, column in columns.items()}
-    if len(set(lengths.values())) > 1:
-        by_name = {name: "no column" if length is None else length for name, length in lengths.items()}
-        raise PipelineError(
-            f"unbatched: the columns of a batch differ in length: {by_name}. Put it directly after batched."
-        )
-
-
 def _length(column: Any) -> int | None:
+    """Return the number of values of a column; None if the value is not a column."""
     if isinstance(column, (str, bytes)):
         return None
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,7 +17,7 @@ from wdskit.config.values import Count, FieldNames
 from wdskit.errors import PipelineError
 from wdskit.order.buckets import BucketPlan
 from wdskit.stages.base import Context, Function, Origin
-from wdskit.stages.batching import Batcher
+from wdskit.stages.batching import Batcher, make_batcher
 from wdskit.stages.images.transforms import BoundTransform, GeometricTransform, Sample
 from wdskit.stages.sources import ColumnName
 from wdskit.text import as_int
@@ -116,8 +116,9 @@ Edges = Annotated[tuple[int, ...], PlainValidator(_check_edges), WithJsonSchema(
 class Bucketed(StageSpec):
     """Make batches of one shape (`by: aspect`) or of similar length (`by: COLUMN`), in the place of `batched`.
 
-    At each step all ranks have a batch of the same bucket. Each sample is once in an epoch, with one exception: if
-    the last batch of a bucket is not full, `tail` of the source drops or pads this batch.
+    At each step all ranks have a batch of the same bucket. Each sample is once in an epoch, or as often as `repeat`
+    of the source says, with one exception: if the last batch of a bucket is not full, `tail` of the source drops or
+    pads this batch.
     """
 
     name: ClassVar[str] = "bucketed"
@@ -224,7 +225,7 @@ class Bucketed(StageSpec):
         """
         numbers = [np.asarray(each, dtype=np.float64) for each in values]
         for name, each in zip(self.columns, numbers, strict=True):
-            bad = ~((each > 0) & np.isfinite(each)) & ~((each == 0) & (self.by != ASPECT))
+            bad = ((each <= 0) if self.by == ASPECT else (each < 0)) | ~np.isfinite(each)
             if bad.any():
                 at = int(np.argmax(bad))
                 msg = f"column {name} is {each[at]}"
@@ -251,43 +252,7 @@ class Bucketed(StageSpec):
             PipelineError: A global batch is not a multiple of the number of ranks, or the name of a function or of a
                 ragged field is unknown.
         """
-        from wdskit.stages.collate import Collate
-
-        collate: Callable[..., Any]
-        if self.collate is not None:
-            collate = context.resolve(self.name, self.collate)
-        else:
-            collate = Collate(frozenset(self.ragged or ()), context.places)
-        return Batcher(context.run, collate, self.size_on(context.run.rank_info.world_size), partial=True)
-
-
-class ResizeToShape(GeometricTransform):
-    """Resize images so that they cover a shape, and crop to it. `ResizeToBucket` makes one instance per shape."""
-
-    name: ClassVar[str] = "resize_to_bucket"
-    draws: ClassVar[bool] = True
-    blends: ClassVar[bool] = True
-    places_by_size: ClassVar[bool] = True
-
-    shape: tuple[int, int]
-    crop: Literal["center", "random"] = "center"
-
-    def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> tuple[float, float]:  # noqa: ARG002
-        """Return the place of the crop, two numbers of 0-1: the share of the surplus rows to cut off above, and the
-        share of the surplus columns to cut off at the left.
-        """
-        return (0.5, 0.5) if self.crop == "center" else (float(rng.random()), float(rng.random()))
-
-    def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
-        """Return the changed image of one field; the arguments are those of `ImageTransform.change`."""
-        from wdskit.stages.images import geometry
-
-        height, width = geometry.image_size(image)
-        scale = max(self.shape[0] / height, self.shape[1] / width)
-        size = max(self.shape[0], round(height * scale)), max(self.shape[1], round(width * scale))
-        resized = geometry.resize(image, size, nearest=nearest)
-        top, left = (round(share * (full - side)) for share, full, side in zip(drawn, size, self.shape, strict=True))
-        return geometry.crop(resized, top, left, *self.shape)
+        return make_batcher(self, context, partial=True)
 
 
 class ResizeToBucket(GeometricTransform):
@@ -296,6 +261,7 @@ class ResizeToBucket(GeometricTransform):
     name: ClassVar[str] = "resize_to_bucket"
     draws: ClassVar[bool] = True
     blends: ClassVar[bool] = True
+    places_by_size: ClassVar[bool] = True
 
     crop: Literal["center", "random"] = Field("center", description="Which part is kept.")
 
@@ -315,6 +281,29 @@ class ResizeToBucket(GeometricTransform):
         stages = [ResizeToShape(shape=shape, **own) for shape in context.buckets.labels]
         transforms = tuple(BoundTransform(stage, context.run, label) for stage in stages)
         return BoundResizeToBucket(context.buckets.plan, transforms)
+
+
+class ResizeToShape(ResizeToBucket):
+    """Resize images so that they cover one shape, and crop to it."""
+
+    shape: Shape
+
+    def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> tuple[float, float]:  # noqa: ARG002
+        """Return the place of the crop, two numbers of 0-1: the share of the surplus rows to cut off above, and the
+        share of the surplus columns to cut off at the left.
+        """
+        return (0.5, 0.5) if self.crop == "center" else (float(rng.random()), float(rng.random()))
+
+    def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
+        """Return the changed image of one field; the arguments are those of `ImageTransform.change`."""
+        from wdskit.stages.images import geometry
+
+        height, width = geometry.image_size(image)
+        scale = max(self.shape[0] / height, self.shape[1] / width)
+        size = max(self.shape[0], round(height * scale)), max(self.shape[1], round(width * scale))
+        resized = geometry.resize(image, size, nearest=nearest)
+        top, left = (round(share * (full - side)) for share, full, side in zip(drawn, size, self.shape, strict=True))
+        return geometry.crop(resized, top, left, *self.shape)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from wdskit.errors import PipelineError
+from wdskit.stages.fields import list_fields
 from wdskit.stages.marks import ARRAY, IMAGE, IMAGE_CHANNELS, MASK, is_tensor, layout_of, mark_of, marked, may_be_image
 
 if TYPE_CHECKING:
@@ -126,8 +127,8 @@ class Collate:
         if isinstance(sample, dict):
             missing = sorted(name for name in self.ragged if name not in sample)
             if missing:
-                has = ", ".join(name for name in sample if not name.startswith("__"))
-                raise PipelineError(f"batched: ragged: no field `{missing[0]}`; the samples have: {has or 'none'}")
+                has = list_fields(sample)
+                raise PipelineError(f"batched: ragged: no field `{missing[0]}`; the samples have: {has}")
             return self.ragged
         if self.places is None or not isinstance(sample, tuple):
             names, what = ", ".join(sorted(self.ragged)), "tuple" if isinstance(sample, tuple) else "value"
@@ -216,7 +217,7 @@ def _collate_slot(slot: object, values: Sequence[Any], memory: Memory, *, is_rag
             if unknown or len(layouts) > 1:
                 raise _unknown_layout((unknown or values)[0], where)
         are_lists = all(mark is not None and mark.is_list for mark in map(mark_of, values))
-        if are_lists and differ_in_length(values):
+        if are_lists and _differ_in_length(values):
             return make_ragged(values, where, memory)
         if are_lists and {value.dtype.name for value in values} == {"int64", "float64"}:
             values = [value.astype(np.float64) for value in values]
@@ -390,14 +391,13 @@ class Ragged:
         return Ragged(self.values.pin_memory(), self.offsets.pin_memory())
 
 
-def differ_in_length(values: Sequence[Any]) -> bool:
+def _differ_in_length(values: Sequence[Any]) -> bool:
     """Return True if arrays from JSON lists differ in their first axis, but in no other axis. An empty list fits any
     shape.
     """
-    shapes = {tuple(value.shape) for value in values} - {(0,)}
-    return (
-        len({tuple(value.shape) for value in values}) > 1 and all(shapes) and len({shape[1:] for shape in shapes}) <= 1
-    )
+    shapes = {tuple(value.shape) for value in values}
+    filled = shapes - {(0,)}
+    return len(shapes) > 1 and all(filled) and len({shape[1:] for shape in filled}) <= 1
 
 
 def make_ragged(values: Sequence[Any], slot: str, memory: Memory) -> RaggedArrays:

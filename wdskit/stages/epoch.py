@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wdskit.dataset.columns import ColumnView
 from wdskit.dataset.subset import Subset
@@ -18,7 +19,7 @@ from wdskit.order.lanes import default_lanes
 from wdskit.order.steps import AnySteps, Steps
 from wdskit.order.subset import PickedOrder
 from wdskit.stages.buckets import Bucketed
-from wdskit.stages.sources import Exact, PlannedData, epoch_length
+from wdskit.stages.sources import Exact, PlannedData
 
 _CHUNK = 1 << 20
 
@@ -77,7 +78,8 @@ def plan_epoch(stages: Sequence[Any], world_size: int) -> tuple[PlannedData, Epo
 
     Raises:
         PipelineError: The epoch is not a whole number of batches or has no full batch, a global batch is not a multiple
-            of `world_size`, or `bucketed` is used with `with_epoch` or with weights.
+            of `world_size`, the weights of all parts of a mixture are 0 at a position, or `bucketed` is used with
+            `with_epoch` or with weights.
         StorageError: The shards cannot be listed, or a `classes.json` cannot be read.
         FolderIndexError: A folder has no valid index, no sample is selected, or the labels of two folders mean
             different classes.
@@ -87,11 +89,8 @@ def plan_epoch(stages: Sequence[Any], world_size: int) -> tuple[PlannedData, Epo
     bucketed = next((stage for stage in stages if isinstance(stage, Bucketed)), None)
     if bucketed is None:
         data = source.plan()
-        length = epoch_length(stages, data.num_samples, world_size)
-        # The key is always present: torch.distributed.checkpoint loads only keys that the loader's own state has.
-        fingerprint = {**data.fingerprint, "with_epoch": length.with_epoch}
-        return data, EpochLayout(source.tail, length.batch, length.num_samples, fingerprint)
-    if any(getattr(stage, "name", "") == "with_epoch" for stage in stages):
+        return data, _lay_out(stages, data, world_size)
+    if any(stage.name == "with_epoch" for stage in stages):
         msg = "with_epoch: an epoch of `bucketed` is one pass over the data, whose batches differ in size."
         raise PipelineError(f"{msg}\n  Leave `with_epoch` out.")
     if source.is_weighted or getattr(source, "weights", None) or getattr(source, "balance", None):
@@ -107,25 +106,56 @@ def plan_epoch(stages: Sequence[Any], world_size: int) -> tuple[PlannedData, Epo
     return data, EpochLayout(source.tail, batch, buckets.plan.num_samples, data.fingerprint, buckets)
 
 
+def _lay_out(stages: Sequence[Any], data: PlannedData, world_size: int) -> EpochLayout:
+    """Return the layout of the epochs without `bucketed`. The arguments are those of `plan_epoch`, and its data.
+
+    Raises:
+        PipelineError: The samples of `with_epoch` are not a whole number of batches. Or `tail` is "drop", and the
+            samples cannot fill one batch on each rank. Or the global batch is not a multiple of `world_size`.
+    """
+    source, num_samples = stages[0], data.num_samples
+    names = [stage.name for stage in stages]
+    batch = stages[names.index("batched")].size_on(world_size) if "batched" in names else 1
+    n = None
+    if "with_epoch" in names:
+        n = stages[names.index("with_epoch")].n
+        counts_batches = "batched" in names[: names.index("with_epoch")]
+        if not counts_batches and n % batch:
+            near = " and ".join(str(each) for each in (n - n % batch, n - n % batch + batch) if each)
+            msg = f"with_epoch: {n} samples per rank are not a whole number of batches of {batch}."
+            raise PipelineError(f"{msg}\n  {near} are; or count batches, with `with_epoch` after `batched`.")
+        num_samples = n * world_size * (batch if counts_batches else 1)
+    assert num_samples is not None  # rules: a mixture by weights has with_epoch
+    whole = batch * world_size
+    if source.tail == "drop" and num_samples < whole:
+        msg = f"{num_samples} samples cannot fill one batch of {batch} on each of {world_size} ranks, which "
+        msg += f"takes {whole}, and `tail: drop` drops an incomplete batch."
+        raise PipelineError(f"{msg}\n  Use `tail: pad`, smaller batches or fewer ranks.")
+    # `with_epoch` is always present: torch.distributed.checkpoint loads only keys that the loader's own state has.
+    return EpochLayout(source.tail, batch, num_samples, {**data.fingerprint, "with_epoch": n})
+
+
 def _divide(source: Any, data: PlannedData, bucketed: Bucketed) -> tuple[PlannedData, Buckets]:
     """Divide the samples into buckets. Return `data` with the order of the buckets' batches, and the buckets that have
-    samples. `data` is the result of `source.plan`. SelectionError: A sample fits in no bucket, or a column is missing
-    or damaged.
+    samples. `data` is the result of `source.plan`. SelectionError: A sample fits in no bucket, or a column is missing,
+    damaged or text.
     """
-    by_part: dict[int, np.ndarray[Any, np.dtype[np.uint8]]] = {}
+    by_part: dict[int, NDArray[np.uint8]] = {}
     for number, table in zip(data.parts, data.tables, strict=True):
         if number not in by_part:
-            views = [table.column(name)[0] for name in bucketed.columns]
-            by_part[number] = _assign(bucketed, views, table.used(), table.folders[0])
+            found = [table.column(name) for name in bucketed.columns]
+            for _, [column, *_] in found:
+                if column.values is not None:
+                    raise column.unfit("`bucketed` needs numbers, and its values are text")
+            by_part[number] = _assign(bucketed, [view for view, _ in found], table.used(), table.folders[0])
     bucket_numbers = np.concatenate([by_part[number] for number in data.parts])
     counts = np.concatenate([table.counts for table in data.tables])
     times = source.times(data.tables[0]) if isinstance(source, Exact) and source.repeat else None
     orders: list[PickedOrder] = []
     digest = hashlib.sha256()
-    sizes: list[int] = []
     num_lanes = default_lanes(len(bucket_numbers))
     kept = []
-    for bucket, size in enumerate(bucketed.sizes):
+    for bucket in range(len(bucketed.labels)):
         mask = bucket_numbers == bucket
         layers = [mask] if times is None else [mask & (times > layer) for layer in range(int(times.max(initial=0)))]
         subsets = [Subset(counts, layer) for layer in layers if layer.any()]
@@ -136,24 +166,18 @@ def _divide(source: Any, data: PlannedData, bucketed: Bucketed) -> tuple[Planned
         orders.append(PickedOrder(source.order_of(bucket_counts, source.seed, lanes=lanes), subsets))
         for subset in subsets:
             digest.update(subset.digest())
-        sizes.append(size)
         kept.append(bucket)
-    plan = BucketPlan(tuple(order.num_samples for order in orders), tuple(sizes), source.tail, source.seed)
-    labels = tuple(bucketed.labels[bucket] for bucket in kept)
-    settings = {"by": bucketed.by, "labels": [_plain(label) for label in labels], "sizes": sizes}
+    labels, sizes = (tuple(each[bucket] for bucket in kept) for each in (bucketed.labels, bucketed.sizes))
+    plan = BucketPlan(tuple(order.num_samples for order in orders), sizes, source.tail, source.seed)
+    plain = [list(label) if isinstance(label, tuple) else label for label in labels]
+    settings = {"by": bucketed.by, "labels": plain, "sizes": list(sizes)}
     fingerprint = {**data.fingerprint, "buckets": {**settings, "digest": digest.hexdigest()}, "with_epoch": None}
     fingerprint.pop("columns", None)
     order = BucketOrder(plan, orders)
     return replace(data, order=order, num_samples=plan.num_samples, fingerprint=fingerprint), Buckets(plan, labels)
 
 
-def _plain(label: Any) -> Any:
-    return list(label) if isinstance(label, tuple) else label
-
-
-def _assign(
-    bucketed: Bucketed, views: Sequence[ColumnView], used: np.ndarray[Any, np.dtype[np.bool_]], folder: str
-) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _assign(bucketed: Bucketed, views: Sequence[ColumnView], used: NDArray[np.bool_], folder: str) -> NDArray[np.uint8]:
     """Return the bucket of each used sample, uint8 (num_used,). `views` are the columns of `bucketed`, and `used` is
     True for each used sample. The message of an error starts with `folder`. SelectionError: A sample fits in no bucket.
     """
@@ -163,7 +187,7 @@ def _assign(
         try:
             parts.append(bucketed.assign([view.take(numbers) for view in views]).astype(np.uint8))
         except ValueError as err:
-            problem, at = err.args if len(err.args) == 2 else (str(err), 0)
+            problem, at = err.args
             msg = f"{folder}: bucketed: sample {numbers[at]} (counted over all shards from 0): {problem}."
             raise SelectionError(msg, folder=folder) from err
     return np.concatenate([np.zeros(0, np.uint8), *parts])

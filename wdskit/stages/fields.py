@@ -109,7 +109,7 @@ class FieldDecoder:
         """
         if self.only and self.only.isdisjoint(fields):
             names = "`, `".join(sorted(self.only))
-            raise WdskitError(f"no field `{names}` (`only`); the sample has: {_listed(fields)}")
+            raise WdskitError(f"no field `{names}` (`only`); the sample has: {list_fields(fields)}")
 
     def takes(self, field: str, value: Any) -> bool:
         """Return whether a field is decoded: its value is bytes, and `only` is empty or has the field. Fields such as
@@ -142,7 +142,7 @@ class FieldDecoder:
         """Return an error text that says how decoding changes the numbers of an image file, so that the image cannot be
         a mask. Empty if decoding keeps the numbers.
         """
-        from wdskit.codecs.images import IMAGE_SPECS, stores_other_numbers
+        from wdskit.codecs.images import IMAGE_SPECS, SCALED_NUMBERS, stores_other_numbers
 
         if self.images is None or self.images == INDEX_SPEC:
             return ""
@@ -155,6 +155,8 @@ class FieldDecoder:
         else:
             return ""
         way_out = f"Put `decode: {{images: index, only: {field}}}` before that `decode`, which then skips the field"
+        if form == SCALED_NUMBERS:
+            way_out = "Save such masks as PNG"
         return f"{what}.\n  {way_out}"
 
 
@@ -273,12 +275,10 @@ class Rename(PerSampleStage):
         """The fields that the stage reads, with `;` between alternatives."""
         return tuple(self.names.values())
 
-    def bind(self, context: Context, label: str) -> Rename:  # noqa: ARG002 (nothing is drawn)
-        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
-        return self
-
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
-        """Return a copy of `sample` with its fields renamed. Of alternatives, the first that exists is renamed.
+        """Return a new dict: the other fields of `sample`, then the fields with new names, in the order of `names`.
+
+        Of alternatives, the first that exists is used. A path such as `json.caption` copies a value; `json` stays.
 
         Raises:
             PipelineError: The sample is not a dict, or `json` is not decoded yet and a path such as `json.caption`
@@ -296,10 +296,9 @@ class Rename(PerSampleStage):
         return kept | {new: pick("rename", sample, old) for new, old in old_names.items()}
 
 
-class ToTuple(PerSampleStage):
-    """Make a tuple of the named fields."""
+class _ChoosesFields(PerSampleStage):
+    """The base class of `ToTuple` and `ToDict`."""
 
-    name: ClassVar[str] = "to_tuple"
     is_starred: ClassVar[str] = "fields"
     shorthand: ClassVar[str | None] = "fields"
 
@@ -312,9 +311,11 @@ class ToTuple(PerSampleStage):
         """The fields that the stage reads, with `;` between alternatives."""
         return self.fields
 
-    def bind(self, context: Context, label: str) -> ToTuple:  # noqa: ARG002 (nothing is drawn)
-        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
-        return self
+
+class ToTuple(_ChoosesFields):
+    """Make a tuple of the named fields."""
+
+    name: ClassVar[str] = "to_tuple"
 
     def places_after(self, places: tuple[str, ...] | None) -> tuple[str, ...]:  # noqa: ARG002 (it makes new ones)
         """Return `fields`: the field of each item of the yielded tuples. `places` has no effect."""
@@ -327,16 +328,10 @@ class ToTuple(PerSampleStage):
         return tuple(pick("to_tuple", sample, names) for names in self.fields)
 
 
-class ToDict(PerSampleStage):
+class ToDict(_ChoosesFields):
     """Make a dict of the named fields, each under the name of its first alternative."""
 
     name: ClassVar[str] = "to_dict"
-    is_starred: ClassVar[str] = "fields"
-    shorthand: ClassVar[str | None] = "fields"
-
-    fields: FieldChoices = Field(
-        description="Fields in order; `jpg;png` takes the first that a sample has.", examples=[["jpg;png", "cls"]]
-    )
 
     @field_validator("fields")
     @classmethod
@@ -346,15 +341,6 @@ class ToDict(PerSampleStage):
         if twice:
             raise refuse(f"{listing(twice)} would appear twice in the dict; `rename` one first.")
         return fields
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The fields that the stage reads, with `;` between alternatives."""
-        return self.fields
-
-    def bind(self, context: Context, label: str) -> ToDict:  # noqa: ARG002 (nothing is drawn)
-        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
-        return self
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
         """Return a dict of `fields`, in the order of `fields`. WdskitError: A field is missing. PipelineError: The
@@ -393,10 +379,6 @@ class MultiHot(PerSampleStage):
     def write_settings(self) -> Any:
         """Return the settings as a dict for YAML, with `from` in place of `source` and without null values."""
         return {("from" if name == "source" else name): value for name, value in super().write_settings().items()}
-
-    def bind(self, context: Context, label: str) -> MultiHot:  # noqa: ARG002 (nothing is drawn)
-        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
-        return self
 
     @functools.cached_property
     def _numbers(self) -> dict[Any, int]:
@@ -496,7 +478,7 @@ def _find_name(stage: str, sample: Mapping[str, Any], names: str) -> str:
             with contextlib.suppress(KeyError):
                 _value_at_path(stage, sample, name)
                 return name
-    raise WdskitError(f"no field `{names}`; the sample has: {_listed(sample)}")
+    raise WdskitError(f"no field `{names}`; the sample has: {list_fields(sample)}")
 
 
 def _value_at_path(stage: str, sample: Mapping[str, Any], name: str) -> Any:
@@ -545,7 +527,8 @@ def as_array(value: Any) -> Any:
     return marked(array, LIST)
 
 
-def _listed(fields: Collection[str]) -> str:
+def list_fields(fields: Collection[str]) -> str:
+    """Return the names of `fields` for a message, without names such as `__key__`; "none" if no name is left."""
     return ", ".join(field for field in fields if not field.startswith("__")) or "none"
 
 

@@ -11,7 +11,6 @@ from wdskit.errors import PipelineError
 from wdskit.stages.base import FOREIGN, Origin, Run
 
 _BY_NODE = frozenset(["split_by_node", "single_node_only"])
-_BY_WORKER = frozenset(["split_by_worker"])
 _OPENERS = frozenset(["tarfile_samples", "tarfile_to_samples"])
 
 
@@ -39,7 +38,7 @@ def splits_nodes(stage: Any) -> bool:
 
 def splits_workers(stage: Any) -> bool:
     """Return True if a stage keeps only the shards of its worker, as the name of its function says."""
-    return _function_name(stage) in _BY_WORKER
+    return _function_name(stage) == "split_by_worker"
 
 
 def takes_shards(stage: Any) -> bool:

@@ -150,13 +150,17 @@ def marks_in(sample: Any) -> SampleMarks:
 def transfer_marks(known: SampleMarks, result: Any) -> Any:
     """Mark the values in a function's result that the function made from marked values, and return the result.
 
-    - A view or a copy of a marked value gets the value's mark.
-    - A new value under the same key of a dict, or in place of a bare value, gets the mark of the old value.
+    - A view or a copy of a marked value gets the value's mark. A tensor that shares the memory of a mask is a mask.
+    - A new value under the same key of a dict, or in place of a bare value, gets the mark of the old value, unless the
+      old value is a mask and the new value is of floats.
     - A new array in place of an image in a tuple gets the layout "lost", because it may be an image or another array.
+    - A new value that has the type, dtype and number of axes of a value in another slot, but not of the old value in
+      its own slot, gets no mark.
 
     Args:
         known: Result of `marks_in` for the function's argument, from before the call.
-        result: The function's result. It is not changed; the marked values are views, in a new dict or tuple.
+        result: The function's result. It is not changed; the marked values are views, in a new dict or tuple. A list is
+            returned unchanged.
     """
     changed = {}
     if known:

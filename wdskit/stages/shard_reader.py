@@ -30,13 +30,10 @@ class TarfileToSamples(StreamStage):
 
     def bind(self, context: StreamContext) -> ShardOpener:
         """See `StreamStage.bind`."""
-        source, shards = context.stages[0], context.shards
-        if shards is None:
-            return ShardOpener(context.run, {}, frozenset(), check="size")
-        pairs = zip(shards.urls, shards.entries, strict=True)
+        shards = context.shards
+        pairs = zip(shards.urls, shards.entries, strict=True) if shards else ()
         entries = {url: entry for url, entry in pairs if entry is not None}
-        check = getattr(source, "check", "size")
-        return ShardOpener(context.run, entries, frozenset(shards.urls), check=check)
+        return ShardOpener(context.run, entries, frozenset(shards.urls if shards else ()), check=context.check)
 
 
 class ShardOpener:
@@ -47,8 +44,9 @@ class ShardOpener:
         entries: Maps the URL of each indexed shard to its index entry.
         urls: The URLs of all shards; empty if they are unknown.
         check: What is compared with the index entry. `none`: nothing. `size`: the size of the shard, and the number and
-            fields of the samples when they are read; in a local shard with an `.idx` file also their places. `sha256`:
-            also the digest of the shard, of a local shard before its first sample. Except with `none`, a local shard
+            fields of the samples when they are read; with an `.idx` file of a local shard also the offsets of the
+            samples; and the digest of a local shard that was replaced or touched after it was indexed. `sha256`: also
+            the digest of each shard, of a local shard before its first sample. Except with `none`, a local shard
             without an entry is scanned first, to find samples that are split over non-adjacent members.
     """
 
@@ -116,8 +114,7 @@ class ShardOpener:
         """
         entry = self._entries.get(url) if self._check != "none" else None
         stream = open_stream(url)
-        read_bytes = stream.read
-        comparison = None
+        comparison, hashed = None, None
         try:
             if entry is not None:
                 comparison = IndexComparison(url, entry, stream)
@@ -129,23 +126,34 @@ class ShardOpener:
                 self._scanned.add(url)
             if self._check == "sha256" and entry is not None:
                 if not is_local(url):
-                    read_bytes = _HashingRead(stream, url, entry)
+                    hashed = entry
                 elif url not in self._hashed:
                     assert isinstance(stream, LocalFile)
                     check_digest(stream, entry.sha256)
                     self._hashed.add(url)
-            yield from ShardReader(self._counted(read_bytes), shard=shown_url(url), on_sample=comparison)
+            yield from ShardReader(self._counted(stream, url, hashed), shard=shown_url(url), on_sample=comparison)
             if comparison is not None:
                 comparison.end()
         finally:
             stream.close()
 
-    def _counted(self, read_bytes: Callable[[int], bytes]) -> Callable[[int], bytes]:
-        """Return a function that calls `read_bytes`, and counts the bytes in the timings of the run."""
+    def _counted(self, stream: ByteStream, url: str, entry: ShardEntry | None) -> Callable[[int], bytes]:
+        """Return a function that reads from `stream`, and counts the bytes in the timings of the run.
+
+        With `entry`, the function raises ShardError at the end of the stream if the sha256 of all bytes differs from
+        `entry`.
+        """
+        digest, num_bytes = hashlib.sha256(), 0
 
         def read(size: int) -> bytes:
-            part = read_bytes(size)
+            nonlocal num_bytes
+            part = stream.read(size)
             self.run.timings.bytes_read += len(part)
+            if entry is not None:
+                digest.update(part)
+                num_bytes += len(part)
+                if not part and digest.hexdigest() != entry.sha256:
+                    raise changed_bytes(url, num_bytes, digest.hexdigest(), entry.sha256)
             return part
 
         return read
@@ -224,25 +232,6 @@ class IndexComparison:
 
     def _error(self, offset: int, problem: str) -> ShardError:
         return _changed(self._url, offset, problem).after(self._num_samples)
-
-
-class _HashingRead:
-    """Reads from a stream, and raises ShardError at its end if the sha256 of all bytes differs from the index."""
-
-    def __init__(self, stream: ByteStream, url: str, entry: ShardEntry) -> None:
-        self._stream = stream
-        self._url = url
-        self._entry = entry
-        self._digest = hashlib.sha256()
-        self._num_bytes = 0
-
-    def __call__(self, size: int) -> bytes:
-        part = self._stream.read(size)
-        self._digest.update(part)
-        self._num_bytes += len(part)
-        if not part and self._digest.hexdigest() != self._entry.sha256:
-            raise changed_bytes(self._url, self._num_bytes, self._digest.hexdigest(), self._entry.sha256)
-        return part
 
 
 def _changed(url: str, offset: int, problem: str) -> ShardError:

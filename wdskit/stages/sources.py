@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal
@@ -93,7 +93,7 @@ def _check_weight(value: object) -> float | dict[int, float]:
 
 def _schedule_key(key: object) -> int:
     key = as_int(key)
-    if isinstance(key, int) and not isinstance(key, bool) and key >= 0:
+    if isinstance(key, int) and not isinstance(key, bool) and 0 <= key < 10**18:
         return key
     if isinstance(key, str) and _POSITION.fullmatch(key):
         return int(key)
@@ -129,18 +129,12 @@ def _check_stage(at: int, item: object, stages: Stages) -> StageSpec:
 
 
 def _check_split(value: object) -> str:
-    if not isinstance(value, str):
-        raise refuse(wrong_kind(value, "the name of a split is needed, as in `split: train`"))
-    try:
-        check_column_name(value)
-    except SelectionError as err:
-        raise refuse(str(err)) from None
-    return value
+    return _check_column(value, needs="the name of a split is needed, as in `split: train`")
 
 
-def _check_column(value: object) -> str:
+def _check_column(value: object, *, needs: str = "the name of a column is needed, as in `json.score`") -> str:
     if not isinstance(value, str):
-        raise refuse(wrong_kind(value, "the name of a column is needed, as in `json.score`"))
+        raise refuse(wrong_kind(value, needs))
     try:
         check_column_name(value)
     except SelectionError as err:
@@ -290,7 +284,7 @@ class PlannedSource(StageSpec):
     schedule: Literal["step", "linear"] = Field(
         "step",
         description="How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight, "
-        "in up to 1,024 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its mean "
+        "in up to 2,047 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its mean "
         "weight.",
     )
     split: Split | None = Field(None, description="Only this split of the samples, made by `wdskit split`.")
@@ -361,6 +355,7 @@ class PlannedSource(StageSpec):
         """Return the shards and the order of their samples. With `has_columns`, the tables can read columns.
 
         Raises:
+            PipelineError: The weights of all parts of a mixture are 0 at a position.
             StorageError: The shards cannot be listed, or a `classes.json` cannot be read.
             FolderIndexError: A folder has no valid index, no sample is selected, or the labels of two folders mean
                 different classes.
@@ -387,7 +382,10 @@ class PlannedSource(StageSpec):
                 seeds = [int(philox("mixture-part", self.seed, number).random_raw()) for number in range(len(parts))]
             orders = [self.order_of(table.counts, seed) for table, seed in zip(tables, seeds, strict=True)]
             weights = [1.0 if part.weight is None else part.weight for part in parts]
-            order = MixtureOrder(orders, [len(table) for table in tables], weights, change=self.schedule)
+            try:
+                order = MixtureOrder(orders, [len(table) for table in tables], weights, change=self.schedule)
+            except ValueError as err:
+                raise PipelineError(f"{self.name}: mixture: {err}.") from err
             return PlannedData(tuple(tables), tuple(numbers), order, None, fingerprint)
         repeated = [tables[number] for number in numbers]
         planned = self.plan_columns(repeated[0])
@@ -416,7 +414,8 @@ class PlannedSource(StageSpec):
 
 class Exact(PlannedSource):
     """A planned source: each sample at most once per epoch over all ranks, in a new random order each epoch. With
-    `tail: pad`, exactly once; `tail: drop` leaves out the samples that do not fill a batch on all ranks.
+    `tail: pad`, exactly once; `tail: drop` leaves out the samples that do not fill a batch on all ranks. With
+    `repeat`, each repetition counts as a sample.
     """
 
     name: ClassVar[str] = "exact"
@@ -493,7 +492,7 @@ class Exact(PlannedSource):
 
 
 class Resampled(PlannedSource):
-    """A planned source: samples drawn with replacement, in chunks of consecutive samples."""
+    """A planned source: samples drawn with replacement, in chunks of consecutive samples, or one by one by weights."""
 
     name: ClassVar[str] = "resampled"
 
@@ -558,50 +557,3 @@ class Sequential(PlannedSource):
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:  # noqa: ARG002
         """Return the order of the index: sample after sample. Only `counts` has an effect."""
         return SequentialOrder(counts)
-
-
-@dataclass(frozen=True)
-class EpochLength:
-    """The length of an epoch.
-
-    Attributes:
-        num_samples: Number of samples in an epoch, on all ranks together.
-        batch: Number of samples in one rank's batch; 1 without the stage `batched`.
-        with_epoch: The setting `n` of the stage `with_epoch`; None without this stage.
-    """
-
-    num_samples: int
-    batch: int
-    with_epoch: int | None
-
-
-def epoch_length(stages: Sequence[Any], num_samples: int | None, world_size: int) -> EpochLength:
-    """Return the length of an epoch on `world_size` ranks.
-
-    Args:
-        stages: One planned source, then other stages, in an order that `rules.check_order` accepts.
-        num_samples: Number of samples in one pass over the data; None for a mixture by weights.
-        world_size: Number of ranks.
-
-    Raises:
-        PipelineError: The samples of `with_epoch` are not a whole number of batches. Or `tail` is "drop", and the
-            samples cannot fill one batch on each rank. Or the global batch is not a multiple of `world_size`.
-    """
-    names = [stage.name for stage in stages]
-    batch = stages[names.index("batched")].size_on(world_size) if "batched" in names else 1
-    n = None
-    if "with_epoch" in names:
-        n = stages[names.index("with_epoch")].n
-        counts_batches = "batched" in names[: names.index("with_epoch")]
-        if not counts_batches and n % batch:
-            near = " and ".join(str(each) for each in (n - n % batch, n - n % batch + batch) if each)
-            msg = f"with_epoch: {n} samples per rank are not a whole number of batches of {batch}."
-            raise PipelineError(f"{msg}\n  {near} are; or count batches, with `with_epoch` after `batched`.")
-        num_samples = n * world_size * (batch if counts_batches else 1)
-    assert num_samples is not None  # rules: a mixture by weights has with_epoch
-    whole = batch * world_size
-    if stages[0].tail == "drop" and num_samples < whole:
-        msg = f"{num_samples} samples cannot fill one batch of {batch} on each of {world_size} ranks, which "
-        msg += f"takes {whole}, and `tail: drop` drops an incomplete batch."
-        raise PipelineError(f"{msg}\n  Use `tail: pad`, smaller batches or fewer ranks.")
-    return EpochLength(num_samples, batch, n)

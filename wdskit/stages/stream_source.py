@@ -105,7 +105,7 @@ class Stream(StreamStage):
             resampled=self.resampled,
             weights=self._shard_weights(shards),
         )
-        context.shards, context.draws = shards, draws
+        context.shards, context.draws, context.check = shards, draws, self.check
         return StreamSource(context.run, shards, draws)
 
     def _shard_weights(self, shards: ShardList) -> list[float] | None:

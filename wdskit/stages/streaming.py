@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
@@ -34,18 +34,18 @@ class StreamContext:
     Attributes:
         stage_context: The context of the stage that is bound now.
         run: The running pipeline.
-        stages: All stages of the pipeline.
         shards: The shards of the source `stream`; None for a foreign source.
+        check: The setting `check` of the source `stream`; "size" for a foreign source.
         draws: The order of the shards; None for a foreign source.
         is_after_with_epoch: Whether `with_epoch` is an earlier stage.
         length: `n` of `with_length`; None without `with_length`.
     """
 
-    def __init__(self, stage_context: Context, stages: Sequence[Any]) -> None:
+    def __init__(self, stage_context: Context) -> None:
         self.stage_context = stage_context
         self.run = stage_context.run
-        self.stages = stages
         self.shards: ShardList | None = None
+        self.check = "size"
         self.draws: Draws | None = None
         self.is_after_with_epoch = False
         self.length: int | None = None

@@ -128,7 +128,8 @@ def _value_of(setting: str, value: Any) -> Any:
 
 
 def labels_of(sample: Mapping[str, Any]) -> Any:
-    """Return the values of all keys that start with "labels", as a tuple; None if there are no such keys.
+    """Return the values of all keys that start with "labels", as a tuple. Return None if `sample` has no such key or
+    is not a dict.
 
     This is the default `labels_getter` of `SanitizeBoundingBoxes`.
     """

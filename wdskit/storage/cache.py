@@ -96,7 +96,7 @@ class PartCache:
         self._checked_bytes = 0  # memory of these parts
         self._open: deque[CachedPart] = deque()  # in the order in which they were opened
         self._fetches: dict[PartName, Future[None]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._space_lock = threading.Lock()
         self._slots: asyncio.Semaphore | None = None
         self._used_bytes = 0  # by all parts: as last listed, and the parts of this process since then
@@ -127,8 +127,8 @@ class PartCache:
             except DamagedPart as err:
                 self._drop(name, str(err))
                 return None
-            self._forget(name)
             with self._lock:
+                self._forget(name)  # another thread may have found the part meanwhile
                 self._checked[name] = part
                 self._checked_bytes += part.memory_bytes
                 while self._checked_bytes > CHECKED_BYTES and len(self._checked) > 1:
@@ -198,7 +198,7 @@ class PartCache:
         """Start to fetch a part in the background, unless this process is already fetching the part.
 
         Return True if the part is being fetched. Return False, and fetch nothing, if the disk or the cache was full a
-        short time ago.
+        short time ago. Raises StorageError if this process is ending, or was forked after it had read an object.
 
         Args:
             name: The part.

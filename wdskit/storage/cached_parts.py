@@ -95,7 +95,7 @@ def write_part(folder: Path, name: PartName, chunks: Sequence[Chunk], starts: Se
     Args:
         folder: The cache's folder, in which the folder of the shard exists.
         name: The part.
-        chunks: The bytes of the part's samples and of the tar block after the last sample, sorted by offset.
+        chunks: Exactly the bytes of the part's samples and of the tar block after the last sample, sorted by offset.
         starts: Offsets of the part's samples in the shard, and the end of the last sample.
 
     Raises:
@@ -121,8 +121,6 @@ def _hash(*parts: Buffer) -> int:
     """Return XXH3-64 of the bytes of all parts, joined."""
     import xxhash  # of the extra `remote`
 
-    if len(parts) == 1:
-        return xxhash.xxh3_64_intdigest(parts[0])
     joined = xxhash.xxh3_64()
     for part in parts:
         joined.update(part)
@@ -140,7 +138,7 @@ class DamagedPart(Exception):
 
 
 class OpenFile:
-    """An open file of a part. The descriptor is closed when the last reference to this object is gone."""
+    """An open file of a part. The descriptor is closed with the last reference to this object."""
 
     __slots__ = ("__weakref__", "fd")
 

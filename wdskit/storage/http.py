@@ -192,14 +192,15 @@ class _BoundedSocket(io.RawIOBase):
         sock: The unbuffered file of a socket.
 
     Attributes:
-        left: Bytes that the server may still send. The owner sets this number before each read.
+        left: Bytes that the server may still send: at first the bytes of the headers. The owner sets this number before
+            each read of the body.
     """
 
     def __init__(self, sock: io.RawIOBase) -> None:
         self._sock = sock
         self._num_bytes = 0
         self._spent_s = 0.0
-        self.left = MAX_HTTP_HEADER_BYTES  # bytes that the server may still send
+        self.left = MAX_HTTP_HEADER_BYTES
 
     def readable(self) -> bool:
         """Return True."""
@@ -366,7 +367,7 @@ def _get(url: str, headers: Mapping[str, str], redirects: _SafeRedirects | None 
 
 
 def resolve_redirects(url: str) -> str:
-    """Return the URL to which the redirects of `url` lead. If there is no redirect, return `url`, percent-encoded.
+    """Return the URL to which the redirects of `url` lead. Without a redirect, return `url`, percent-encoded.
 
     A refused request raises no error here: the next read reports the refusal.
 

@@ -127,7 +127,8 @@ class ObjectFile:
             StorageError: The store cannot be reached, refuses the request, or sends other bytes than requested. Or the
                 object was replaced or closed, or this process was forked after it had read an object.
         """
-        return _join(self._read([(offset, offset + size)]), offset, offset + size)
+        chunks = result(self.start_reading([(offset, offset + size)]), self.url)
+        return _join(chunks, offset, offset + size)
 
     fd = -1
 
@@ -150,8 +151,8 @@ class ObjectFile:
     def ahead(self, ranges: Sequence[Range]) -> ReadAhead:
         """Start to read ranges in the background. Return a `ReadAhead` with the bytes of the ranges.
 
-        `ranges` has (start, stop) of each range, sorted by offset. Raises StorageError if the object was closed, a
-        redirect cannot be followed, or this process was forked after it had read an object.
+        `ranges` has (start, stop) of each range, sorted. Raises StorageError if the object was closed, a redirect
+        cannot be followed, or this process was forked after it had read an object.
         """
         return ReadAhead(self, ranges)
 
@@ -182,9 +183,6 @@ class ObjectFile:
         if last != self._full_url:
             self._location = replace(self._location, root=last, key="")
         self._is_resolved = True
-
-    def _read(self, ranges: Sequence[Range]) -> list[Chunk]:
-        return result(self.start_reading(ranges), self.url)
 
     async def _read_parts(self, parts: list[Range]) -> list[Chunk]:
         """Read several parts, each (start, stop), at the same time. Return their chunks in the order of the parts."""
@@ -321,7 +319,7 @@ class ReadAhead:
 
     Args:
         file: The object. Closing the ReadAhead does not close the object.
-        ranges: (start, stop) of each range, sorted by offset.
+        ranges: (start, stop) of each range, sorted. Ranges may overlap.
     """
 
     fd = -1
@@ -339,15 +337,15 @@ class ReadAhead:
         return self._file.num_bytes
 
     def covers(self, offset: int, size: int) -> bool:
-        """Return True if `size` bytes from `offset` are inside one of the ranges."""
+        """Return True if `size` bytes from `offset` are inside the last range that starts at or before `offset`."""
         at = bisect.bisect_right(self._ranges, (offset, 1 << 63)) - 1
         return at >= 0 and offset + size <= self._ranges[at][1]
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Return `size` bytes from `offset`; fewer bytes only at the end of the object.
 
-        Bytes inside one of the ranges are returned when all ranges have arrived. Raises StorageError if the bytes
-        cannot be read, or if the object was replaced.
+        Bytes that `covers` accepts are returned when all ranges have arrived. Other bytes are requested. Raises
+        StorageError if the bytes cannot be read, or if the object was replaced.
         """
         if not self.covers(offset, size):
             return self._file.read_at(offset, size)
@@ -387,7 +385,7 @@ class ObjectStream:
         return self.file.num_bytes
 
     def read(self, size: int) -> bytes:
-        """Return up to `size` bytes from where the last call stopped; empty only at the end.
+        """Return up to `size` bytes from where the last call stopped; empty only at the end, and after `close`.
 
         Raises StorageError if the object cannot be read or was replaced.
         """

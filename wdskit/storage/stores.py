@@ -95,7 +95,7 @@ def locate(url: str) -> Location:
 
 
 def _locate_http(scheme: str, host: str, path: str, query: str, shown: str) -> Location:
-    """Return the location of an http(s) URL. Messages show the URL as `shown`.
+    """Return the location of an http(s) URL. `shown` is the URL for messages.
 
     `path` and `query` are percent-encoded. In the result, `key` is the decoded path, and `root` is the rest of the URL.
     But if the path has `%2F` or `//`, which obstore would change, `root` is the whole URL, and `key` is "".
@@ -107,7 +107,7 @@ def _locate_http(scheme: str, host: str, path: str, query: str, shown: str) -> L
 
 
 def _locate_hugging_face(kind: str, path: str, shown: str) -> Location:
-    """Return the location of a file in a data set of the Hugging Face hub. Messages show the URL as `shown`.
+    """Return the location of a file in a data set of the Hugging Face hub. `shown` is the URL for messages.
 
     `kind` is `datasets`, and `path` is `/OWNER/NAME[@REVISION]/path`. Raises StorageError for other values.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import NamedTuple
 
 
@@ -24,13 +25,7 @@ class Traffic(NamedTuple):
 
     def plus(self, other: Traffic) -> Traffic:
         """Return the sum of these counts and `other`."""
-        return Traffic(
-            self.fetched + other.fetched,
-            self.by_ranges + other.by_ranges,
-            self.from_cache + other.from_cache,
-            self.retries + other.retries,
-            self.wait_s + other.wait_s,
-        )
+        return Traffic._make(map(operator.add, self, other))
 
 
 NO_TRAFFIC = Traffic()

@@ -164,7 +164,8 @@ class LocalFile:
         fd: The descriptor; -1 after `close`.
 
     Raises:
-        StorageError: The file does not exist, may not be read, or is a pipe or device although `takes_pipe` is False.
+        StorageError: The path or URL is invalid, or the file does not exist, may not be read, or is a pipe or device
+            although `takes_pipe` is False.
     """
 
     def __init__(self, url: str, *, takes_pipe: bool = True) -> None:

@@ -83,7 +83,8 @@ def _checksums_hold(blocks: NDArray[np.uint8], checksums: Ints, digits: Ints) ->
 def key_sizes(headers: Headers) -> Ints:
     """Return the number of bytes of the key in each name, int64 (n,). A key ends at the first dot after the last slash.
 
-    The number is 0 for a name without a key, and for a name that starts with `__`, which `names.split_name` must split.
+    The number is 0 for a name without a key or without a field, and for a name that starts with `__`, which
+    `names.split_name` must split.
     """
     names, columns = headers.names, np.arange(headers.names.shape[1])
     is_meta = (names[:, :2] == ord("_")).all(axis=1)

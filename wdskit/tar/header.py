@@ -119,6 +119,7 @@ def parse_octal(field: bytes, what: str) -> int:
     return int(text, 8)
 
 
+@functools.lru_cache(maxsize=4096)  # shards have a few hundred different checksums
 def expected_adler(checksum_field: bytes) -> int:
     """Return the value that `zlib.adler32(block) & 0xFFFF` must have if the checksum of a header block is right.
 
@@ -136,7 +137,7 @@ def parse_header(block: bytes) -> Header:
     """Parse one header block, 512 bytes that are not all zeros. The size of an unsupported type is read as 0.
 
     Raises:
-        HeaderError: The checksum, the magic or the size is invalid, or the size is over 16 GiB.
+        HeaderError: The checksum, the magic or the size is invalid, or the size exceeds 16 GiB.
     """
     if zlib.adler32(block) & 0xFFFF != expected_adler(block[148:156]):
         raise HeaderError("its checksum does not match")
@@ -152,7 +153,7 @@ def parse_header(block: bytes) -> Header:
 
 
 def check_size(size: int) -> None:
-    """Raise HeaderError if a size in bytes is over 16 GiB, the limit for a member of a shard."""
+    """Raise HeaderError if a size in bytes exceeds 16 GiB, the limit for a member of a shard."""
     if size > MAX_READ_MEMBER_BYTES:
         raise HeaderError(f"its size of {size} bytes is over the limit of {MAX_READ_MEMBER_BYTES}")
 
@@ -182,7 +183,7 @@ _MULTI_VOLUME = (b"GNU.volume.filename", b"GNU.volume.size", b"GNU.volume.offset
 
 
 class Overrides(NamedTuple):
-    """The name and the size that extension headers give to the next member; None if not given."""
+    """The name and the size that extension headers give to the next member; each is None if no header gives it."""
 
     name: bytes | None = None
     size: int | None = None
@@ -223,8 +224,8 @@ def parse_pax(data: bytes) -> Overrides:
 
     Raises:
         NotPlain: The member is a link, a sparse file, or part of a multi-volume archive.
-        HeaderError: A record is malformed. Or it looks damaged: its keyword differs from `path` or `size` in one byte,
-            or its value contains another record.
+        HeaderError: A record is malformed, or gives an empty name or a size over 16 GiB. Or it looks damaged: its start
+            differs from `path=` or `size=` in one byte, or its value contains another record.
     """
     found = Overrides()
     at = 0

@@ -47,8 +47,6 @@ _OTHER_FILES = {
     b"version https://git-lfs": ("a Git LFS pointer", "not the shard", "Fetch the shard: `git lfs pull`."),
 }
 _PLAIN = struct.Struct("100s24x11sB20xc100x8s80xB")  # name, size and the byte after it, type, magic, prefix
-_ADLERS: dict[bytes, int] = {}  # `expected_adler` by checksum field: shards have a few hundred different fields
-_MAX_ADLERS = 4096
 
 
 class TarReader:
@@ -115,7 +113,7 @@ class TarReader:
 
 
 def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterator[tuple[str, int, int]]:
-    """Yield the regular members in a part of a shard. The part starts and ends between two members.
+    """Yield the regular members in a part of a shard. The part starts at a member's first header.
 
     Args:
         data: The bytes of the part.
@@ -127,7 +125,7 @@ def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterat
         (name, start, stop): the member's data is `data[start:stop]`.
 
     Raises:
-        ShardError: A header is invalid, or the part ends inside a member.
+        ShardError: A header is invalid, a zero block is in the place of a header, or `stop` is inside a member.
     """
     window = Window(lambda _: b"", shard)
     window.data = data
@@ -154,16 +152,10 @@ def plain_member(block: bytes) -> tuple[str, int] | None:
     """
     if len(block) < BLOCK_BYTES:
         return None
-    checksum = block[148:156]
-    expected = _ADLERS.get(checksum)
-    if expected is None:
-        if len(_ADLERS) >= _MAX_ADLERS:
-            _ADLERS.clear()
-        try:
-            expected = _ADLERS[checksum] = expected_adler(checksum)
-        except HeaderError:
+    try:
+        if zlib.adler32(block) & 0xFFFF != expected_adler(block[148:156]):
             return None
-    if zlib.adler32(block) & 0xFFFF != expected:
+    except HeaderError:
         return None
     name, digits, nul, kind, magic, prefix = _PLAIN.unpack_from(block)
     if kind != b"0" or magic not in (USTAR, GNU) or prefix or nul or digits.strip(b"01234567"):

@@ -33,7 +33,7 @@ class LargeData(bytes):
 
     Attributes:
         num_bytes: Size of the member's data in bytes.
-        file: An open file with the data from its start; None if the data was discarded.
+        file: An open file with only the data, which the receiver seeks and closes; None if the data was discarded.
     """
 
     num_bytes: int
@@ -110,7 +110,7 @@ class Window:
     def take(self, size: int) -> bytes:
         """Consume `size` bytes of data and their padding, and return the data.
 
-        Return `LargeData` if `size` is over `hold_bytes`, unless `size` is below 64 KiB or all bytes have been read
+        Return `LargeData` if `size` exceeds `hold_bytes`, unless `size` is below 64 KiB or all bytes have been read
         already.
 
         Raises:
@@ -133,6 +133,7 @@ class Window:
         self.at += padded(size)
 
     def _take_large(self, size: int) -> bytes:
+        """Do the same as `take` for data of which the buffer has a part only. The data is not read ahead."""
         have = len(self.data) - self.at
         parts = [self.data[self.at :]] if have else []  # bytes.join copies, unless there is one part only
         self.base += self.at

@@ -53,8 +53,8 @@ class TarWriter:
         """Append one member. Its data is copied or written before the call returns.
 
         Raises:
-            HeaderError: The name is empty, over 100 bytes of UTF-8, has a NUL, or ends in a slash; or the data has 8
-                GiB or more.
+            HeaderError: The name is empty, over 100 bytes of UTF-8, cannot be written as UTF-8, has a NUL, or ends in a
+                slash; or the data has 8 GiB or more.
             TypeError: `data` is a view that is not contiguous.
         """
         if isinstance(data, memoryview):
@@ -69,7 +69,8 @@ class TarWriter:
         if the member with its header and padding is larger than a buffer (1 MiB).
 
         Raises:
-            HeaderError: The name is empty, over 100 bytes of UTF-8, has a NUL, or ends in a slash.
+            HeaderError: The name is empty, over 100 bytes of UTF-8, cannot be written as UTF-8, has a NUL, or ends in a
+                slash. The name of a member that is too large is not checked.
         """
         num_bytes = member_bytes(size)
         if num_bytes > len(self._buffer):

@@ -123,7 +123,7 @@ def bench(
     """Measure a planned pipeline on this machine: a bare loop, and loaders with different workers and threads.
 
     In each of `repeats` rounds, each setting is measured once. Samples have the order of a run, and epochs follow each
-    other without a pause. Nothing is written, not even to `errors.dir`.
+    other without a pause. Nothing is written to `errors.dir`. The cache of remote shards is filled as in a run.
 
     Args:
         config: The path of a YAML file, its content as a dict, or a `Pipeline`.
@@ -231,9 +231,8 @@ class _Subject:
         Raises:
             PipelineError: The pipeline cannot run with `setting`.
         """
-        settings = (
-            self.spec.model_dump() | setting._asdict() | {"persistent_workers": False, "on": None}
-        )  # the workers end with the measurement, and run on this machine
+        # the workers end with the measurement, and run on this machine
+        settings = self.spec.model_dump() | setting._asdict() | {"persistent_workers": False, "on": None}
         if not setting.workers:  # otherwise each loader would warn that these settings have no effect
             settings |= {"persistent_workers": None, "start_method": None}
             settings |= {"prefetch": None} if setting.threads == 1 else {}
@@ -251,8 +250,7 @@ class _Subject:
 
         Return the results of `measure_loader` for each setting, and of `run_bare` for the key None.
         """
-        jobs: list[Setting | None] = [None, *settings]
-        results: dict[Setting | None, list[Any]] = {job: [] for job in jobs}
+        results: dict[Setting | None, list[Any]] = {job: [] for job in (None, *settings)}
         self.run_bare(min(_WARM_UP_S, seconds))
         for number, job in enumerate([*results] * repeats):
             progress(str(job or "bare loop"), number, repeats * len(results))
@@ -289,9 +287,8 @@ def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float 
         next(items)
         first_batch_s = time.perf_counter() - start
         start, left = time.perf_counter(), loader.most_ahead
-        while (
-            left and time.perf_counter() - start < seconds
-        ):  # do not count the batches that were made during the start
+        # do not count the batches that were made during the start
+        while left and time.perf_counter() - start < seconds:
             next(items)
             left -= 1
         count, elapsed, cpu_s, start = 0, 0.0, cpu_time(), time.perf_counter()

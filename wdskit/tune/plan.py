@@ -230,13 +230,14 @@ def plan(
     data, layout = plan_epoch(pipe.stages, world_size)
     steps = layout.steps(world_size, start=epoch * layout.num_samples)
     node_size = choose_ranks_per_node(gpus_per_node, world_size)
+    rank_info = RankInfo(0, world_size, node_size)
     own_tables = [data.tables[data.parts.index(number)] for number in range(len(source.parts))]
     lanes = _plan_lanes(data, steps, world_size // node_size)
     fetched = None
     is_remote = any(table.is_remote for table in data.tables)
     if is_remote and (steps.num_samples <= QUICK_SAMPLES if downloads is None else downloads):
         fetched = _plan_downloads(data, own_tables, layout, world_size, epoch, node_size)
-        needed = math.ceil(measure_cache(data, RankInfo(0, world_size, node_size))[0])
+        needed = math.ceil(measure_cache(data, rank_info)[0])
         fetched = replace(fetched, cache_bytes=max(fetched.cache_bytes, needed))
     return EpochPlan(
         source=source.name,
@@ -256,7 +257,7 @@ def plan(
         buckets=tuple(_bucket_rows(layout)),
         downloads=fetched,
         network=None if loader.on is None else _plan_network(pipe.stages),
-        warnings=tuple(_warnings(data, RankInfo(0, world_size, node_size), lanes, steps, fetched, cache)),
+        warnings=tuple(_warnings(data, rank_info, lanes, steps, fetched, cache)),
     )
 
 
@@ -445,16 +446,17 @@ def _warnings(
             f"  Before a run begins, set `lanes: {near or 'a multiple of the number of nodes'}`. A "
             "different number gives a different order."
         )
-    needed = 0.0 if cache.size is None else measure_cache(data, rank_info)[0]
-    if cache.size is not None and needed > cache.size and cache.small == "refuse":
-        yield f"the loader refuses this: {describe_small_cache(cache.size, needed, rank_info.ranks_per_node)}"
-    elif fetched is not None and cache.size is not None and fetched.cache_bytes > cache.size:
-        size, least = format_bytes(cache.size), format_at_least(max(needed, fetched.cache_bytes))
-        yield (
-            f"a node needs {least} at once, but `cache.size` is {size}: parts are downloaded again.\n"
-            f"  Set `cache.size: {least}`, or a `window` or `lanes` of {cache.size / fetched.cache_bytes:.0%} of its "
-            "value. That gives a different order."
-        )
+    if cache.size is not None:
+        needed = measure_cache(data, rank_info)[0]
+        if needed > cache.size and cache.small == "refuse":
+            yield f"the loader refuses this: {describe_small_cache(cache.size, needed, rank_info.ranks_per_node)}"
+        elif fetched is not None and fetched.cache_bytes > cache.size:
+            size, least = format_bytes(cache.size), format_at_least(max(needed, fetched.cache_bytes))
+            yield (
+                f"a node needs {least} at once, but `cache.size` is {size}: parts are downloaded again.\n"
+                f"  Set `cache.size: {least}`, or a `window` or `lanes` of {cache.size / fetched.cache_bytes:.0%} of "
+                "its value. That gives a different order."
+            )
     if dropped := steps.describe_dropped():
         yield dropped
 

@@ -79,7 +79,7 @@ def find_images(sample: ViewedSample) -> tuple[str | None, list[str]]:
 def class_name(fields: Mapping[str, Buffer], classes: Sequence[str]) -> str:
     """Return the class of a sample as text: the name in `classes` that the number in the field `cls` selects.
 
-    Without such a name, return the text of the field; without `cls`, return "".
+    Without such a name, return the first 20 bytes of the field as text; without `cls`, return "".
     """
     label = bytes(fields.get(CLASS_FIELD, b"")[:20]).decode(errors="replace").strip()
     if label.isascii() and label.isdecimal() and int(label) < len(classes):
@@ -147,7 +147,10 @@ def _box(value: object) -> list[float] | None:
 
 
 def _text_of(name: str, data: Any) -> str | None:
-    """Return the content of a text, JSON or number field as text, or the error of the field; None for other fields."""
+    """Return the content of a text, JSON or number field as text, or the error of the field; None for other fields.
+
+    JSON is indented. Only the first `MAX_CHARS` characters are returned.
+    """
     if name.rpartition(".")[2].lower() not in JSON_FIELDS | TEXT_FIELDS | INT_FIELDS:
         return None
     try:

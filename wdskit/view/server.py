@@ -123,8 +123,8 @@ class Page:
         """Answer with a list of samples, each as `summarize` describes it.
 
         The query has one or more `row` (rows after the first 200 are ignored), or `start` (the first row) and `count`
-        (at most 200; default 24). For a sample that cannot be read,
-        `problem` is the error and other values are empty.
+        (at most 200; default 24). For a sample that cannot be read, `problem` is the error, and all values but `row`
+        are empty.
         """
         rows = [self._row(text) for text in request.query_params.getlist("row")[:MAX_PAGE]]
         if not rows and "start" in request.query_params:
@@ -176,7 +176,10 @@ class Page:
         )
 
     def counts(self, _: Request) -> Response:
-        """Answer with charts of classes, image sizes and bytes, from at most 2,000 samples spread over all rows."""
+        """Answer with charts of classes, image sizes and bytes, from at most 2,000 samples spread over all rows.
+
+        Samples are read for at most about 10 s. The answer to later requests is the same.
+        """
         return JSONResponse(self._counted)
 
     @functools.cached_property

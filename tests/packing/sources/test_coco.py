@@ -124,3 +124,9 @@ def test_categories_and_captions_become_fields(tmp_path):
     found["annotations"][1]["category_id"] = 4
     with pytest.raises(RowError, match="image 0: its annotations have several categories: cat, dog"):
         pack(write(tmp_path, found), tmp_path / "other", images=tmp_path / "images", fields=fields)
+
+
+@pytest.mark.parametrize("found", [{**COCO, "categories": []}, {k: v for k, v in COCO.items() if k != "categories"}])
+def test_labels_need_categories(tmp_path, found):
+    with pytest.raises(PackError, match=r"instances.json: it has no categories.*\n.*--field cls=category"):
+        pack(write(tmp_path, found), tmp_path / "out", images=tmp_path / "images", fields={"cls": "category"})

@@ -293,6 +293,15 @@ def test_a_row_without_the_key_that_was_asked_for_is_an_error(tmp_path):
         pack(path, tmp_path / "out", key_column="id")
 
 
+def test_a_row_that_is_nested_too_deeply_is_an_error_of_its_row(tmp_path):
+    """Near the limit, JSON can be read, but not written."""
+    (tmp_path / "a.jpg").write_bytes(image_bytes())
+    texts = ['{"image":"a.jpg","x":' + "[" * depth + "]" * depth + "}" for depth in range(900, 1000)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(texts))
+    for row in TextTable(str(tmp_path / "rows.jsonl"), Records("")).rows(keys="hashed"):
+        assert not isinstance(row, RowError) or "not JSON: maximum recursion" in str(row) or "too deeply" in str(row)
+
+
 def test_a_row_with_100_000_names_of_which_two_are_one_is_refused_at_once():
     """The names are not compared in pairs."""
     text = json.dumps({f"n{n}": n for n in range(100_000)})[:-1] + ', "n99999": 1}'

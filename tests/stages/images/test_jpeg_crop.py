@@ -18,7 +18,6 @@ from wdskit.stages.images.jpeg_crop import (
     Axis,
     DecodedImage,
     WantedPart,
-    can_mirror_first,
     choose_scale,
     find_grid,
     select_part,
@@ -174,28 +173,3 @@ def test_take_is_crop_resize_and_center_crop():
         resized = geometry.resize(part, (rows.total, columns.total))
         result = pixels_of(select_part(DecodedImage.of(whole), wanted))
         assert np.array_equal(result, geometry.center_crop(resized, (rows.size, columns.size)))
-
-
-def test_mirrored_before_is_mirrored_behind_to_the_bit():
-    """This is tested for every size that the code treats so: enlarged, reduced, and unchanged."""
-    rng = np.random.default_rng(0)
-    shown = 0
-    for width, total in [*product(range(1, 40), range(1, 40)), *product((100, 128, 224, 333, 512), (64, 96, 128, 224))]:
-        whole = rng.integers(0, 256, (9, width, 3), dtype=np.uint8)
-        part = select_part(DecodedImage.of(whole), WantedPart(Axis(0, 9, 7, 0, 7), Axis(0, width, total, 0, total)))
-        mirrored = part.mirrored()
-        assert (mirrored is not None) == can_mirror_first(width, total)
-        if mirrored:
-            shown += 1
-            assert np.array_equal(pixels_of(mirrored), pixels_of(part)[:, ::-1])
-    assert shown > 1500
-
-
-def test_what_is_not_all_wanted_is_mirrored_behind():
-    """Images decoded at a smaller scale, and sizes that the test above does not cover, are also mirrored at the end."""
-    whole = DecodedImage.of(pixels(50, 60, 3))
-    assert select_part(whole, WantedPart(middle_axis(50, 32, 20), middle_axis(60, 38, 21))).mirrored() is None
-    wanted = WantedPart(crop_axis(0, 100, 20), crop_axis(0, 120, 20))
-    assert select_scaled_part(whole, wanted, tuple(find_grid(axis, 2) for axis in wanted)).mirrored() is None
-    assert not can_mirror_first(4001, 224)
-    assert not can_mirror_first(128 * 224, 224)

@@ -29,7 +29,10 @@ def orientation_of(block: bytes) -> int:
 
 
 def without_orientation(block: bytes) -> bytes:
-    """Return an EXIF block without its orientation. The block keeps its length, and each value keeps its offset."""
+    """Return an EXIF block without its orientation; `block` itself if it has no orientation.
+
+    The new block has the same length, and the values outside of the directory keep their offsets.
+    """
     order, first, entries = _first_directory(block)
     kept = [entry for entry in entries if int.from_bytes(entry[:2], order) != _ORIENTATION]
     num_removed = len(entries) - len(kept)

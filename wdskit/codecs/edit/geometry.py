@@ -123,7 +123,7 @@ class Geometry(NamedTuple):
     @property
     def is_same(self) -> bool:
         """True if no point moves."""
-        return self.move == resize_move(self.move.before, ResizePlan(0, 0, *[self.move.before] * 3))
+        return self.move == turn_move(self.move.before, 1)
 
     @property
     def upright(self) -> Move:

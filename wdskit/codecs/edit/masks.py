@@ -32,7 +32,7 @@ def move_mask(data: bytes, geometries: list[Geometry], *, fill: int | None, max_
         max_pixels: Limit for width x height in the file's header.
 
     Returns:
-        The new PNG file, or `data` if no pixel moves.
+        The new PNG file, or `data` if no pixel moves. Then only the format, the header and the size are checked.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.

@@ -104,11 +104,8 @@ def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[
     if original.format == "JPEG" and mode in {"L", "RGB"}:
         size = jpeg_size(original.data, max_pixels=max_pixels)
         pixels: Any = decode_jpeg(original.data, size, step) if size else None
-        if pixels is None:
-            step, pixels = (
-                1,
-                decode_image(original.data, "rgb8", max_pixels=max_pixels),
-            )  # raises if it is damaged
+        if pixels is None:  # decode_image raises if the file is damaged
+            step, pixels = 1, decode_image(original.data, "rgb8", max_pixels=max_pixels)
         return (np.ascontiguousarray(pixels[..., 0]) if mode == "L" else pixels), original.icc, step
     image = original.image
     with pillow_errors(original.format):
@@ -222,7 +219,9 @@ class Recoding:
         is_turned = self.orient and original.orientation > 1
         is_right = self.format is None or FORMATS.get(original.format) == self.format
         if is_right and not is_turned and plan.canvas == original.image.size and plan.size == plan.part:
-            return RecodedImage(data, original.format, _unchanged(original))
+            stored = turn_move(Size(*original.image.size), original.tiff_orientation).after
+            orientation = max(original.orientation, original.tiff_orientation)
+            return RecodedImage(data, original.format, Geometry(turn_move(stored, 1), orientation=orientation))
         if getattr(original.image, "n_frames", 1) > 1:
             raise DecodeError(f"decode: it is animated ({original.format}); only still images are supported")
         fmt = self.format or FORMATS.get(original.format)
@@ -283,12 +282,6 @@ def _geometry(original: Original, plan: ResizePlan, *, is_turned: bool) -> Geome
     if is_turned:
         move = move.then(turn_move(move.after, orientation))
     return Geometry(move, is_cut, orientation, is_turned)
-
-
-def _unchanged(original: Original) -> Geometry:
-    size = turn_move(Size(*original.image.size), original.tiff_orientation).after  # of the stored image
-    same = resize_move(size, ResizePlan(0, 0, size, size, size))
-    return Geometry(same, orientation=max(original.orientation, original.tiff_orientation))
 
 
 @contextlib.contextmanager

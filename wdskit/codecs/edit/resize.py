@@ -10,7 +10,7 @@ from the LANCZOS result; the encoder's loss is 41.9 dB.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,8 @@ MIN_RESIZE_FACTOR = 2
 """A JPEG is decoded at a smaller scale only if the resize still reduces it by this factor. Then the result is 53 to 58
 dB from the result without that scale (49 at worst); with smaller factors 42 to 50. Rounding alone costs 58."""
 
-
 ResizeMode = Literal["shorter", "longer", "crop", "pad"]
-RESIZE_MODES: tuple[ResizeMode, ...] = ("shorter", "longer", "crop", "pad")
+RESIZE_MODES: tuple[ResizeMode, ...] = get_args(ResizeMode)
 
 
 class Size(NamedTuple):

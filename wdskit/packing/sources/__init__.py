@@ -97,7 +97,10 @@ class Source:
 
     @property
     def num_other(self) -> int:
-        """Number of files of a folder, or members of archives, that were read so far and belong to no row."""
+        """Number of files of a folder, or members of archives, that were read so far and belong to no row.
+
+        The members of an archive are counted when all its rows are read. 0 for other kinds of source.
+        """
         return getattr(self.reader, "num_other", 0)
 
     def no_rows_error(self) -> PackError:
@@ -118,7 +121,6 @@ def streamed_rows(source: Source, transforms: Transforms, *, skip_bad: bool) -> 
     Raises:
         RowError: A row cannot be packed, and `skip_bad` is False.
         PackError: The source cannot be read; or, after the last row, `transforms` need a field that no row has.
-        StorageError: With `skip_bad`, an object in a store cannot be read, or was replaced.
     """
     names: set[str] = set()
     try:
@@ -148,7 +150,7 @@ class Kind(NamedTuple):
 
     Attributes:
         what: Name of the kind in messages, with its article.
-        read: Takes a path and the options. Returns the reader of the path.
+        read: Takes a path and the options. Returns the reader of the path. Raises the errors of `find_source`.
         options: Names of the options that this kind takes, without the options that every kind takes.
     """
 

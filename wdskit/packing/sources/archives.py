@@ -19,7 +19,6 @@ from wdskit.packing.row import SAME_FIELD, Row, json_with_key, make_row, row_err
 from wdskit.packing.sources.records import Records, check_json_fields, json_fields
 from wdskit.packing.sources.tar_samples import TarSamples, known_digests, list_tars
 from wdskit.storage.file_identity import FileIdentity
-from wdskit.storage.urls import is_local, local_path
 from wdskit.tar.names import split_name
 
 DROP_LABELS = "leave the labels out: `wdskit reshard --drop cls`."
@@ -40,14 +39,16 @@ class Tars:
         records: Names the fields to make from the samples' JSON, and the classes if the field `cls` is made.
 
     Attributes:
-        num_other: Members read so far that belong to no sample.
+        num_other: Members of the tars read so far that belong to no sample.
         sha256: SHA-256 digest, in hex, of each tar that is in an index, by path or URL.
         classes: Number of each class by name. If `cls` is made from JSON, the classes of `records`. Otherwise the
-            classes in the `classes.json` of the folders; empty if a folder with labels has no `classes.json`.
+            classes in the `classes.json` of the folders; empty without such a file, if a folder with labels has no such
+            file, or if two classes have the same name.
 
     Raises:
         PackError: A URL has a query, a field cannot be made from JSON, or `records` has classes but no field `cls`.
-        StorageError: No tar matches, a local tar is missing, a URL is invalid, or a store cannot be read.
+        StorageError: No tar matches, a local tar is missing, a URL is invalid, or a store or a `classes.json` cannot be
+            read.
         FolderIndexError: The tars belong to an unfinished run, an index is invalid or does not match its tars, or a
             `classes.json` is invalid or contradicts another.
     """
@@ -84,7 +85,6 @@ class Tars:
         """
         for url, entry in self._shards:
             samples = TarSamples(url, entry)
-            place = local_path(url) if is_local(url) else url
             try:
                 for sample in samples:
                     if isinstance(sample, RowError):
@@ -92,7 +92,7 @@ class Tars:
                         continue
                     uses_json = "json" in sample.fields and (keys != "given" or self._records.fields)
                     own = sample.read("json") if uses_json else None
-                    yield _row(sample.key, sample.fields.items(), place, keys, self._records, own)
+                    yield _row(sample.key, sample.fields.items(), samples.place, keys, self._records, own)
             finally:
                 self.num_other += samples.num_ignored
 
@@ -106,7 +106,7 @@ class Zips:
 
     Attributes:
         classes: Number of each class by name: the classes of `records`; empty without classes.
-        num_other: Members read so far that belong to no sample.
+        num_other: Members of the zips read so far that belong to no sample.
 
     Raises:
         PackError: A field cannot be made from JSON, or `records` has classes but no field `cls`.

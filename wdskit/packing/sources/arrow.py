@@ -145,10 +145,10 @@ class ArrowTables:
         The fields of a row are the image, the fields that are made from columns, `cls` and `json`. `json` has all
         columns except images, omitted columns, and columns of bytes or arrays that become fields.
 
-        `cls` is made from the first of these columns that exists: the column that `records.fields` names for `cls`; the
-        column `cls`, unless it is omitted; the column `label`, if `datasets` stored classes for it; the only column for
-        which `datasets` stored classes. There is no `cls` without such a column, or if it is one of the last two and
-        omitted. `keys` is the option `--keys`: "given", "clean" or "hashed".
+        `cls` is made from the column that `records.fields` names for `cls`. Without such a name, it is made from the
+        first of these columns that exists and is not omitted: the column `cls`; the column `label`, if `datasets`
+        stored classes for it; the only column that is not omitted and for which `datasets` stored classes. Without
+        such a column, there is no `cls`. `keys` is the option `--keys`: "given", "clean" or "hashed".
 
         Raises:
             PackError: A file cannot be read or changes, or its columns or classes differ from those of the first file.
@@ -381,7 +381,8 @@ class StreamFile:
         yields None instead of the images.
 
         Raises:
-            PackError: The file is damaged or compressed, or the images are not plain bytes.
+            PackError: A batch is damaged or compressed, or the images are not plain bytes.
+            pyarrow.ArrowException: The file cannot be read.
         """
         import pyarrow as pa
 
@@ -395,7 +396,7 @@ class StreamFile:
             yield wanted, None if image is None else self._images(batch.column(image))
             read_bytes += batch.nbytes
             # Otherwise all pages that were read count as memory of this process, up to the size of the file.
-            if read_bytes >= _HELD_BYTES and hasattr(mmap, "MADV_DONTNEED"):
+            if read_bytes >= _HELD_BYTES:
                 self._mapped.madvise(mmap.MADV_DONTNEED)
                 read_bytes = 0
 

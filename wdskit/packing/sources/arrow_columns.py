@@ -253,12 +253,14 @@ def _times(array: pa.Array) -> list[str | None]:
 
 
 def encode_cell(field: str, column: str, cell: pa.Scalar, where: str) -> bytes:
-    """Return the bytes of the field `field` for a cell that is not null. A cell of bytes is checked and returned; a
-    list of numbers is encoded. `column` and `where` (the place of the row) are for messages.
+    """Return the bytes of the field `field` for a cell that is not null.
+
+    A cell of bytes, or the member `bytes` of a struct, is checked and returned. A list of numbers is encoded. `column`
+    and `where` (the place of the row) are for messages.
 
     Raises:
-        RowError: The cell contains neither bytes nor a list of numbers, a number is null, or the field cannot store the
-            cell.
+        RowError: The cell contains neither bytes nor a list of numbers, a number is null, or the cell does not fit the
+            field's name.
     """
     value = cell.as_py()
     if isinstance(value, dict):  # an image of `datasets`

@@ -36,7 +36,8 @@ class Coco:
             from `category`: all category names, sorted by bytes. Otherwise empty.
 
     Raises:
-        PackError: The file cannot be read or does not have COCO's format, or `images` is not a folder.
+        PackError: The file cannot be read or does not have COCO's format, or `images` is not a folder. Or the classes
+            are the category names, and a category has no valid name or no category exists.
     """
 
     def __init__(self, path: str, images: str | os.PathLike[str] | None, records: Records) -> None:
@@ -57,6 +58,8 @@ class Coco:
         classes = records.classes
         if classes is None and records.fields.get(CLASS_FIELD) == _CATEGORY:
             names = {self._category_name(number) for number in self._categories}
+            if not names:
+                raise PackError(f"{path}: it has no categories, so no `cls`.\n  Leave --field cls={_CATEGORY} out.")
             classes = checked_classes(sorted(names, key=str.encode), f"the categories of {path}")
         self.classes = classes.numbers if classes is not None else {}
         folder = os.path.dirname(path) if images is None else os.fspath(images)

@@ -17,7 +17,7 @@ from wdskit.errors import KeyRuleError, PackError, RowError
 from wdskit.packing.json_merge import MetadataConflict, field_with_metadata
 from wdskit.packing.labels import ClassNames, read_label
 from wdskit.packing.references import FieldBytes
-from wdskit.packing.row import SAME_FIELD, Row, field_of, file_bytes, make_row, row_error
+from wdskit.packing.row import SAME_FIELD, Row, describe_failure, field_of, file_bytes, make_row, row_error
 from wdskit.text import plural
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class FileNames:
         files: Extensions of main files; empty for the extensions of images.
 
     Attributes:
-        sidecars: Extensions of sidecars.
+        sidecars: Extensions of sidecars, as given.
         what: Kind of the main files, for messages.
 
     Raises:
@@ -127,15 +127,16 @@ class ImageFolder:
             raise PackError(f"{root}: classes: there is no class folder here. Leave it out.")
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """Yield one row per image, sorted by the bytes of the paths, or the `RowError` of a row that cannot be packed.
+        """Yield one row per main file, such as an image, or the `RowError` of a row that cannot be packed. The rows are
+        sorted by the bytes of the paths.
 
-        A row has the image, its sidecars, `cls`, and `json` with the class name, class number and path. A row of a flat
-        folder has no class, and `json` has only the path. A sidecar `json` must be an object; its members are kept.
-        `keys` is the option `--keys`: "given", "clean" or "hashed".
+        A row has the main file, its sidecars, `cls`, and `json` with the class name, class number and path, except the
+        names in `omit`. A row of a flat folder has no class, and `json` has only the path. A sidecar `json` must be an
+        object; its members are kept. `keys` is the option `--keys`: "given", "clean" or "hashed".
 
         Raises:
-            PackError: No image exists, images are both in `root` and in sub-folders, a sub-folder cannot be listed, or
-                no sidecar has one of the given extensions.
+            PackError: No main file exists, main files are both in `root` and in sub-folders, a sub-folder cannot be
+                listed, or no sidecar has one of the given extensions.
         """
         num = 0
         for path, sidecars in walk_files(self._root, self._samples):
@@ -198,11 +199,10 @@ class ImageFolder:
             try:
                 fields["json"] = field_with_metadata(own, metadata)
             except (OSError, ValueError) as err:
-                problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
                 remedy = "Repair or rename it, or use --skip-bad."
                 if isinstance(err, MetadataConflict):
                     remedy = f"To keep its {err.name!r} and not add another: --omit {err.name}."
-                raise row_error(where, f"{own.path}: {problem}", remedy) from err
+                raise row_error(where, describe_failure(own, err), remedy) from err
         try:
             return make_row(os.path.splitext(text)[0], fields, where, keys=keys, path=text)
         except RowError as err:

@@ -29,8 +29,9 @@ def open_parquet(path: str) -> pq.ParquetFile:
 
 
 def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the row group with the number `group`, in batches of about 4 MB. `columns` are the columns to
-    read; None reads all columns.
+    """Yield the rows of the row group with the number `group`, in batches of at most 1,024 rows and about 4 MB.
+
+    `columns` are the columns to read; None reads all columns.
 
     Raises:
         OSError, pyarrow.ArrowException: The file cannot be read.

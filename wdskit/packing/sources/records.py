@@ -34,10 +34,11 @@ class Records:
 
     Attributes:
         folder: Folder to which the paths of images and other files are relative.
-        image_column: Column with the image's path. None: the first of `IMAGE_COLUMNS` that is not empty in the record.
-        key_column: Column with the key. None: `key` if a row has this column, else the image's path without extension,
-            else the row's number.
-        allow_no_image: True accepts a row without an image. False makes such a row an error.
+        image_column: Column with the image's path. None: the first of `IMAGE_COLUMNS` that is not empty in the record
+            and does not have the path of another file of `fields`.
+        key_column: Column with the key. None: the value of `key` if it is not empty, else the path of the image or of
+            another file without its extension, else the row's number.
+        allow_no_image: True accepts a row without an image field. False makes such a row an error.
         fields: The column that each additional field is made from, by field name; see `parse_fields`.
         classes: The classes in the column of `cls`; None if the column has class numbers.
         omit: Columns that `json` leaves out. An omitted column `cls` gives no label, unless `fields` uses the column.
@@ -74,7 +75,8 @@ class Records:
             fields: Fields that the row already has, such as an image whose bytes are in the table; None for no fields.
             text: The JSON text of the record, stored as `json` unless a column is omitted; None if there is no such
                 text.
-            image_column: The image's column if `fields` has the image; None reads the image from its path.
+            image_column: The column with the bytes of the images if `fields` has the image or the row has no image.
+                None reads the image from its path.
 
         Raises:
             RowError: A column is missing, a value is invalid or cannot be written as JSON, a file does not exist, two
@@ -184,12 +186,10 @@ class Records:
         return file_bytes(os.path.join(self.folder, os.fsdecode(path.encode())), where)
 
     def _image_path(self, record: Mapping[str, Any], where: str) -> str | None:
-        if self.image_column is not None:
-            column_value(record, self.image_column, "image-column", where)
-        names: list[str | None] = [self.image_column]
         if self.image_column is None:
-            names = [name for name in IMAGE_COLUMNS if name not in self._file_columns]
-        return _first_path(record, names, where)
+            return _first_path(record, [name for name in IMAGE_COLUMNS if name not in self._file_columns], where)
+        column_value(record, self.image_column, "image-column", where)
+        return _first_path(record, [self.image_column], where)
 
     @cached_property
     def _file_columns(self) -> set[str]:
@@ -221,19 +221,19 @@ class Records:
         return value
 
 
-def _first_path(record: Mapping[str, Any], columns: Iterable[str | None], where: str) -> str | None:
-    """Return the path in the first of `columns` that is not empty in the record; None if all of them are empty. A
-    column None is skipped. RowError: The value is not a path.
+def _first_path(record: Mapping[str, Any], columns: Iterable[str], where: str) -> str | None:
+    """Return the path in the first of `columns` that is not empty in the record; None if all of them are empty.
+    RowError: The value is not a path.
     """
     for name in columns:
-        value = None if name is None else record.get(name)
-        if name is not None and value is not None and value != "":
+        value = record.get(name)
+        if value is not None and value != "":
             return image_path(value, name, where)
     return None
 
 
 def field_taken(name: str, where: str) -> RowError:
-    """Return the error for a field that is made from a column and has the same name as the row's image."""
+    """Return the error for a row whose field `name`, made from a column, has the same name as its image."""
     problem = f"its image is {name!r}, and --field makes {name!r} of another column"
     return row_error(where, problem, f"Give that field another name, such as mask.{name}.")
 

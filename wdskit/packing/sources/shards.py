@@ -22,9 +22,9 @@ from wdskit.packing.changes import Changes
 from wdskit.packing.row import Row
 from wdskit.packing.sample_filter import Choice, LeftOutCounts
 from wdskit.packing.sources.archives import DROP_LABELS
-from wdskit.packing.sources.tar_samples import TarSample, TarSamples
+from wdskit.packing.sources.tar_samples import TarSamples
 from wdskit.shards.export import split_of
-from wdskit.storage.urls import is_local, local_path, read_bytes
+from wdskit.storage.urls import is_local, read_bytes
 
 
 class ShardSamples:
@@ -37,8 +37,8 @@ class ShardSamples:
         check: Compare each shard with the sha256 in its folder's index.
 
     Attributes:
-        num_samples: Number of samples that were read.
-        num_other: Number of members that belong to no sample.
+        num_samples: Number of samples in the shards that were read so far.
+        num_other: Number of members of these shards that belong to no sample.
         left_out: Number of samples that are left out, for each reason.
 
     Raises:
@@ -72,31 +72,24 @@ class ShardSamples:
         assert keys == self._changes.keys
         for url, entry in zip(self._shards.urls, self._shards.entries, strict=True):
             samples = TarSamples(url, entry, check=self._check)
-            place = local_path(url) if is_local(url) else url
             for sample in samples:
                 if isinstance(sample, RowError):
                     yield sample
                     continue
                 self._fields |= sample.fields.keys()
-                if self._choice.keeps(sample, place, self.left_out):
-                    yield self._row(sample, place)
+                if self._choice.keeps(sample, samples.place, self.left_out):
+                    try:
+                        yield self._changes.row(sample, f"{samples.place}: {sample.key}")
+                    except RowError as err:
+                        yield err
             self.num_samples += samples.num_samples
             self.num_other += samples.num_ignored
-        self._check_names()
-        if self.left_out.total == self.num_samples:
-            raise PackError(f"none of the {self.num_samples} samples is left to write. Correct --filter or --sample.")
-
-    def _row(self, sample: TarSample, place: str) -> Row | RowError:
-        try:
-            return self._changes.row(sample, f"{place}: {sample.key}")
-        except RowError as err:
-            return err
-
-    def _check_names(self) -> None:
         unknown = sorted(self._changes.named - self._fields)
         if unknown:
             msg = f"{unknown[0]}: no sample has this field. The fields are {', '.join(sorted(self._fields))}."
             raise PackError(f"{msg} Correct --keep, --drop or --rename.")
+        if self.left_out.total == self.num_samples:
+            raise PackError(f"none of the {self.num_samples} samples is left to write. Correct --filter or --sample.")
 
 
 def check_indexed(shards: ShardList) -> None:
@@ -155,10 +148,10 @@ def find_classes(shards: ShardList, changes: Changes) -> tuple[dict[str, bytes],
             `classes.json` is invalid.
         StorageError: A `classes.json` cannot be read.
     """
-    folders = shards.folders
-    other = changes.made.fields.get(CLASS_FIELD) if changes.made is not None else None
-    if changes.made is not None and changes.made.classes is not None:
-        return {CLASSES_NAME: classes_json(changes.made.classes.numbers)}, ""
+    folders, made = shards.folders, changes.made
+    if made is not None and made.classes is not None:
+        return {CLASSES_NAME: classes_json(made.classes.numbers)}, ""
+    other = None if made is None else made.fields.get(CLASS_FIELD)
     other = other or next((old for old, new in changes.rename.items() if new == CLASS_FIELD != old), None)
     if other is not None:
         named = next((folder for folder in folders if read_classes(folder) is not None), None)

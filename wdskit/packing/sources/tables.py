@@ -238,18 +238,15 @@ def _path_rows(file: IO[bytes], name: str) -> Iterator[TableRow]:
     Raises:
         PackError: A line is longer than a path can be.
     """
-    rest, number = b"", 1
-    while part := os.read(file.fileno(), _READ_BYTES):
-        *lines, rest = (rest + part).split(b"\n")
-        yield from _number_paths(lines, name, number)
-        number += len(lines)
+    rest, number, is_end = b"", 1, False
+    while not is_end:
+        part = os.read(file.fileno(), _READ_BYTES)
+        is_end = not part
+        *lines, rest = (rest + (part or b"\n")).split(b"\n")  # the last line may have no newline
+        for path in lines:
+            if path:
+                yield f"{name}:{number}", {"path": path.decode(errors="surrogateescape")}, None
+            number += 1
         if len(rest) > _MAX_PATH_BYTES:
             msg = f"{name}:{number}: this is longer than the {_MAX_PATH_BYTES} bytes that a path can have."
             raise PackError(f"{msg}\n  Write one path per line.")
-    yield from _number_paths([rest], name, number)
-
-
-def _number_paths(paths: list[bytes], name: str, number: int) -> Iterator[TableRow]:
-    for at, path in enumerate(paths, start=number):
-        if path:
-            yield f"{name}:{at}", {"path": path.decode(errors="surrogateescape")}, None

@@ -68,6 +68,7 @@ class TarSample(NamedTuple):
         key: Key of the sample.
         fields: Reference to the bytes of each field, by field name, in the order of the members.
         read: Takes the name of a field, and returns the field's bytes. Call `read` before the next sample is taken.
+            StorageError: The bytes cannot be read.
     """
 
     key: str
@@ -85,11 +86,13 @@ class TarSamples:
             compared, at the end of the tar.
 
     Attributes:
-        num_samples: Number of samples that were yielded.
-        num_ignored: Number of members so far that belong to no sample.
+        place: Path of a local tar, or URL of another tar.
+        num_samples: Number of samples yielded so far.
+        num_ignored: Number of members that belong to no sample. It is 0 until the iteration ends.
     """
 
     def __init__(self, url: str, entry: ShardEntry | None, *, check: bool = False) -> None:
+        self.place = _place_of(url)
         self.num_samples = 0
         self.num_ignored = 0
         self._url = url
@@ -127,7 +130,7 @@ class TarSamples:
             raise self._differs(f"it has {self.num_samples} samples, but the index says {self._entry.num_samples}")
 
     def _local(self) -> Iterator[TarSample]:
-        path, entry = local_path(self._url), self._entry
+        path, entry = self.place, self._entry
         with contextlib.closing(LocalFile(path)) as file:
             if entry is not None:
                 # Raised after the last sample, because the error of a damaged header is more precise.
@@ -144,7 +147,11 @@ class TarSamples:
                 self.num_ignored = samples.num_ignored
 
     def _compare(self, file: LocalFile, entry: ShardEntry) -> ShardError | FolderIndexError | None:
-        """Return the error if the file differs from its index entry; None if it does not differ."""
+        """Return the error if the file differs from its index entry; None if it does not differ.
+
+        With `check`, the sha256 of the file is computed. Otherwise this is done only if the file's identity changed.
+        StorageError: The file cannot be read.
+        """
         if file.num_bytes != entry.num_bytes:
             return self._differs(f"it has {file.num_bytes} bytes, but the index says {entry.num_bytes}")
         try:
@@ -159,7 +166,8 @@ class TarSamples:
     def _remote(self) -> Iterator[TarSample]:
         """Yield the samples of a tar in a store. The tar is read as one stream.
 
-        FolderIndexError: At the end of the tar, its sha256 differs from its index entry.
+        ShardError: The tar is damaged. StorageError: The tar cannot be read. FolderIndexError: At the end of the tar,
+        its sha256 differs from its index entry.
         """
         # One request for each header would take longer.
         from wdskit.storage.objects import ObjectStream  # needs obstore
@@ -196,7 +204,11 @@ class TarSamples:
 def known_digests(found: ShardList) -> dict[str, str]:
     """Return the hex sha256 of each tar that has an index entry, by local path or URL."""
     known = zip(found.urls, found.entries, strict=True)
-    return {local_path(url) if is_local(url) else url: entry.sha256 for url, entry in known if entry is not None}
+    return {_place_of(url): entry.sha256 for url, entry in known if entry is not None}
+
+
+def _place_of(url: str) -> str:
+    return local_path(url) if is_local(url) else url
 
 
 def _read_local(file: LocalFile, spans: Mapping[str, Span], name: str) -> bytes:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -114,21 +113,6 @@ class DecodedImage(NamedTuple):
         return self.cut(0, self.height, 0, self.width)
 
 
-@lru_cache(maxsize=4096)
-def can_mirror_first(width: int, total: int) -> bool:
-    """Return True if mirroring before a resize from `width` to `total` columns certainly gives the same bits as
-    mirroring after the resize.
-    """
-    # torch computes weights in float64 and rounds them to 15 bits or more. The weights of mirrored pixels differ by
-    # about 1e-13, which rounding removes unless a weight lies half-way between two levels. A weight is t / u, where u
-    # is the sum of t over all pixels of one result. With u below 2**15, no weight lies half-way. (In 20,000 pairs of
-    # sizes up to 2048, no weight did.)
-    common = math.gcd(width, total)
-    per_pixel = 2 * max(width, total) // common
-    num_pixels = 2 * max(1, width / total) + 2
-    return per_pixel * num_pixels < 1 << 15
-
-
 class DecodedPart(NamedTuple):
     """Pixels of a decoded image that are to be resized, and the part of the resized pixels to keep.
 
@@ -146,16 +130,6 @@ class DecodedPart(NamedTuple):
     scales: tuple[float | None, float | None]
     first: tuple[int, int]
     wanted: tuple[int, int]
-
-    def mirrored(self) -> DecodedPart | None:
-        """Return the part with left and right of `images_nchw` exchanged, if a resize then certainly gives the mirrored
-        result. Otherwise return None.
-        """
-        # To mirror before the resize saves a copy of the resized pixels.
-        width, total = self.images_nchw.shape[3], self.size[1]
-        if self.size != self.wanted or self.scales is not _NO_SCALES or not can_mirror_first(width, total):
-            return None
-        return self._replace(images_nchw=self.images_nchw.flip(3))
 
     def resize_into(self, out_nchw: torch.Tensor) -> None:
         """Resize the pixels, and write them to a tensor (1, 3, *size), uint8, in channels_last memory."""
@@ -245,7 +219,6 @@ class OutputFormat:
         is_float: Whether `decode` makes float32 0..1; otherwise uint8.
         to_tensor: Whether `to_tensor` makes a float tensor of the array.
         normalize: Mean and standard deviation of `normalize`, for values 0..1; None without `normalize`.
-        dtype: Dtype of the resulting image, float32 or uint8.
     """
 
     is_array: bool
@@ -253,11 +226,10 @@ class OutputFormat:
     to_tensor: bool = False
     normalize: tuple[Sequence[float], Sequence[float]] | None = None
 
-    dtype: np.dtype[Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        is_float = self.is_float or self.to_tensor or self.normalize
-        object.__setattr__(self, "dtype", np.dtype(np.float32 if is_float else np.uint8))
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the resulting image, float32 or uint8."""
+        return np.dtype(np.float32 if self.is_float or self.to_tensor or self.normalize else np.uint8)
 
 
 class JpegPlan(NamedTuple):
@@ -329,18 +301,9 @@ def finish(part: DecodedPart, output_format: OutputFormat, *, flip: bool) -> NDA
     """Return the resulting image of a part, in new memory: an array (height, width, 3) or a tensor (3, height, width),
     as `output_format` says. With `flip`, left and right are exchanged.
     """
-    import torch
-
-    mirrored = part.mirrored() if flip else None
-    pixels = _resize_part(mirrored or part, _memory.fresh(part.size))
-    image: Any = (pixels.flip(1) if flip and not mirrored else pixels.contiguous()).numpy()
-    if output_format.normalize:
-        image = geometry.normalize(image, *output_format.normalize)
-    elif output_format.dtype == np.float32:
-        image = np.divide(image, np.float32(255), dtype=np.float32)
-    if not output_format.is_array:
-        return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
-    return geometry.to_tensor(image) if output_format.to_tensor else image
+    written = np.empty((1, *part.wanted, 3), output_format.dtype).transpose(0, 3, 1, 2)
+    write(part, output_format, flip=flip, out=written)
+    return as_value(written, output_format, output_format)
 
 
 def write(part: DecodedPart, output_format: OutputFormat, *, flip: bool, out: NDArray[Any]) -> None:
@@ -357,13 +320,13 @@ def write(part: DecodedPart, output_format: OutputFormat, *, flip: bool, out: ND
     assert out.shape[2:] == part.wanted
     assert out.dtype == output_format.dtype
     out_nchw = torch.from_numpy(out)
-    mirrored = part.mirrored() if flip else None
-    if mirrored:
-        part, flip = mirrored, False
     if out.dtype == np.uint8 and part.size == part.wanted and not flip:
         part.resize_into(out_nchw)
         return
-    pixels = _resize_part(part, _memory.resized(part.size))
+    resized = _memory.resized(part.size)
+    part.resize_into(resized)
+    (top, left), (rows, columns) = part.first, part.wanted
+    pixels = resized[0, :, top : top + rows, left : left + columns].permute(1, 2, 0)
     if flip:
         pixels = pixels.flip(1)
     out_hwc = out_nchw[0].permute(1, 2, 0)
@@ -425,16 +388,6 @@ def finish_batch(images: torch.Tensor, output_format: OutputFormat) -> torch.Ten
     mean, std = output_format.normalize
     scale, shift = geometry.channel_affine(tuple(mean), tuple(std), images.device)
     return values.mul_(scale).add_(shift)
-
-
-def _resize_part(part: DecodedPart, resized_nchw: torch.Tensor) -> torch.Tensor:
-    """Resize a part into `resized_nchw`. Return the wanted pixels as a view of `resized_nchw`, (rows, columns, 3)."""
-    part.resize_into(resized_nchw)
-    resized_hwc = resized_nchw[0].permute(1, 2, 0)
-    if part.size == part.wanted:
-        return resized_hwc
-    (top, left), (rows, columns) = part.first, part.wanted
-    return resized_hwc[top : top + rows, left : left + columns]
 
 
 class _Memory(threading.local):

@@ -20,9 +20,10 @@ from wdskit.config.spec import refuse
 from wdskit.config.values import Channels, FieldChoices, Natural, PositiveChannels, Range, ShareRange, Size
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, Origin, PerSampleStage, Run
+from wdskit.stages.fields import list_fields
 from wdskit.stages.marks import IMAGE, MASK, Mark, is_image_in, mark_of, marked
 
-# The functions import `geometry`, so that settings can be checked before torch is imported.
+# The functions import `geometry`, so that settings can be checked without importing Pillow.
 
 Sample: TypeAlias = dict[str, Any]
 
@@ -42,6 +43,10 @@ class ImageTransform(PerSampleStage):
     """Whether the transform draws random values, so that `draw` is called for each sample."""
     blends: ClassVar[bool] = False
     """Whether the transform blends neighbouring pixels, except in masks."""
+    places_by_size: ClassVar[bool] = False
+    """Whether the place of the result in an image depends on the size of this image. A mask must then have the size of
+    its image.
+    """
 
     fields: FieldChoices | None = Field(None, description=_FIELDS)
 
@@ -68,14 +73,7 @@ class ImageTransform(PerSampleStage):
 
 
 class GeometricTransform(ImageTransform):
-    """The base class of transforms that move pixels.
-
-    Attributes:
-        places_by_size: Whether the place of the result in an image depends on the size of this image. A mask must then
-            have the size of its image.
-    """
-
-    places_by_size: ClassVar[bool] = False
+    """The base class of transforms that move pixels. Such a transform can take fields as masks."""
 
     masks: FieldChoices | None = Field(None, description=_MASKS)
 
@@ -119,7 +117,7 @@ class BoundTransform:
         transform = self.transform
         masks = self._masks_in(sample)
         images = self._images_in(sample, masks)
-        if masks and isinstance(transform, GeometricTransform) and transform.places_by_size:
+        if masks and transform.places_by_size:
             self._check_sizes(sample, images, masks)
         drawn = None
         if transform.draws:
@@ -193,10 +191,10 @@ class BoundTransform:
                     raise self._no_image_error(field, value)
             if not images and masks:
                 msg = f"{name}: `{masks[0]}` is in `masks`, and this sample has no other image field "
-                msg += f"(fields: {_names(sample)})."
+                msg += f"(fields: {list_fields(sample)})."
                 raise PipelineError(f"{msg} To change a mask alone, decode it by `index` and name it in `fields`")
             if not images:
-                msg = f"{name}: no image field in this sample (fields: {_names(sample)})."
+                msg = f"{name}: no image field in this sample (fields: {list_fields(sample)})."
                 raise PipelineError(f"{msg} Put decode before it, or name one with `fields`")
         if self.transform.colours_only:
             for field in images:
@@ -237,7 +235,7 @@ class BoundTransform:
                 if not geometry.is_image(sample[name]):
                     raise self._no_image_error(name, sample[name])
                 return name
-        raise PipelineError(f"{self.transform.name}: no field `{names}` in this sample (fields: {_names(sample)})")
+        raise PipelineError(f"{self.transform.name}: no field `{names}` in this sample (fields: {list_fields(sample)})")
 
     def _no_image_error(self, field: str, value: object) -> PipelineError:
         """Return the error for a field that is not decoded or not an image."""
@@ -247,10 +245,6 @@ class BoundTransform:
             return PipelineError(f"{where} is not decoded yet. Put `decode: rgb8` before it{renamed}")
         shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
         return PipelineError(f"{where} is not an image but {type(value).__name__}{shape}")
-
-
-def _names(sample: Mapping[str, Any]) -> str:
-    return ", ".join(field for field in sample if not field.startswith("__")) or "none"
 
 
 class Resize(GeometricTransform):
