@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from wdskit.dataset.columns import SPLIT_COLUMN, Columns, NewColumn, add_columns
 from wdskit.dataset.index import FolderIndex, read_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import ShardList
+from wdskit.dataset.unfinished_runs import refuse_unfinished
 from wdskit.errors import FolderIndexError, PackError, RowError, SelectionError, StorageError, WdskitError
 from wdskit.files import Disk
 from wdskit.packing.options import SelectOptions, takes_options
@@ -98,7 +100,10 @@ def select(
     num_samples, left_out, total_bytes = 0, LeftOutCounts(), sum(entry.num_bytes for _, entry in shards)
     with contextlib.ExitStack() as stack:
         folders = _folders_of(found)
-        indexes = {folder: _lock_index(stack, folder, name, column, overwrite=options.overwrite) for folder in folders}
+        indexes = {}
+        for folder in folders:
+            names = {*map(os.path.basename, _urls_in(folder, found.urls))}
+            indexes[folder] = _lock_index(stack, folder, name, column, names, overwrite=options.overwrite)
         chosen: dict[str, SampleNumbers] = {}
         num_bytes = 0
         with contextlib.closing(map_shards(choose, shards, workers=options.workers)) as results:
@@ -164,6 +169,12 @@ def _folders_of(found: ShardList) -> list[str]:
     return list({os.path.realpath(parent): parent for parent in reversed(parents)}.values())[::-1]
 
 
+def _urls_in(folder: str, urls: Iterable[str]) -> list[str]:
+    """Return the paths of `urls` whose shard is directly in `folder`, in any spelling of the folder."""
+    real_folder = os.path.realpath(folder)
+    return [url for url in urls if os.path.realpath(os.path.dirname(url)) == real_folder]
+
+
 def _check_sources(found: ShardList) -> None:
     """Raise FolderIndexError if a folder has no index, SelectionError if a shard is named twice."""
     for url, entry in zip(found.urls, found.entries, strict=True):
@@ -176,18 +187,28 @@ def _check_sources(found: ShardList) -> None:
 
 
 def _lock_index(
-    stack: contextlib.ExitStack, folder: str, name: str, source: dict[str, Any], *, overwrite: bool
+    stack: contextlib.ExitStack,
+    folder: str,
+    name: str,
+    source: dict[str, Any],
+    shards: AbstractSet[str],
+    *,
+    overwrite: bool,
 ) -> FolderIndex:
     """Lock a folder until `stack` is closed, and return the folder's index.
 
-    `name` is the new column. `source` are the options that define it, from `_column_source`.
+    `name` is the new column. `source` are the options that define it, from `_column_source`. `shards` are the names of
+    the folder's shards of which samples are selected.
 
     Raises:
-        SelectionError: The folder has a split `name`; or `overwrite` is False, and other options made a column `name`.
-        FolderIndexError: Another process is writing in the folder, or the index does not match the shards.
+        SelectionError: The folder has a split `name`; or `overwrite` is False, and the folder has a column `name` that
+            was made with other options or selects samples of other shards, too.
+        FolderIndexError: A run of `pack` in the folder is unfinished, another process is writing in the folder, or the
+            index does not match the shards.
         StorageError: The folder cannot be locked.
     """
     stack.enter_context(lock_folder(Path(folder)))
+    refuse_unfinished(Path(folder))
     index = read_index(folder)
     index.check_files()
     known = Columns(BinaryIndex(Path(folder)))
@@ -195,7 +216,10 @@ def _lock_index(
     if name in (splits or ()):
         raise SelectionError(f"{folder}: it has a split {name!r} already. Choose another name.", folder=folder)
     made = dict(known.column(name).source) if name in known else source
-    made.pop("shards", None)
+    others = sorted({*made.pop("shards", index.by_name if name in known else ())} - shards)
+    if not overwrite and others:
+        msg = f"{folder}: {name!r} selects samples of other shards too, such as {others[0]}."
+        raise SelectionError(f"{msg}\n  Name all its shards, or replace it with --overwrite.", folder=folder)
     if not overwrite and made != source:
         other = ", ".join(f"{key} {value}" for key, value in known.column(name).source.items())
         msg = f"{folder}: another column has the name {name!r}: {other}."
@@ -216,12 +240,7 @@ def _write(
     `chosen` has the numbers of the chosen samples of each shard in any folder, by path. `source` are the options that
     define the column.
     """
-    real_folder = os.path.realpath(folder)
-    by_name = {
-        os.path.basename(url): numbers
-        for url, numbers in chosen.items()
-        if os.path.realpath(os.path.dirname(url)) == real_folder
-    }
+    by_name = {os.path.basename(url): chosen[url] for url in _urls_in(str(folder), chosen)}
     if by_name.keys() != index.by_name.keys():  # so that `wdskit index` computes the same column
         source = {**source, "shards": sorted(by_name)}
     masks = [np.zeros(entry.num_samples, dtype=np.bool_) for entry in index.entries]
