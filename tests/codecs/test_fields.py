@@ -198,6 +198,12 @@ def test_npy_round_trips(array):
     assert result.flags.owndata
 
 
+def test_npy_refuses_masked_arrays():
+    """Numpy would write the hidden values."""
+    with pytest.raises(DecodeError, match="a masked array would lose its mask"):
+        encode_field("npy", np.ma.masked_equal([1, -9999], -9999))
+
+
 @given(ARRAYS)
 def test_npy_reads_and_writes_what_numpy_does(array):
     for order in "CF":

@@ -9,6 +9,7 @@ import pickle
 import random
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -204,7 +205,7 @@ def test_no_flipped_bit_of_a_column_is_used(tmp_path: Path) -> None:
     ("values", "told"),
     [
         ([1, "a"], "some values are text"),
-        ([2**64], "more than 64 bits"),
+        ([2**64], "does not fit int64"),
         ([2**60, None], "beyond 2\\*\\*53"),
         ([[1]], "neither a number nor text"),
         (["x" * 1001], "more than 1000 characters"),
@@ -456,3 +457,65 @@ def test_a_reshard_names_the_commands_that_make_its_lost_columns_again(run, tmp_
     assert list(made) == list(wanted) == ["label", "json.kind", "split", "large"]
     for name in wanted:
         assert np.array(made[name]).tolist() == np.array(wanted[name]).tolist()
+
+
+def test_a_value_of_the_split_column_is_no_bool_column(tmp_path) -> None:
+    """`split: x` would mean both."""
+    rows = [{"__key__": f"{n}", "json": {"part": "xyz"[n % 3], "is_y": n == 0}} for n in range(9)]
+    pack(rows, tmp_path / "d", columns="part=json.part", disk=HastyDisk())
+    wdskit.select(str(tmp_path / "d"), "x", filter="json.part != 'x'")
+    before = (tmp_path / "d" / "columns.json").read_bytes()
+    problem = "column split: its value '[xy]' is also the name of a column of true and false"
+    with pytest.raises(SelectionError, match=problem):
+        index_folder(tmp_path / "d", columns="split=json.part")
+    assert (tmp_path / "d" / "columns.json").read_bytes() == before
+    with pytest.raises(SelectionError, match=problem):
+        pack(rows, tmp_path / "e", columns="split=json.part,y=json.is_y", disk=HastyDisk())
+
+
+def test_an_added_value_that_does_not_fit_a_column_says_how_to_go_on(tmp_path) -> None:
+    """The folder stays as it is, and each of the ways out works."""
+    folder = tmp_path / "d"
+    pack([{"__key__": "a", "json": {"n": 1}}], folder, columns="json.n", disk=HastyDisk())
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    wrong = [{"__key__": "b", "json": {"n": "seven"}}]
+    for _ in range(2):
+        with pytest.raises(SelectionError, match=r"d: the added samples do not fit .*json\.n: .*'seven'.*\(1\)\.\n"):
+            pack(wrong, folder, append=True, disk=HastyDisk())
+    assert {name: (folder / name).read_bytes() for name in before} == before
+    shutil.copytree(folder, tmp_path / "e")
+    pack([{"__key__": "b", "json": {"n": 7}}], folder, append=True, restart=True, disk=HastyDisk())
+    assert columns(folder)["json.n"].tolist() == [1, 7]
+    shutil.rmtree(tmp_path / "e" / ".wdskit-run")
+    index_folder(tmp_path / "e", drop_columns="json.n")
+    pack(wrong, tmp_path / "e", append=True, disk=HastyDisk())
+    assert wdskit.verify(tmp_path / "e").is_clean
+
+
+def test_a_missing_label_can_be_left_out_of_a_comparison(tmp_path) -> None:
+    pack(
+        [{"__key__": "a", "cls": 1}, {"__key__": "b", "txt": "t"}, {"__key__": "c", "cls": 2}],
+        tmp_path / "d",
+        columns="cls",
+        disk=HastyDisk(),
+    )
+    counts = [
+        wdskit.plan(Pipeline().exact(str(tmp_path / "d"), where=where).batched(1)).num_samples
+        for where in ("cls != 1", "cls not in [1]", "cls == cls and cls != 1", "cls == 1")
+    ]
+    assert counts == [2, 2, 1, 1]
+
+
+def test_a_reshard_names_only_the_columns_that_are_lost(tmp_path, monkeypatch) -> None:
+    """An addition has the columns of its folder. A selection of some shards is not made from other shards."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("old", "data"):
+        rows = [{"__key__": f"{name}{n}", "cls": n % 2} for n in range(8)]
+        pack(rows, name, max_samples=2, columns="cls", disk=HastyDisk())
+    assert wdskit.reshard("data", "old", append=True, disk=HastyDisk()).notes == ()
+    wdskit.select("data/data-000001.tar", "few", filter="cls == 1")
+    [note] = wdskit.reshard("data", "new", disk=HastyDisk()).notes
+    assert note == (
+        "the columns cls, few of the sources are not in DEST. `wdskit index DEST --columns cls` makes cls; "
+        "few selects samples of some shards of the source, and cannot be made from DEST."
+    )

@@ -632,3 +632,19 @@ def test_a_planned_source_refuses_a_shard_that_is_named_twice(tmp_path, monkeypa
                 getattr(Pipeline(), name)(shards).batched(2).build()
     mixture = [{"shards": "d", "repeat": 1}, {"shards": "d/s-001.tar", "repeat": 2}]
     assert len(Pipeline().exact(mixture=mixture, tail="pad").batched(1).loader(workers=0)) == 12 + 2 * 4
+
+
+def test_a_shard_that_is_named_twice_through_links_to_files_is_refused(tmp_path, monkeypatch):
+    """A copy of a shard is another shard."""
+    write_numbers(tmp_path / "d", [5, 4, 3])
+    index_folder(tmp_path / "d")
+    for name, link in (("soft", lambda new, old: new.symlink_to(old)), ("hard", lambda new, old: new.hardlink_to(old))):
+        (tmp_path / name).mkdir()
+        link(tmp_path / name / "x.tar", tmp_path / "d" / "s-001.tar")
+        index_folder(tmp_path / name)
+        for shards in (["d", name], [name, "d/s-*.tar"]):
+            monkeypatch.chdir(tmp_path)
+            with pytest.raises(StorageError, match=r"(x|s-001).tar: this shard is named twice"):
+                Pipeline().exact(shards).batched(2).build()
+    shutil.copytree(tmp_path / "d", tmp_path / "copy")
+    assert len(Pipeline().exact(["d", "copy"], tail="pad").batched(1).loader(workers=0)) == 24

@@ -10,11 +10,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from disks import ALL, HastyDisk, Stopped, WatchedDisk
 from shards import bytes_in
 
-from wdskit import FolderIndexError, Pipeline, WdskitError, finish_pack, info, pack, reshard, verify
+from wdskit import (
+    FolderIndexError,
+    Pipeline,
+    WdskitError,
+    columns,
+    finish_pack,
+    info,
+    pack,
+    reshard,
+    select,
+    split,
+    verify,
+)
 from wdskit.dataset import shard_table as table
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
 from wdskit.dataset.unfinished_runs import DESCRIPTION_NAME, find_unfinished, run_folders
@@ -163,6 +176,28 @@ def test_parts_that_are_missing_are_told_until_finish(tmp_path):
     assert find_unfinished(tmp_path)
     finish_pack(tmp_path, disk=HastyDisk())
     assert verify(tmp_path).is_clean
+
+
+def test_columns_do_not_change_while_an_addition_is_unfinished(tmp_path):
+    """The added shards have the values of the columns that the folder had when the addition began."""
+    pack(rows(0, 4), tmp_path, **OPTIONS, columns="cls", disk=HastyDisk())
+    split(tmp_path, "a=0.5,b=0.5", disk=HastyDisk())
+    before = (tmp_path / "columns.json").read_bytes()
+    pack(rows(4, 8), tmp_path, **OPTIONS, append=True, part="0/2", disk=HastyDisk())
+    for change in (
+        lambda: split(tmp_path, "a=0.5,b=0.5", seed=2, overwrite=True),
+        lambda: select(str(tmp_path), "few", filter="cls == 0"),
+        lambda: index_folder(tmp_path, columns="other=cls"),
+    ):
+        with pytest.raises(FolderIndexError, match="Run the parts that are missing, then `wdskit pack-finish"):
+            change()
+    assert (tmp_path / "columns.json").read_bytes() == before
+    pack(rows(4, 8), tmp_path, **OPTIONS, append=True, part="1/2", disk=HastyDisk())
+    finish_pack(tmp_path, disk=HastyDisk())
+    made = {name: np.array(columns(tmp_path)[name]).tolist() for name in columns(tmp_path)}
+    assert list(made) == ["cls", "split"]
+    index_folder(tmp_path)
+    assert {name: np.array(columns(tmp_path)[name]).tolist() for name in columns(tmp_path)} == made
 
 
 def test_what_is_being_replaced_is_whole_until_all_is_filled(tmp_path):

@@ -208,7 +208,7 @@ def test_a_rank_that_refuses_its_batch_is_an_error_on_every_rank(tmp_path):
     assert mask.startswith("rank 1 has refused its batch: gather_valid: 2 rows, but a mask of (3,) torch.bool.")
     assert "rank 1 has refused its batch: gather_valid: 2 rows, but positions of (1,)." in positions
     assert "rank 1 has refused its batch: " in pickled
-    assert "the ranks give different rows (rank 0: torch.float32 (2,), rank 1: torch.float32 (2, 3))." in shape
+    assert "the ranks give different rows (rank 0: torch.float32 (2,), rank 1: torch.float32 (2, 3)).\n" in shape
     assert "rank 1 has refused its batch: AttributeError" in kind
     assert "rank 1: torch.float64 ('any',) for a mean" in dtype
 

@@ -409,3 +409,11 @@ def test_text_that_is_not_utf8_is_an_error_of_its_row_and_no_class(tmp_path):
     _pack(path, tmp_path / "out", fields=["cls=label"], skip_bad=True)
     assert read_classes(tmp_path / "out") == ("cat", "dog")
     assert samples_in(tmp_path / "out").keys() == {"k0", "k2"}
+
+
+def test_the_labels_are_all_numbers_of_64_bits():
+    for label in (-(2**63), 2**63 - 1):
+        assert label_number(label, None) == label
+    for label in (-(2**63) - 1, 2**63):
+        with pytest.raises(ValueError, match="is not a whole number of 64 bits"):
+            label_number(label, None)

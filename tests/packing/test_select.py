@@ -54,6 +54,22 @@ def test_of_shards_that_are_not_named_nothing_is_selected(data):
     assert selected(data, "some")[-1] == []
     select("data/data-00000{1..2}.tar", "some", filter="cls == 0")
     assert sum(map(len, selected(data, "some"))) == 5
+    select("data", "some", filter="cls == 0")  # more shards
+    assert sum(map(len, selected(data, "some"))) == 11
+    for shards in ("data/data-000003.tar", "data/data-00000{0..2}.tar"):
+        with pytest.raises(SelectionError, match="'some' selects samples of other shards too, such as data-00000"):
+            select(shards, "some", filter="cls == 0")
+    select("data/data-000003.tar", "some", filter="cls == 0", overwrite=True)
+    assert keys_of(data, "some") == {"k32", "k36"}
+
+
+def test_a_shard_of_a_selection_that_was_renamed_is_named(data, caplog):
+    select("data/data-00000{1..2}.tar", "some", filter="cls == 0")
+    (data / "data-000001.tar").rename(data / "other.tar")
+    index_folder(data)
+    assert [record.getMessage() for record in caplog.records] == [
+        "columns: some selects samples of data-000001.tar, which is not in the folder. If it was renamed, select again."
+    ]
 
 
 def test_another_selection_of_the_name_is_not_replaced_unasked(data):

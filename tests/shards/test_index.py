@@ -13,6 +13,7 @@ import pytest
 from disks import run_child
 from shards import write_numbers
 
+from wdskit import Pipeline, pack
 from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.dataset.index import read_index
 from wdskit.dataset.lock import LOCK_NAME, lock_folder
@@ -241,3 +242,18 @@ def test_a_column_without_any_value_is_named(tmp_path, caplog):
     write_numbers(tmp_path / "data", [5, 4])
     index_folder(tmp_path / "data", columns="json.nope,cls", workers=1)
     assert [record.getMessage() for record in caplog.records] == ["columns: no sample has a value for json.nope."]
+
+
+def test_an_index_keeps_the_order_of_the_shards_it_had(tmp_path):
+    """A saved state of a loader depends on this order."""
+    rows = [{"__key__": f"k{n}", "cls": n} for n in range(6)]
+    pack(rows[:4], tmp_path, pattern="m-%03d.tar", max_samples=2)
+    pack(rows[4:5], tmp_path, pattern="c-%03d.tar", append=True)
+    state = Pipeline().exact(str(tmp_path), seed=1).to_tuple("cls").batched(1).loader(workers=0).state_dict()
+    index_folder(tmp_path, columns="cls")
+    names = [entry.name for entry in read_index(tmp_path).entries]
+    assert names == ["m-000.tar", "m-001.tar", "c-000.tar"]
+    Pipeline().exact(str(tmp_path), seed=1).to_tuple("cls").batched(1).loader(workers=0).load_state_dict(state)
+    write_shard(tmp_path / "a.tar", {"a.cls": b"1"})
+    index_folder(tmp_path)
+    assert [entry.name for entry in read_index(tmp_path).entries] == [*names, "a.tar"]

@@ -206,6 +206,23 @@ RENAMED = {
 }
 
 
+NUMBERED = {
+    "other numbers": lambda mask: np.arange(256, dtype=np.uint8)[::-1][mask],
+    "int64": lambda mask: mask.astype(np.int64),
+    "one-hot": lambda mask: np.eye(7, dtype=np.uint8)[mask % 7],
+}
+
+
+@pytest.mark.parametrize("spec", ["rgb8", "l8", "pil"])
+@pytest.mark.parametrize("how", NUMBERED)
+def test_a_mask_whose_numbers_a_function_replaces_is_a_mask(masked, how, spec):
+    """Also next to a grey image with the form of the mask."""
+    pipe = Pipeline().exact(masked).decode("index", only="seg.png").decode(spec)
+    pipe = pipe.map(lambda s: {**s, "seg.png": NUMBERED[how](s["seg.png"])})
+    with pytest.raises(SampleError, match=r"normalize: `seg\.png` is a mask"):
+        list(pipe.normalize("imagenet", fields="seg.png").loader(workers=0))
+
+
 @pytest.mark.parametrize("kind", ["exact", "stream"])
 @pytest.mark.parametrize("how", RENAMED)
 def test_a_mask_that_is_renamed_before_it_is_decoded_is_never_blended(masked, how, kind):

@@ -17,6 +17,7 @@ from with_torchvision import FOLDER, make_importable
 
 from wdskit import Pipeline, PipelineError, Ragged, SampleError, load_config, pack
 from wdskit.errors import ConfigError
+from wdskit.stages.vision import labels_of
 
 make_importable()
 
@@ -316,3 +317,17 @@ def test_the_detection_recipe_from_cocos_file_to_batches(tmp_path: Path):
                 assert abs(int(batch["png"][int(at), 0, row, column]) - 100 - number) <= 1
     assert seen == 40
     assert 30 < kept <= sum(map(len, expected.values()))
+
+
+def test_labels_that_an_object_would_not_filter_with_the_boxes_are_refused(folder):
+    """Torchvision's own `labels_getter` finds one value of labels."""
+    from torchvision.transforms import v2
+
+    fields = {"jpg": "image", "json.boxes": {"boxes": "xyxy"}, "json.a": "labels", "json.b": "labels"}
+    own, named = v2.SanitizeBoundingBoxes(), v2.SanitizeBoundingBoxes(labels_getter=labels_of)
+    pipe = Pipeline().exact(folder).decode("rgb8")
+    for transforms in ([own], [v2.Compose([own])], [v2.RandomApply([own])]):
+        with pytest.raises(PipelineError, match="would filter only one of the labels"):
+            pipe.torchvision(fields=fields, transforms=transforms).loader(workers=0)
+    pipe.torchvision(fields=fields, transforms=[v2.Compose([named])]).loader(workers=0)
+    pipe.torchvision(fields={**fields, "json.b": "keypoints"}, transforms=[own]).loader(workers=0)

@@ -203,6 +203,8 @@ def _check_names(value: object) -> None:
 def _encode_npy(value: object) -> bytes:
     if not isinstance(value, np.ndarray):
         raise _wrong_type(value, "numpy array")
+    if isinstance(value, np.ma.MaskedArray):
+        raise DecodeError("a masked array would lose its mask. Replace the masked values: `array.filled(0)`")
     if value.dtype.hasobject or value.dtype.itemsize == 0:
         raise DecodeError(f"an array of dtype {value.dtype} cannot be written without pickle. Write numbers, or JSON")
     stream = io.BytesIO()

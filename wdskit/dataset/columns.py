@@ -131,7 +131,7 @@ def pack_values(values: Sequence[object]) -> Part:
         try:
             return np.array(values, dtype=np.int64)
         except OverflowError as err:
-            raise ValueError("an integer has more than 64 bits") from err
+            raise ValueError("an integer does not fit int64") from err
     if any(isinstance(value, int) and abs(value) > _MAX_EXACT for value in values):
         raise ValueError("integers beyond 2**53 cannot be stored together with missing values or fractions")
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
@@ -155,7 +155,9 @@ def join_parts(parts: Sequence[Part]) -> Part:
     if texts:
         if len(texts) < len(known):
             number = next(part for part in known if not isinstance(part, Texts))
-            raise ValueError(f"some values are text ({texts[0].values[-1][:60]!r}) and some numbers ({number[0]!r})")
+            raise ValueError(
+                f"some values are text ({texts[0].values[-1][:60]!r}) and some numbers ({number[0].item()!r})"
+            )
         if any(len(part) for part in parts if not isinstance(part, Texts)):
             texts.append(Texts(np.zeros(0, np.uint8), ("",)))
         values = tuple(sorted({value for part in texts for value in part.values}))
@@ -209,7 +211,7 @@ def write_columns(
             integer is too large for float64, or there are too many distinct texts.
         OSError: An operation of `disk` fails.
     """
-    listed = []
+    listed: list[dict[str, Any]] = []
     num_samples = 0
     for name, new in columns.items():
         if isinstance(new, Column):
@@ -232,10 +234,22 @@ def write_columns(
             temp.write(head)
             temp.write(data.view(np.uint8).data if num_samples else b"")
         listed.append(_list_entry(name, new.source, data.dtype.str, digest.hexdigest(), values))
+    _refuse_split_of_selection(listed)
     document = {"version": _VERSION, "index": index.hex(), "num_samples": num_samples, "columns": listed}
     document["sha256"] = _digest_of(document)
     publish_bytes(folder / COLUMNS_NAME, json.dumps(document, indent=1).encode() + b"\n", disk=disk)
     return [*(_file_name(item["name"], item["sha256"]) for item in listed), COLUMNS_NAME]
+
+
+def _refuse_split_of_selection(listed: Sequence[Mapping[str, Any]]) -> None:
+    """Raise SelectionError if a value of the column `split` is the name of a bool column, because `split: NAME` could
+    mean both. `listed` are entries of `columns.json`.
+    """
+    bools = {item["name"] for item in listed if item["dtype"] == "|b1"}
+    values = next((item.get("values", ()) for item in listed if item["name"] == SPLIT_COLUMN), ())
+    if both := sorted(bools.intersection(values)):
+        msg = f"column {SPLIT_COLUMN}: its value {both[0]!r} is also the name of a column of true and false"
+        raise SelectionError(f"{msg}, and `split: {both[0]}` could mean both.\n  Give one of the columns another name.")
 
 
 def _digest_of(document: Mapping[str, Any]) -> str:

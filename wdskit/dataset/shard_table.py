@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import functools
 import hashlib
@@ -112,16 +113,35 @@ class ShardTable:
             raise FolderIndexError(f"{folder}: there are no samples{of} in {where}.", folder=folder)
 
     def _refuse_doubles(self) -> None:
-        """Raise StorageError if the patterns name a shard twice."""
+        """Raise StorageError if the patterns name a shard twice, through links to folders or files, too."""
         places = [index.place if index.url else os.path.realpath(index.place) for index in self._indexes]
         last = {place: number for number, place in enumerate(places)}  # one number for all spellings of a folder
         folders = np.array([last[place] for place in places], dtype=np.int64)[self._folder_numbers]
         _, firsts = np.unique(folders << 32 | self._numbers, return_index=True)
-        if len(firsts) < len(self._numbers):
-            double = self.path(int(np.setdiff1d(np.arange(len(self._numbers)), firsts)[0]))
+        double = next(iter(np.setdiff1d(np.arange(len(self._numbers)), firsts)), self._find_linked())
+        if double is not None:
+            double = self.path(int(double))
             msg = f"{double}: this shard is named twice, so its samples would be used twice as often."
             way = "Name it once. To use it more often, make a `mixture` of parts with `repeat` or `weight`"
             raise StorageError(f"{msg}\n  {way}.", url=double)
+
+    def _find_linked(self) -> int | None:
+        """Return the number of a shard that is the same file as an earlier shard of another folder, by a symbolic or a
+        hard link; None if there is none. Only shards with equal digests are compared, and missing files are ignored.
+        """
+        if len(self._indexes) < 2:
+            return None
+        digests = self._column([index.digests[:, :8].copy().view(np.int64)[:, 0] for index in self._indexes])
+        _, inverse, copies = np.unique(digests, return_inverse=True, return_counts=True)
+        files: set[tuple[int, int]] = set()
+        for shard in np.flatnonzero(copies[inverse] > 1).tolist():
+            if not self._indexes[int(self._folder_numbers[shard])].url:
+                with contextlib.suppress(OSError):
+                    status = os.stat(self.path(shard))
+                    if (status.st_dev, status.st_ino) in files:
+                        return int(shard)
+                    files.add((status.st_dev, status.st_ino))
+        return None
 
     def __len__(self) -> int:
         """Return the number of shards."""

@@ -76,7 +76,8 @@ def gather_valid(
     kinds = [kind.decode() for kind in _exchange(prepare, group)]
     if len(set(kinds)) > 1:
         msg = ", ".join(f"rank {rank}: {kind}" for rank, kind in zip(_ranks(group), kinds, strict=True))
-        raise PipelineError(f"gather_valid: the ranks give different rows ({msg}).\n  Use `tail: pad`.")
+        way = "Give all rows one dtype, as with `rows.double()`, and one shape. For equal numbers, use `tail: pad`."
+        raise PipelineError(f"gather_valid: the ranks give different rows ({msg}).\n  {way}")
     mask = own.mask
     if not isinstance(rows, Tensor):
         return _gather_objects(own, group)

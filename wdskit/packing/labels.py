@@ -155,7 +155,7 @@ def label_number(value: Any, classes: ClassNames | None) -> int | None:
         return None
     if classes is not None:
         return classes.number(label)
-    if not isinstance(label, int) or abs(label) > _MAX_LABEL:
+    if not isinstance(label, int) or not -_MAX_LABEL - 1 <= label <= _MAX_LABEL:
         what = "a whole number" if isinstance(label, str) else "a whole number of 64 bits"
         raise ValueError(f"{value!r} is not {what}. Name the classes: --classes FILE")
     return label

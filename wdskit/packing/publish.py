@@ -43,7 +43,7 @@ from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, FolderIndex, compare_na
 from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.unfinished_runs import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
-from wdskit.errors import FolderIndexError, PackError, RowError
+from wdskit.errors import FolderIndexError, PackError, RowError, SelectionError
 from wdskit.files import (
     Disk,
     append_lines,
@@ -771,7 +771,14 @@ class Destination:
             for name, part in pack_columns(values, entry.name).items():
                 parts[name].append(part)
         columns = {name: NewColumn(source, parts[name]) for name, source in sources.items()}
-        return write_columns(self.path, digest_of_entries(all_entries), columns, disk=self._disk)
+        try:
+            return write_columns(self.path, digest_of_entries(all_entries), columns, disk=self._disk)
+        except SelectionError as err:
+            if known is None:
+                raise
+            msg = f"{self.folder}: the added samples do not fit its columns: {err}\n  Correct the source and pack with"
+            way = f"remove {self.folder / RUN_FOLDER}, and the column with `wdskit index {self.folder} --drop-columns`"
+            raise SelectionError(f"{msg} --restart. Or {way}.", folder=str(self.folder)) from err
 
     @property
     def columns(self) -> dict[str, ColumnSource]:

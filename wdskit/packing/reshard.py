@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from wdskit.packing.row import KEYS_REMEDY
 from wdskit.packing.sources import Source, count_cleaned
 from wdskit.packing.sources.shards import ShardSamples, check_dest, find_classes, merged_splits
 from wdskit.packing.sources.tar_samples import known_digests, list_tars
-from wdskit.shards.column_values import parse_columns
 from wdskit.storage.urls import is_local
 from wdskit.text import format_bytes, plural
 
@@ -169,18 +168,19 @@ def reshard(
         classes_lost=classes_lost,
         was_done=target.is_done,
         seconds=time.perf_counter() - start,
-        notes=(*export_packed(target), *_note_lost_columns(shards, options)),
+        notes=(*export_packed(target), *_note_lost_columns(shards, target.columns)),
         **vars(samples.left_out),
     )
 
 
-def _note_lost_columns(shards: ShardList, options: ReshardOptions) -> Iterator[str]:
-    """Yield one sentence about the columns of the local source folders that the new folder lacks, if there are any."""
+def _note_lost_columns(shards: ShardList, kept: Container[str]) -> Iterator[str]:
+    """Yield one sentence about the columns of the local source folders that are not in `kept`, the columns of the new
+    folder, if there are any.
+    """
     found: dict[str, Column] = {}
     for folder in dict.fromkeys(os.path.dirname(url) or "." for url in shards.urls if is_local(url)):
         with contextlib.suppress(SelectionError):
             found = {**list_columns(Path(folder)), **found}
-    kept = parse_columns(options.columns)
     lost = {name: column.source for name, column in found.items() if name not in kept}
     if lost:
         yield f"the columns {', '.join(lost)} of the sources are not in DEST. {'; '.join(_remake_columns(lost))}."
@@ -196,7 +196,9 @@ def _remake_columns(sources: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         columns = ",".join(name if name == path else f"{name}={path}" for name, path in paths.items())
         yield f"`wdskit index DEST --columns {shlex.quote(columns)}` makes {', '.join(paths)}"
     for name, source in sources.items():
-        if name not in paths:
+        if "shards" in source:
+            yield f"{name} selects samples of some shards of the source, and cannot be made from DEST"
+        elif name not in paths:
             command = f"split DEST {source['split']}" if "split" in source else f"reshard DEST --selection {name}"
             given = {option: source.get(option) for option in ("by", "filter", "missing", "sample", "seed")}
             options = "".join(f" --{option} {shlex.quote(str(value))}" for option, value in given.items() if value)

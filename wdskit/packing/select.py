@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from wdskit.dataset.columns import SPLIT_COLUMN, Columns, NewColumn, add_columns
 from wdskit.dataset.index import FolderIndex, read_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import ShardList
+from wdskit.dataset.unfinished_runs import refuse_unfinished
 from wdskit.errors import FolderIndexError, PackError, RowError, SelectionError, StorageError, WdskitError
 from wdskit.files import Disk
 from wdskit.packing.options import SelectOptions, takes_options
@@ -101,8 +103,11 @@ def select(
     for parent, real_path in real_paths.items():
         folders.setdefault(real_path, parent or ".")
     with contextlib.ExitStack() as stack:
+        names: dict[str, set[str]] = {real_path: set() for real_path in folders}
+        for url, _ in shards:
+            names[real_paths[os.path.dirname(url)]].add(os.path.basename(url))
         indexes = {
-            real_path: _lock_index(stack, folder, name, column, overwrite=options.overwrite)
+            real_path: _lock_index(stack, folder, name, column, names[real_path], overwrite=options.overwrite)
             for real_path, folder in folders.items()
         }
         chosen: dict[str, dict[str, SampleNumbers]] = {real_path: {} for real_path in folders}
@@ -185,18 +190,28 @@ def _indexed_shards(found: ShardList) -> list[tuple[str, ShardEntry]]:
 
 
 def _lock_index(
-    stack: contextlib.ExitStack, folder: str, name: str, source: dict[str, Any], *, overwrite: bool
+    stack: contextlib.ExitStack,
+    folder: str,
+    name: str,
+    source: dict[str, Any],
+    shards: AbstractSet[str],
+    *,
+    overwrite: bool,
 ) -> FolderIndex:
     """Lock a folder until `stack` is closed, and return the folder's index.
 
-    `name` is the new column. `source` are the options that define it, from `_column_source`.
+    `name` is the new column. `source` are the options that define it, from `_column_source`. `shards` are the names of
+    the folder's shards of which samples are selected.
 
     Raises:
-        SelectionError: The folder has a split `name`; or `overwrite` is False, and other options made a column `name`.
-        FolderIndexError: Another process is writing in the folder, or the index does not match the shards.
+        SelectionError: The folder has a split `name`; or `overwrite` is False, and the folder has a column `name` that
+            was made with other options or selects samples of other shards, too.
+        FolderIndexError: A run of `pack` in the folder is unfinished, another process is writing in the folder, or the
+            index does not match the shards.
         StorageError: The folder cannot be locked.
     """
     stack.enter_context(lock_folder(Path(folder)))
+    refuse_unfinished(Path(folder))
     index = read_index(folder)
     index.check_files()
     known = Columns(BinaryIndex(Path(folder)))
@@ -204,7 +219,10 @@ def _lock_index(
     if name in (splits or ()):
         raise SelectionError(f"{folder}: it has a split {name!r} already. Choose another name.", folder=folder)
     made = dict(known.column(name).source) if name in known else source
-    made.pop("shards", None)
+    others = sorted({*made.pop("shards", index.by_name if name in known else ())} - shards)
+    if not overwrite and others:
+        msg = f"{folder}: {name!r} selects samples of other shards too, such as {others[0]}."
+        raise SelectionError(f"{msg}\n  Name all its shards, or replace it with --overwrite.", folder=folder)
     if not overwrite and made != source:
         other = ", ".join(f"{key} {value}" for key, value in known.column(name).source.items())
         msg = f"{folder}: another column has the name {name!r}: {other}."

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import stat
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,7 +54,10 @@ from wdskit.text import format_bytes, plural
 if TYPE_CHECKING:
     from wdskit.storage.buckets import ObjectInfo
 
+_log = logging.getLogger(__name__)
+
 S = TypeVar("S")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -126,8 +131,9 @@ def index_folder(
             before = read_index(path).by_name if has_index(str(path)) else {}
         except FolderIndexError:  # a damaged index is replaced
             before = {}
+        sizes = _in_known_order(sizes, before)
         num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
-        sources = _sources(list_columns(path), new, drop, str(path))
+        sources = _sources(list_columns(path), new, drop, str(path), sizes.keys())
         scans: list[ScannedShard] = []
         try:
             remove_temp_files(path, disk=disk)
@@ -147,10 +153,19 @@ def index_folder(
     return _report(FolderIndex(str(folder), tuple(entries)), scans, num_workers, before, sources)
 
 
+def _in_known_order(shards: Mapping[str, T], known: Iterable[str]) -> dict[str, T]:
+    """Return `shards` in the order of the names `known`, then the other shards in their order. States of loaders
+    depend on the order of the shards, so the order of an earlier index is kept.
+    """
+    return {name: shards[name] for name in (*(name for name in known if name in shards), *shards)}
+
+
 def _sources(
-    known: Mapping[str, Column], new: Mapping[str, Source], drop: Sequence[str], folder: str
+    known: Mapping[str, Column], new: Mapping[str, Source], drop: Sequence[str], folder: str, shards: AbstractSet[str]
 ) -> dict[str, Source]:
     """Return the source of each column to compute, by name: existing and new columns, without the columns in `drop`.
+    Warn of a column that selects samples of a shard that is not in `shards`, the names of the folder's shards.
+
     SelectionError: A column to drop does not exist, or a new column has the name of another existing column.
     """
     unknown = next((name for name in drop if name not in known), None)
@@ -162,6 +177,10 @@ def _sources(
             msg = f"{folder}: another column has the name {name!r}: {dict(known[name].source)}."
             raise SelectionError(f"{msg}\n  Choose another, as in other={source['path']}.", folder=folder)
     kept = {name: column.source for name, column in known.items() if name not in drop}
+    for name, source in kept.items():
+        if lost := sorted({*source.get("shards", ())} - shards):
+            msg = "columns: %s selects samples of %s, which is not in the folder. If it was renamed, select again."
+            _log.warning(msg, name, lost[0])
     return {**kept, **new}
 
 
@@ -187,12 +206,13 @@ def _index_bucket(
     if INDEX_NAME in objects:
         with contextlib.suppress(FolderIndexError):  # a damaged index is replaced
             known = read_index(url).by_name
+    shards = _in_known_order(shards, known)
     sizes = [one.num_bytes for one in shards.values()]
     num_workers = choose_workers(len(sizes), sum(sizes)) if workers is None else workers
     listed: Mapping[str, Column] = {}
     if COLUMNS_NAME in objects and INDEX_NAME in objects:
         listed = read_copy(url, [COLUMNS_NAME], partial(list_columns, url=url))
-    sources = _sources(listed, new, drop, url)
+    sources = _sources(listed, new, drop, url, shards.keys())
     read = partial(_scan_object, columns=sources)
     scans = [*_read_all(url, read, [*shards.values()], sizes, num_workers, progress)]
     entries = [scan.entry for scan in scans]

@@ -31,6 +31,7 @@ from wdskit.dataset.index import FolderIndex, read_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import local_folder
 from wdskit.dataset.samples import HeaderReader, read_span
+from wdskit.dataset.unfinished_runs import refuse_unfinished
 from wdskit.errors import DecodeError, FolderIndexError, SelectionError, StorageError
 from wdskit.files import DISK, Disk, remove_temp_files
 from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
@@ -120,8 +121,9 @@ def split(
     Raises:
         SelectionError: The shares, `by` or `seed` are invalid, samples lack the value, a split would get no sample, or
             the folder has another split and `overwrite` is not set. Or the list of columns is damaged, or several
-            shards are invalid.
-        FolderIndexError: The folder has no index, its index does not match its shards, or another process is writing.
+        shards are invalid.
+    FolderIndexError: The folder has no index, its index does not match its shards, `pack` has not finished here, or
+        another process is writing.
         ShardError: One shard is invalid.
         StorageError: The folder does not exist, or cannot be read or written.
     """
@@ -132,6 +134,7 @@ def split(
     source = _source(parsed, split_key, missing)
     path = local_folder(folder, command="split", done="split")
     with lock_folder(path):
+        refuse_unfinished(path)
         index = read_index(str(folder))
         index.check_files()
         binary = BinaryIndex(path)

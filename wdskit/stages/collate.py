@@ -277,7 +277,7 @@ def _check_dtype(dtype: np.dtype[Any], where: str) -> None:
 
 
 def _stack_arrays(arrays: Sequence[NDArray[Any]], slot: str, memory: Memory, *, is_image: bool) -> Any:
-    _check_same([str(array.dtype.newbyteorder("=")) for array in arrays], slot)
+    _check_same([str(array.dtype.newbyteorder("=")) for array in arrays], slot, advice=". Convert them with `map`")
     shape = _common_shape(arrays, slot)
     first = arrays[0]
     has_channels = first.ndim == 3 and first.shape[2] in IMAGE_CHANNELS

@@ -194,17 +194,21 @@ def _mark_from(known: SampleMarks, slot: object, item: Any) -> Mark | None:
     if any(mark is not None and mark.is_mask and _shares_memory(item, value) for _, value, mark in known):
         return Mark(None, is_mask=True)
     before, value = next(((mark, value) for at, value, mark in known if at == slot), (None, None))
+    is_float = item.dtype.kind == "f" if isinstance(item, np.ndarray) else item.dtype.is_floating_point
+    if before is not None and before.is_mask and not is_float and item.shape == getattr(value, "shape", None):
+        return before
     similar = [other for _, other, _ in known if _form(other) == _form(item)]
     if before is None or (similar and _form(value) != _form(item)):
         return None  # `item` was probably made from a value in another slot
     if isinstance(slot, int):
         return _LOST if before.layout != "array" and isinstance(item, np.ndarray) else None
-    is_float = item.dtype.kind == "f" if isinstance(item, np.ndarray) else item.dtype.is_floating_point
     return None if before.is_mask and is_float else before
 
 
 def _form(value: Any) -> tuple[object, ...]:
-    return type(value), getattr(value, "dtype", None), getattr(value, "ndim", None)
+    ndim = getattr(value, "ndim", None)
+    channels = value.shape[2 if isinstance(value, np.ndarray) else 0] if ndim == 3 else 1
+    return type(value), getattr(value, "dtype", None), ndim, channels
 
 
 def _is_view(item: Any, value: Any) -> bool:

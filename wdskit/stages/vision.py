@@ -127,6 +127,15 @@ def _value_of(setting: str, value: Any) -> Any:
     return value
 
 
+def _takes_first_labels(transform: Any) -> bool:
+    """Return whether a transform is, or contains, a `SanitizeBoundingBoxes` with torchvision's own `labels_getter`,
+    which finds one value of labels.
+    """
+    inner = getattr(transform, "transforms", ())
+    is_default = getattr(transform, "labels_getter", None) == "default"
+    return is_default or any(map(_takes_first_labels, inner if isinstance(inner, (list, tuple)) else ()))
+
+
 def labels_of(sample: Mapping[str, Any]) -> Any:
     """Return the values of all keys that start with "labels", as a tuple. Return None if `sample` has no such key or
     is not a dict.
@@ -174,7 +183,8 @@ class Torchvision(PerSampleStage):
         """See `PerSampleStage.bind`.
 
         Raises:
-            PipelineError: torchvision is not installed, or its build does not fit torch.
+            PipelineError: torchvision is not installed, or its build does not fit torch. Or `SanitizeBoundingBoxes` is
+                given as an object that would filter only one of several fields of labels.
         """
         try:
             from torchvision.transforms import v2
@@ -187,6 +197,11 @@ class Torchvision(PerSampleStage):
             raise PipelineError(f"{msg}\n  Install the build that belongs to torch {torch.__version__}.") from err
         transforms = [make_transform(item) for item in self.transforms]
         names = [type(transform).__name__ for transform in transforms]
+        labels = [name for name, kind in (self.fields or {}).items() if kind == "labels"]
+        if len(labels) > 1 and any(map(_takes_first_labels, transforms)):
+            msg = f"torchvision: this SanitizeBoundingBoxes would filter only one of the labels {', '.join(labels)}"
+            way = "Give its name, {'SanitizeBoundingBoxes': {...}}, or its `labels_getter`"
+            raise PipelineError(f"{msg}.\n  {way}.")
         return BoundTorchvision(v2.Compose(transforms), dict(self.fields or {}), context.run, label, tuple(names))
 
 

@@ -19,7 +19,8 @@ import pytest
 from images import image_bytes
 from shards import bytes_in, samples_in
 
-from wdskit import PackError, WdskitError, pack
+from wdskit import PackError, RowError, WdskitError, pack
+from wdskit.codecs.fields import decode_field
 from wdskit.packing import plan
 from wdskit.packing.references import CellBytes
 from wdskit.packing.sources import parquet
@@ -286,3 +287,23 @@ def test_a_class_column_that_is_left_out_gives_no_classes(tmp_path, omit, classe
     expected = table[classes].to_pylist() if classes else [None, None]
     labels = [fields.get("cls") for fields in samples_in(tmp_path / "out").values()]
     assert labels == [None if each is None else b"%d" % each for each in expected]
+
+
+def test_a_column_of_tensors_keeps_their_shape(tmp_path):
+    kind = pa.fixed_shape_tensor(pa.float32(), [2, 2])
+    cells = pa.ExtensionArray.from_storage(kind, pa.array([[1, 2, 3, 4], None], pa.list_(pa.float32(), 4)))
+    pq.write_table(pa.table({"key": ["a", "b"], "e": cells}), tmp_path / "t.parquet")
+    options = {"allow_no_image": True, "key_column": "key"}
+    pack(tmp_path / "t.parquet", tmp_path / "own", fields={"npy": "e"}, **options)
+    found = samples_in(tmp_path / "own")
+    array = decode_field("npy", found["a"]["npy"])
+    assert (array.dtype, array.tolist()) == (np.float32, [[1, 2], [3, 4]])
+    assert "npy" not in found["b"]
+    pack(tmp_path / "t.parquet", tmp_path / "json", **options)
+    found = samples_in(tmp_path / "json")
+    assert [json.loads(found[key]["json"])["e"] for key in "ab"] == [[[1, 2], [3, 4]], None]
+    cells = pa.ExtensionArray.from_storage(kind, pa.array([[1, 2, 3, None]], pa.list_(pa.float32(), 4)))
+    pq.write_table(pa.table({"key": ["a"], "e": cells}), tmp_path / "t.parquet")
+    for fields, problem in (({"npy": "e"}, "'e': one of its numbers is null"), ({}, "cannot be written as JSON")):
+        with pytest.raises(RowError, match=problem):
+            pack(tmp_path / "t.parquet", tmp_path / "null", fields=fields, **options)

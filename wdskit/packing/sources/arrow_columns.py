@@ -182,11 +182,14 @@ def _converter(path: str, name: str, kind: pa.DataType) -> Callable[[pa.Array], 
     """Return the function that converts a column of the type `kind` to JSON values. `path` and `name`, the file and the
     column, are for the message. PackError: JSON does not have the type.
     """
+    import pyarrow as pa
     from pyarrow import types
 
     storage = getattr(kind, "storage_type", None)
     if storage is not None:
         convert = _converter(path, name, storage)
+        if isinstance(kind, pa.FixedShapeTensorType):
+            return lambda array: [cell.to_numpy().tolist() if cell.is_valid else None for cell in array]
         return lambda array: convert(array.storage)
     if types.is_timestamp(kind) or types.is_date(kind):
         return _times
@@ -262,6 +265,8 @@ def encode_cell(field: str, column: str, cell: pa.Scalar, where: str) -> bytes:
         RowError: The cell contains neither bytes nor a list of numbers, a number is null, or the cell does not fit the
             field's name.
     """
+    import pyarrow as pa
+
     value = cell.as_py()
     if isinstance(value, dict):  # an image of `datasets`
         value = value["bytes"]
@@ -276,13 +281,14 @@ def encode_cell(field: str, column: str, cell: pa.Scalar, where: str) -> bytes:
     try:
         dtype = None
         if isinstance(value, list):
-            numbers = cell.values
+            numbers = (cell.value if isinstance(cell, pa.ExtensionScalar) else cell).values
             while hasattr(numbers.type, "value_type") and not numbers.null_count:
                 numbers = numbers.flatten()
             if numbers.null_count:
                 raise ValueError("one of its numbers is null")  # noqa: TRY301
             dtype = numbers.type.to_pandas_dtype()
-        return encode_field(field, to_array(value, dtype))
+        array = to_array(value, dtype)
+        return encode_field(field, cell.to_numpy() if hasattr(cell, "to_numpy") else array)  # a tensor has a shape
     except (ValueError, TypeError, NotImplementedError) as err:
         raise row_error(where, f"its column {column!r}: {err}", CORRECT_OR_SKIP) from err
 

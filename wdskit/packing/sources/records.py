@@ -341,7 +341,7 @@ def to_array(value: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
     array = np.asarray(value, dtype)
     if array.dtype.kind not in "biuf" or not isinstance(value, list):
         raise ValueError(f"it holds {str(value)[:60]}, not a list of numbers")
-    if array.dtype.kind == "f" and np.abs(array).max(initial=0) >= _MAX_FLOAT:
+    if array.dtype.kind == "f" and float(np.abs(array).max(initial=0)) >= _MAX_FLOAT:
         exact = np.asarray(value, object).ravel()
         rounded = (each for each, kept in zip(exact, array.ravel().tolist(), strict=True) if each != kept)
         number = next((each for each in rounded if isinstance(each, int)), None)
