@@ -256,7 +256,7 @@ def test_whole_numbers_of_json_between_floats_become_floats():
         ),
         (
             [(np.zeros(2, np.float32),), (np.zeros(2),)],
-            "batched: slot 0 is float32 in sample 0 but float64 in sample 1",
+            "batched: slot 0 is float32 in sample 0 but float64 in sample 1. Convert them with `map`",
         ),
         (
             [(torch.zeros(2),), (torch.zeros(2, dtype=torch.uint8),)],

@@ -9,6 +9,7 @@ import os
 import random
 import re
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -267,9 +268,14 @@ def test_a_filter_that_keeps_nothing_is_logged_and_goes_on(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_filter_that_keeps_nothing_ends_with_the_timeout(tmp_path, workers):
+    """No thread is left that reads shards."""
+    before = {*threading.enumerate()}
     pipe = Pipeline().stream(write_numbers(tmp_path, [2] * 12), split="none").select(nothing).with_epoch(1)
     with pytest.raises(PipelineError, match=r"^no batch came within 0.3 s \(timeout\): no sample has come out of "):
         list(pipe.loader(workers=workers, timeout=0.3))
+    for thread in {*threading.enumerate()} - before:
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 def test_a_row_of_empty_shards_is_no_end(tmp_path):

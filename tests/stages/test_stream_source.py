@@ -45,6 +45,8 @@ def test_weights_draw_parts_by_their_shares(tmp_path):
     pipe = split(f"{rare}::{often}", resampled=True, weights=[1.0, 9.0]).to_tuple("__url__").with_epoch(3000)
     urls = Counter(url for (url,) in pipe.loader(workers=0))
     assert urls[str(tmp_path / "b" / "s-000.tar")] > 2400
+    with pytest.raises(ConfigError, match="the sum of `weights` is too large for a float"):
+        split(f"{rare}::{often}", resampled=True, weights=[1e308, 1e308])
     with pytest.raises(ConfigError, match="1 `weights` for 2 parts"):
         split(f"{rare}::{often}", resampled=True, weights=[1.0]).loader(workers=0)
 

@@ -178,11 +178,11 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         """Set the epoch that the next iteration runs, in every worker of a torch DataLoader.
 
         Raises:
-            PipelineError: `epoch` is not a whole number, 0 or more.
+            PipelineError: `epoch` is not a whole number from 0 to 10**9.
         """
         epoch = as_int(epoch)
-        if type(epoch) is not int or epoch < 0:
-            raise PipelineError(f"set_epoch({epoch!r}): an epoch is a whole number, 0 or more.")
+        if type(epoch) is not int or not 0 <= epoch <= 10**9:
+            raise PipelineError(f"set_epoch({epoch!r}): an epoch is a whole number, 0 to {10**9}.")
         self._epochs.set(epoch)
 
     def num_items(self, num_workers: int) -> int | None:
@@ -243,7 +243,10 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         return os.getpid(), self.run.worker, self.run.num_workers
 
     def close(self) -> None:
-        """Close the stages that continue from epoch to epoch, unless a parent process opened them before a fork."""
+        """Close the stages that continue from epoch to epoch, unless a parent process opened them before a fork. If
+        another thread runs in these stages, it stops at the next shard.
+        """
+        self.run.stream += 1  # ends a source that another thread reads, as after a timeout
         stream, self._open_stream = self._open_stream, None
         if stream is not None and stream.readers[0] == os.getpid():
             stream.close()

@@ -105,6 +105,7 @@ class Run:
         origin: Origin of the value that a stage yielded last.
         first_draw: Number of the first shard of the running stream, in the sequence of `Draws`.
         stop_draw: Number of the last shard of the running stream + 1; None for an endless stream.
+        stream: Number of the running stream in this process. When it changes, the source of an earlier stream ends.
         num_yielded: Number of values of the stream in this process. With with_epoch: the values that with_epoch has
             read. Without: the values that the stream has yielded.
         board: The positions of the values that the threads of this process work on.
@@ -127,6 +128,7 @@ class Run:
         self.origin = NO_ORIGIN
         self.first_draw = 0
         self.stop_draw: int | None = None
+        self.stream = 0
         self.num_yielded = 0
         self.is_watched = False
         self.timings = Timings()

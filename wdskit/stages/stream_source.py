@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -79,6 +80,8 @@ class Stream(StreamStage):
         if self.weights is not None and len(self.weights) != num_parts:
             msg = f"{len(self.weights)} `weights` for {num_parts} parts of `shards`. Give one weight for each "
             raise refuse(f"{msg}`::`-part or list item.")
+        if self.weights is not None and not math.isfinite(sum(self.weights)):
+            raise refuse("the sum of `weights` is too large for a float. Divide all of them by the same number.")
         if self.upsampling is not None:
             try:
                 parse_factors(self.upsampling, num_parts)
@@ -150,9 +153,11 @@ class StreamSource:
         self.draws = draws
 
     def __call__(self) -> Iterator[dict[str, Any]]:
-        """Yield the draws from `run.first_draw` to `run.stop_draw` - 1, or without end if `run.stop_draw` is None."""
-        draw = self.run.first_draw
-        while self.run.stop_draw is None or draw < self.run.stop_draw:
+        """Yield the draws from `run.first_draw` to `run.stop_draw` - 1, or without end if `run.stop_draw` is None. End
+        earlier if `run.stream` changes.
+        """
+        draw, stream = self.run.first_draw, self.run.stream
+        while self.run.stream == stream and (self.run.stop_draw is None or draw < self.run.stop_draw):
             yield {"url": self.shards.urls[self.draws.shard(draw)], DRAW: draw, _ORDINAL: draw}
             draw += 1
 
