@@ -5,8 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,3 +68,32 @@ def test_an_error_in_a_block_and_ctrl_c_are_both_seen():
         os.kill(os.getpid(), signal.SIGINT)
         raise ValueError
     assert isinstance(caught.value.__context__, ValueError)
+
+
+def test_a_process_that_is_forked_in_a_block_of_another_thread_gets_ctrl_c(tmp_path):
+    code = f"""
+import os, signal, sys, threading
+sys.path.insert(0, {str(Path(processes.__file__).parents[1])!r})
+from wdskit.processes import block_sigint
+def fork():
+    child = os.fork()
+    if not child:
+        try:
+            signal.raise_signal(signal.SIGINT)
+            for _ in range(100):
+                pass
+        except KeyboardInterrupt:
+            os._exit(7)
+        os._exit(0)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+codes = []
+with block_sigint():
+    thread = threading.Thread(target=fork)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {{signal.SIGINT}})
+    thread.start()
+    thread.join()
+print(codes)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert (found.stdout, found.stderr) == ("[7]\n", "")

@@ -76,17 +76,25 @@ def block_sigint() -> Iterator[None]:
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     handler = signal.getsignal(signal.SIGINT)
+    owner = os.getpid()
     received: list[tuple[int, FrameType | None]] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == owner:
+            received.append((number, frame))
+        elif callable(handler):  # another thread forked this process during the block
+            handler(number, frame)
+
     # Another thread may receive the signal. Python then calls the handler in the main thread, although it is blocked.
-    is_replaced = callable(handler) and threading.current_thread() is threading.main_thread()
+    is_main = threading.current_thread() is threading.main_thread()
     try:  # block inside of `try`: if an earlier Ctrl-C is raised here, the signal does not stay blocked
-        if is_replaced:
-            signal.signal(signal.SIGINT, lambda number, frame: received.append((number, frame)))
+        if is_main and callable(handler):
+            signal.signal(signal.SIGINT, note)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if is_replaced:
+        if is_main and signal.getsignal(signal.SIGINT) is note:
             signal.signal(signal.SIGINT, handler)
         if received and callable(handler):
             handler(*received[0])

@@ -323,10 +323,6 @@ def test_what_meets_buckets_and_cannot_is_refused(folder: Path):
             SelectionError, "column word: `bucketed` needs numbers, and its values are text",
         ),
         (
-            lambda: Pipeline().exact(str(folder)).bucketed(by="few", edges=[9], global_size=4).loader(workers=0),
-            SelectionError, "column few: `bucketed` needs numbers, and its values are true or false",
-        ),
-        (
             lambda: Pipeline().resampled(str(folder), weights="tokens").bucketed(**shapes).loader(workers=0),
             PipelineError, "drawn by weights",
         ),

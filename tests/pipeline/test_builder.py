@@ -235,6 +235,17 @@ def test_a_built_pipeline_refuses_what_webdataset_would_do_wrong(six):
             built.set_epoch(epoch)
 
 
+@pytest.mark.parametrize("finish", [lambda pipe: pipe, lambda pipe: pipe.with_epoch(50)])
+def test_a_pipeline_that_is_closed_in_an_epoch_does_not_end_it(six, finish):
+    """A shorter epoch would look whole."""
+    built = finish(Pipeline().stream(six).map(number_of)).build()
+    values = iter(built)
+    next(values)
+    built.close()
+    with pytest.raises(PipelineError, match="was closed|the stream ended after 1 of the 50 values"):
+        list(values)
+
+
 def test_a_pipeline_built_for_fewer_workers_says_so(six, monkeypatch):
     """The error comes in each worker before it reads."""
     built = Pipeline().stream(six).split_by_worker().map(number_of).build(max_workers=1)

@@ -210,6 +210,7 @@ NUMBERED = {
     "other numbers": lambda mask: np.arange(256, dtype=np.uint8)[::-1][mask],
     "int64": lambda mask: mask.astype(np.int64),
     "one-hot": lambda mask: np.eye(7, dtype=np.uint8)[mask % 7],
+    "crop": lambda mask: np.arange(256, dtype=np.uint8)[::-1][mask[:-3, 2:]],
 }
 
 
@@ -403,5 +404,29 @@ def test_a_mask_whose_numbers_a_decoder_scales_is_refused(tmp_path):
     for form, data in forms.items():
         pack([{"__key__": "a", f"seg.{form}": data}], tmp_path / form, validate="none")
         pipe = Pipeline().exact(str(tmp_path / form)).decode("l8").random_flip(0.5, masks=f"seg.{form}")
-        with pytest.raises(SampleError, match=r"cannot be a mask: .* scaled to 0\.\.255.*\n.*Save such masks as PNG"):
+        with pytest.raises(SampleError, match=r"cannot be a mask: .* scaled or inverted.*\n.*Save such masks as PNG"):
             list(pipe.loader(workers=0))
+
+
+def test_a_mask_in_a_tiff_of_few_bits_has_a_way_out(tmp_path):
+    data = io.BytesIO()
+    Image.fromarray(np.array([[3, 2, 1, 0]], np.uint8)).save(data, "TIFF")
+    few_bits = bytearray(data.getvalue())
+    entry = few_bits.index(b"\x02\x01\x03\x00\x01\x00\x00\x00")  # the tag BitsPerSample
+    few_bits[entry + 8] = 2
+    few_bits[-4] = 0b11100100  # the first byte of the pixels
+    pack([{"__key__": "a", "seg.tiff": bytes(few_bits)}], tmp_path / "d", validate="none")
+    base = Pipeline().exact(str(tmp_path / "d"))
+    with pytest.raises(SampleError, match=r"has 2 bits per pixel.*\n  Put `decode: \{images: index, only: seg"):
+        list(base.decode("l8").random_flip(0.5, masks="seg.tiff").loader(workers=0))
+    [sample] = base.decode("index", only="seg.tiff").loader(workers=0)
+    assert sample["seg.tiff"].tolist() == [[3, 2, 1, 0]]
+
+
+def test_a_new_image_with_other_channels_stays_an_image(masked):
+    """Also next to an array with these channels."""
+    pipe = Pipeline().exact(masked).decode("index", only="seg.png").decode("rgb8")
+    pipe = pipe.map(lambda s: {**s, "depth": np.zeros((5, 5, 1), np.uint8)})
+    pipe = pipe.map(lambda s: {**s, "jpg": s["jpg"].mean(axis=2, keepdims=True).astype(np.uint8)})
+    for sample in pipe.random_flip(0.5, fields="jpg").loader(workers=0):
+        assert sample["jpg"].shape[2] == 1

@@ -326,7 +326,7 @@ def test_labels_that_an_object_would_not_filter_with_the_boxes_are_refused(folde
     fields = {"jpg": "image", "json.boxes": {"boxes": "xyxy"}, "json.a": "labels", "json.b": "labels"}
     own, named = v2.SanitizeBoundingBoxes(), v2.SanitizeBoundingBoxes(labels_getter=labels_of)
     pipe = Pipeline().exact(folder).decode("rgb8")
-    for transforms in ([own], [v2.Compose([own])], [v2.RandomApply([own])]):
+    for transforms in ([own], [v2.Compose([own])], [v2.RandomApply([own])], [torch.nn.Sequential(own)]):
         with pytest.raises(PipelineError, match="would filter only one of the labels"):
             pipe.torchvision(fields=fields, transforms=transforms).loader(workers=0)
     pipe.torchvision(fields=fields, transforms=[v2.Compose([named])]).loader(workers=0)

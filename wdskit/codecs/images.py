@@ -91,8 +91,8 @@ _PLUGINS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
 _DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
 _INDEX_MODES = _DEEP_MODES | {"1", "L", "P"}
 _TIFF_BITS, _TIFF_KIND = 258, 262  # tags BitsPerSample and PhotometricInterpretation: 0 is white or black, or a palette
-SCALED_NUMBERS = "numbers that are scaled to 0..255"
-"""Result of `stores_other_numbers` for a file whose stored numbers no decoder returns."""
+SCALED_NUMBERS = "numbers that are scaled or inverted"
+"""Result of `stores_other_numbers` for a file whose stored numbers `decode_index` cannot read either."""
 _THUMBNAIL_QUALITY = 82
 _OPACITY = 150
 _HASH_FACTOR = 0x9E3779B1  # 2**32 divided by the golden ratio; odd, so that only 0 becomes 0
@@ -240,7 +240,13 @@ def stores_other_numbers(data: Buffer, *, max_pixels: int, is_grey: bool) -> str
         return "a palette"
     if mode in _DEEP_MODES or mode == "1":
         return "1 bit per pixel" if mode == "1" else "over 8 bits per pixel"
-    if largest_number(data, image) != 255 or (name == "TIFF" and _tags(image).get(_TIFF_KIND) == 0):
+    most = largest_number(data, image)
+    if name == "TIFF" and mode == "L":
+        if _tags(image).get(_TIFF_KIND) != 1:
+            return SCALED_NUMBERS
+        if most != 255:
+            return f"{most.bit_length()} bits per pixel"
+    if name == "PPM" and most != 255:
         return SCALED_NUMBERS
     return "colours" if is_grey and mode not in {"L", "LA"} else ""
 

@@ -243,8 +243,9 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         return os.getpid(), self.run.worker, self.run.num_workers
 
     def close(self) -> None:
-        """Close the stages that continue from epoch to epoch, unless a parent process opened them before a fork. If
-        another thread runs in these stages, it stops at the next shard.
+        """Close the stages that continue from epoch to epoch, unless a parent process opened them before a fork.
+
+        An iteration that is not finished, in this or another thread, raises PipelineError at its next shard.
         """
         self.run.stream += 1  # ends a source that another thread reads, as after a timeout
         stream, self._open_stream = self._open_stream, None
@@ -257,9 +258,11 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         self.run.num_bad = 0
         if cut is None:  # ends after reading each shard once (a resampled source never ends)
             self._begin(job.epoch)
+            number = self.run.stream
             for value in self._chain(0, stop, None):
                 self.run.num_yielded += 1
                 yield self._batch(value)
+            self._check_open(number)
             yield Batch(None, 0, self.run.take_bad(), is_end=True)
             return
         stream = self._open_stream
@@ -272,11 +275,18 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
             stream = self._open_stream = _OpenStream(values, job.epoch, self._readers, close)
         self.run.epoch = job.epoch
         stream.next_epoch = None
+        number = self.run.stream
         for value in self._chain(cut, stop, stream.values):
             yield self._batch(value)
+        self._check_open(number)
         self.pipeline[cut].finish(stream.values)
         stream.next_epoch = job.epoch + 1
         yield Batch(None, 0, self.run.take_bad(), is_end=True)
+
+    def _check_open(self, number: int) -> None:
+        """Raise PipelineError if `close` ended the stream `number`, so that its last values are missing."""
+        if self.run.stream != number:
+            raise PipelineError("this pipeline was closed, or iterated again, before the epoch ended.")
 
     def _begin(self, epoch: int) -> None:
         """Prepare `run` for an epoch, from its first draw on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -138,16 +139,15 @@ def _lay_out(stages: Sequence[Any], data: PlannedData, world_size: int) -> Epoch
 def _divide(source: Any, data: PlannedData, bucketed: Bucketed) -> tuple[PlannedData, Buckets]:
     """Divide the samples into buckets. Return `data` with the order of the buckets' batches, and the buckets that have
     samples. `data` is the result of `source.plan`. SelectionError: A sample fits in no bucket, or a column is missing,
-    damaged, text, or true and false.
+    damaged or text.
     """
     by_part: dict[int, NDArray[np.uint8]] = {}
     for number, table in zip(data.parts, data.tables, strict=True):
         if number not in by_part:
             found = [table.column(name) for name in bucketed.columns]
-            for _, [column, *_] in found:
-                if column.values is not None or column.dtype == "|b1":
-                    kind = "true or false" if column.values is None else "text"
-                    raise column.unfit(f"`bucketed` needs numbers, and its values are {kind}")
+            for column in itertools.chain.from_iterable(columns for _, columns in found):
+                if column.values is not None:
+                    raise column.unfit("`bucketed` needs numbers, and its values are text")
             by_part[number] = _assign(bucketed, [view for view, _ in found], table.used(), table.folders[0])
     bucket_numbers = np.concatenate([by_part[number] for number in data.parts])
     counts = np.concatenate([table.counts for table in data.tables])

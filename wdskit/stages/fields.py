@@ -156,7 +156,7 @@ class FieldDecoder:
             return ""
         way_out = f"Put `decode: {{images: index, only: {field}}}` before that `decode`, which then skips the field"
         if form == SCALED_NUMBERS:
-            way_out = "Save such masks as PNG"
+            way_out = f"Save such masks as PNG. {way_out}"
         return f"{what}.\n  {way_out}"
 
 

@@ -195,8 +195,10 @@ def _mark_from(known: SampleMarks, slot: object, item: Any) -> Mark | None:
         return Mark(None, is_mask=True)
     before, value = next(((mark, value) for at, value, mark in known if at == slot), (None, None))
     is_float = item.dtype.kind == "f" if isinstance(item, np.ndarray) else item.dtype.is_floating_point
-    if before is not None and before.is_mask and not is_float and item.shape == getattr(value, "shape", None):
-        return before
+    if before is not None and before.is_mask and not is_float and not isinstance(slot, int):
+        other_axes = item.ndim != getattr(value, "ndim", None)
+        if not (other_axes and any(_has_form(other, item) for _, other, _ in known)):
+            return before  # such as other class numbers, or a one-hot mask, but not an image in place of the mask
     similar = [other for _, other, _ in known if _form(other) == _form(item)]
     if before is None or (similar and _form(value) != _form(item)):
         return None  # `item` was probably made from a value in another slot
@@ -206,9 +208,13 @@ def _mark_from(known: SampleMarks, slot: object, item: Any) -> Mark | None:
 
 
 def _form(value: Any) -> tuple[object, ...]:
-    ndim = getattr(value, "ndim", None)
-    channels = value.shape[2 if isinstance(value, np.ndarray) else 0] if ndim == 3 else 1
-    return type(value), getattr(value, "dtype", None), ndim, channels
+    return type(value), getattr(value, "dtype", None), getattr(value, "ndim", None)
+
+
+def _has_form(value: Any, image: Any) -> bool:
+    """Return whether `value` has the type, the dtype and the channels of `image`, an array or a tensor of 3 axes."""
+    axis = 2 if isinstance(image, np.ndarray) else 0
+    return _form(value) == _form(image) and bool(value.shape[axis] == image.shape[axis])
 
 
 def _is_view(item: Any, value: Any) -> bool:

@@ -6,7 +6,7 @@ torchvision is an extra, `wdskit[torchvision]`. It is imported when a pipeline w
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -131,9 +131,10 @@ def _takes_first_labels(transform: Any) -> bool:
     """Return whether a transform is, or contains, a `SanitizeBoundingBoxes` with torchvision's own `labels_getter`,
     which finds one value of labels.
     """
-    inner = getattr(transform, "transforms", ())
-    is_default = getattr(transform, "labels_getter", None) == "default"
-    return is_default or any(map(_takes_first_labels, inner if isinstance(inner, (list, tuple)) else ()))
+    inner = getattr(transform, "transforms", ())  # a container of torchvision may hold a list
+    children = [*(inner if isinstance(inner, Iterable) else ())]
+    children += transform.children() if hasattr(transform, "children") else ()
+    return getattr(transform, "labels_getter", None) == "default" or any(map(_takes_first_labels, children))
 
 
 def labels_of(sample: Mapping[str, Any]) -> Any:
