@@ -242,7 +242,7 @@ def test_a_pipeline_that_is_closed_in_an_epoch_does_not_end_it(six, finish):
     values = iter(built)
     next(values)
     built.close()
-    with pytest.raises(PipelineError, match="was closed|the stream ended after 1 of the 50 values"):
+    with pytest.raises(PipelineError, match=r"was closed|the stream ended after 1 of the 50 values"):
         list(values)
 
 
