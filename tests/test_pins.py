@@ -237,7 +237,12 @@ def test_batches_and_states_are_what_they_were(data, pins, name, world, rank, wo
     if os.environ.get("WDSKIT_UPDATE_GOLDEN"):
         pins[case] = found
         PINS.write_text(json.dumps(pins, indent=1, sort_keys=True) + "\n")
+    loaded = resume(loader_of(data, name, world, rank, workers), found["state"])
+    del found["state"]["fingerprint"]["digest"]  # the pinned states are older than this field, and than `bad_rank`
+    if found["state"].get("bad_rank") is None:
+        found["state"].pop("bad_rank", None)
     assert found == pins[case]
+    assert loaded == pins[case]["rest"]
     assert resume(loader_of(data, name, world, rank, workers), pins[case]["state"]) == pins[case]["rest"]
 
 

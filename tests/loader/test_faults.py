@@ -201,10 +201,14 @@ def same(sample):
 if __name__ == "__main__":
     received = []
     signal.signal(signal.SIGTERM, lambda *_: received.append(1))
+    for other in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(other, lambda *_: None)
     pipe = wdskit.Pipeline().exact({folder!r}).to_tuple("cls").map(same).batched(3)
     loader = pipe.loader(workers=2, start_method={method!r})
     for number, _ in enumerate(loader):
         if number == 1:
+            for other in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+                os.killpg(0, other)
             os.killpg(0, signal.SIGTERM)
     print(number + 1 == len(loader), received)
 """

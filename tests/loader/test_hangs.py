@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import mmap
 import multiprocessing
 import operator
 import os
+import pickle
 import select
 import signal
 import threading
@@ -189,3 +191,47 @@ def test_a_worker_that_is_killed_is_reported_while_a_process_that_it_forked_live
     with pytest.raises(PipelineError, match=r"worker \d \(pid \d+\) was killed by signal 40"):
         list(loader)
     assert not multiprocessing.active_children()
+
+
+def hangs_once(sample: Any) -> Any:
+    if int(sample["cls"]) == 8:
+        time.sleep(1.5)
+    return sample
+
+
+@pytest.mark.parametrize("caller", ["thread", "signal handler"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loader_can_be_closed_while_it_waits(pattern: str, way: str, caller: str) -> None:
+    """No batch comes after the call, and the epoch does not look finished."""
+    loader = Pipeline().sequential(pattern).map(hangs_once).batched(2).loader(**WAYS[way])
+    closed: list[float] = []
+
+    def close(*_: object) -> None:
+        loader.close()
+        closed.append(time.monotonic())
+
+    before = signal.signal(signal.SIGALRM, close)
+    timer = threading.Timer(0.7, close)
+    try:
+        if caller == "thread":
+            timer.start()
+        else:
+            signal.setitimer(signal.ITIMER_REAL, 0.7)
+        received = []
+        with pytest.raises(PipelineError, match="this loader was closed in the middle of an epoch"):
+            received += (time.monotonic() for _ in loader)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if caller == "thread":
+            timer.join()
+        signal.signal(signal.SIGALRM, before)
+    assert all(moment < closed[0] for moment in received)
+    loader.close()
+
+
+def test_a_loader_is_not_copied(pattern: str) -> None:
+    """Two loaders would share one position."""
+    loader = Pipeline().sequential(pattern).batched(2).loader(workers=0)
+    for call in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(PipelineError, match="a loader cannot be copied or pickled"):
+            call(loader)

@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from wdskit.errors import StateError
-from wdskit.loader.state import EpochCounter
+from wdskit.loader.state import EpochCounter, add_digest, compare_fingerprints
 from wdskit.stages.epoch import EpochLayout
 
 
@@ -93,11 +93,11 @@ def test_with_epoch_goes_on_where_another_world_size_ended():
     seen = set().union(*consume(before), *consume(before, 2))
     after = passes(epoch_samples=20, batch=2, world_size=2)
     after.load_state_dict(before.state_dict())
-    assert (after.epoch, after.remaining, len(after)) == (1, 6, 5)
+    assert (after.epoch, after.remaining, len(after)) == (1, 6, 10)  # this epoch has the length of the former ranks
     rest = [*consume(after), *consume(after)]
     assert sorted(seen | set().union(*rest)) == list(range(40 + 40 + 20))
     assert not seen & set().union(*rest)
-    assert after.epoch == 3
+    assert (after.epoch, len(after)) == (3, 5)
 
 
 def test_set_epoch_keeps_the_loaded_position_and_refuses_another_epoch():
@@ -213,3 +213,15 @@ def test_the_epoch_after_one_that_a_framework_ends_early_starts_where_that_one_w
     resumed.load_state_dict(saved.state_dict())
     resumed.set_epoch(saved.epoch + 1, is_counted_elsewhere=True)
     assert resumed.begin().start == (saved.epoch + 1) * 16
+
+
+def test_a_state_that_a_framework_filtered_shows_that_settings_are_missing():
+    """torch.distributed.checkpoint loads only the fields that the loader's own state has."""
+    own = {"source": "exact", "order_version": 2, "weight": 1.0, "parts": [{"digest": "a", "content": "x"}]}
+    saved = add_digest({**own, "where": "cls < 4", "columns": {"cls": "d"}})
+    filtered = {name: saved[name] for name in add_digest(own)}
+    with pytest.raises(StateError, match="the state has a setting that this loader lacks, such as `where`"):
+        compare_fingerprints(own, filtered, strict=True)
+    same = {**own, "weight": 1, "parts": [{"digest": "a", "content": None}]}
+    for fingerprint in (own, add_digest(own), add_digest(same), json.loads(json.dumps(add_digest(same)))):
+        assert compare_fingerprints(own, fingerprint, strict=True)

@@ -7,7 +7,7 @@ import copy
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -34,6 +34,7 @@ CHUNK = 8
 """Most samples that a thread takes at a time."""
 
 _MAX_SUBSTITUTES = 100
+_NUM_VOTES = 9  # samples that decide between groups of one size
 """Number of samples that are tried in place of a bad sample. If all are bad, the pipeline is probably wrong."""
 
 
@@ -543,8 +544,9 @@ class _SampleFactory:
     def _replace_misfits(self, bound: slice) -> None:
         """Replace the samples of the batch `bound` that cannot be collated with the other samples of the batch.
 
-        The samples are divided into groups that can be collated, and the samples of the largest group stay. Any other
-        sample is replaced if it cannot be collated with the first sample of this group.
+        The samples are divided into groups that can be collated, and the samples of the largest group stay. If several
+        groups are the largest, samples near the batch decide. Any other sample is replaced if it cannot be collated
+        with the first sample of the group that stays.
 
         Raises SampleError if no substitute fits, or if the error budget does not cover the error of a substitute.
         """
@@ -572,6 +574,8 @@ class _SampleFactory:
                     continue
                 groups.append([at]) if group is None else group.append(at)
                 break
+        if sum(len(group) == len(max(groups, key=len)) for group in groups) > 1:
+            groups.insert(0, groups.pop(self._vote(owned, groups, rows[0])))
         usual = max(groups, key=len, default=[])
         for at in rows:
             if at in usual:
@@ -586,6 +590,34 @@ class _SampleFactory:
             out = (writer, self._sample_images[at]) if writer is not None else None
             found = self._substitute(bad, self._locations[at][0], out, None, functools.partial(check, at))
             self._results[at] = found if reason is None else (found[0], origin, reason)
+
+    def _vote(self, owned: Mapping[int, Any], groups: Sequence[Sequence[int]], at: int) -> int:
+        """Return the number of the largest group with which most samples near row `at` can be collated.
+
+        Args:
+            owned: The value of each row, with its own image.
+            groups: Rows that can be collated with each other.
+            at: A row of the batch.
+        """
+        batched = self._program.collate
+        assert batched is not None
+        place = self._locations[at][0]
+        most = max(map(len, groups))
+        votes = {number: 0 for number, group in enumerate(groups) if len(group) == most}
+        for attempt in range(1, _NUM_VOTES + 1):
+            other = self._program.order.substitute(place, attempt)
+            if other is None:
+                break
+            try:
+                value, origin = self._read_and_make(place, *other, None, None)
+            except SampleError:
+                continue
+            for number in votes:
+                first = groups[number][0]
+                with contextlib.suppress(SampleError):
+                    batched.collated([owned[first], value], [self._results[first][1], origin])
+                    votes[number] += 1
+        return max(votes, key=votes.__getitem__)
 
     def _with_image_value(self, value: Any, at: int) -> Any:
         """Return `value`, the sample of row `at`, with an image of its own in place of a row of the batch's images.

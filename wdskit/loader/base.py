@@ -151,9 +151,14 @@ class Loader(ABC):
         running = self._running() if self._running is not None else None
         if running is not None and running.gi_frame is not None:
             self._was_closed = True
-            running.close()
-            self._end_epoch()
+            if not running.gi_running:  # it waits for a batch if a signal handler or another thread calls this method
+                running.close()
+                self._end_epoch()
         self._close_pool()
+
+    def __reduce_ex__(self, _: object) -> Any:
+        """Raise PipelineError: a copy would share the position of this loader, and its workers cannot be pickled."""
+        raise PipelineError("a loader cannot be copied or pickled.\n  Copy its Pipeline, and make another loader.")
 
     def __enter__(self) -> Self:
         return self
@@ -222,12 +227,20 @@ class Loader(ABC):
         self._is_in_epoch, self._next_epoch = True, None
         self._was_closed = False
         try:
-            yield from items
-            logger.info("%s", self._meter.stats().line())
+            for item in items:
+                if self._was_closed:  # by a signal handler or another thread
+                    break
+                yield item
+                del item
+        except Exception:
+            if not self._was_closed:
+                raise
         finally:
+            items.close()
             self._end_epoch()
         if self._was_closed:
             raise PipelineError("this loader was closed in the middle of an epoch. Start a new iteration.")
+        logger.info("%s", self._meter.stats().line())
 
     def _check_rank(self) -> None:
         """Raise RankError if the process group that exists now has another rank or world size than this loader.

@@ -126,11 +126,11 @@ class PlannedLoader(Loader):
         - `start`: position of the epoch's start in the endless sequence.
         - `epoch_samples`: number of samples of the epoch.
         - `bad`: number of bad samples of this rank in the epoch. Only this rank continues to count from it.
-        - `bad_rank`: rank and world size, if `bad` is not 0.
+        - `bad_rank`: rank and world size if `bad` is not 0, otherwise null.
         - `fingerprint`: the settings that decide the order.
         """
-        bad = {"bad": self._budget.count, "bad_rank": self._own_rank} if self._budget.count else {"bad": 0}
-        return {**self._counter.state_dict(), **bad}
+        bad = self._budget.count
+        return {**self._counter.state_dict(), "bad": bad, "bad_rank": self._own_rank if bad else None}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Let the next iteration start at the position of a saved state.
@@ -158,8 +158,8 @@ class PlannedLoader(Loader):
         step = 0
         try:
             for batch in batches if self._mover is None else move_ahead(batches, self._mover, self._prefetch.is_ready):
-                self._meter.received(batch.num_samples, replaced=len(batch.bad), timings=batch.timings)
                 budget.spend(running.epoch, batch.bad)
+                self._meter.received(batch.num_samples, replaced=len(batch.bad), timings=batch.timings)
                 self._counter.received(running, step)
                 self._last = running, step
                 step += 1

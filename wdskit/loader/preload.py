@@ -1,8 +1,5 @@
 """The imports of the fork server. Workers inherit the imported modules, and need not import them again."""
 
-import signal
+from wdskit.loader.worker import ignore_signals
 
-import wdskit.loader.worker  # noqa: F401
-
-# A cluster sends SIGTERM to all processes of a job. The fork server ends with the main process, as the workers do.
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ignore_signals()  # the fork server ends with the main process, as the workers do

@@ -213,9 +213,11 @@ def explain_exit(code: int | None, *, has_started: bool) -> str:
         has_started: False if the worker may have ended in its imports.
     """
     if code is not None and code < 0:
-        advice = "Often memory ran out: try fewer workers, a smaller shuffle, or smaller batches."
         known = {each.value: each.name for each in signal.Signals}
-        return f"was killed by {known.get(-code, f'signal {-code}')}.\n  {advice}"
+        how = f"was killed by {known.get(-code, f'signal {-code}')}."
+        if -code == signal.SIGKILL:
+            how += "\n  Often memory ran out: try fewer workers, a smaller shuffle, or smaller batches."
+        return how
     how = "does not run" if code is None else f"exited with status {code}"
     if has_started:
         return f"{how}.\n  It printed why, or one of your functions ended it."

@@ -5,6 +5,8 @@ Only batches that the consumer has received count. Batches that workers have rea
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -20,6 +22,7 @@ _NUMBERS = ("epoch", "consumed", "start", "epoch_samples", "bad")
 _MAX_NUMBER = 1 << 62  # the sum of two such numbers is an int64
 _CONTENT = "content"
 _ORDER = "order_version"
+_DIGEST = "digest"
 _ADVICE = "Give the loader the same settings, or load with strict=False to continue from the same numbers."
 
 
@@ -64,8 +67,8 @@ class EpochCounter:
         self.consumed = 0
 
     def __len__(self) -> int:
-        """Return the number of steps of a whole epoch, which is the same on every rank."""
-        return len(self._steps(0, self._layout.num_samples, 0))
+        """Return the number of steps of the whole epoch `self.epoch`, which is the same on every rank."""
+        return len(self._steps(self._start_of(self.epoch), self._samples_of(self.epoch), 0))
 
     @property
     def remaining(self) -> int:
@@ -161,7 +164,7 @@ class EpochCounter:
             "start": self._start_of(self.epoch),
             "epoch_samples": self._samples_of(self.epoch),
             "bad": 0,
-            "fingerprint": dict(self._layout.fingerprint),
+            "fingerprint": add_digest(self._layout.fingerprint),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -214,6 +217,29 @@ def unused_state(epoch: int, loaded: int) -> StateError:
     return StateError(f"{msg}\n  Begin with it: `for epoch in range(loader.epoch, ...)`.")
 
 
+def add_digest(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a fingerprint with `digest`, a sha256 of all its fields except the digests of shards.
+
+    torch.distributed.checkpoint loads only the fields that the loader's own state has. If the saved state has more
+    fields, only the digest shows it.
+    """
+    return {**fingerprint, _DIGEST: _digest_of(fingerprint)}
+
+
+def _digest_of(fingerprint: Mapping[str, Any]) -> str:
+    fields = {name: value for name, value in _split_content(fingerprint)[0].items() if name != _DIGEST}
+    return hashlib.sha256(json.dumps(_with_whole_numbers(fields), sort_keys=True).encode()).hexdigest()
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    """Return plain JSON with an int in place of each equal float, because `==` takes 1 and 1.0 for the same."""
+    if isinstance(value, Mapping):
+        return {str(name): _with_whole_numbers(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_whole_numbers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def compare_fingerprints(own: Mapping[str, Any], saved: Mapping[str, Any], *, strict: bool) -> bool:
     """Return True if the fingerprint of a loader (`own`) equals the fingerprint of a state (`saved`). If they differ
     and `strict` is False, log a warning and return False.
@@ -232,9 +258,11 @@ def compare_fingerprints(own: Mapping[str, Any], saved: Mapping[str, Any], *, st
 def _differences(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
     """Return a text for each field in which two fingerprints differ; an empty list if no field differs.
 
-    If the same source has another order version, the list has only this difference. Digests of shards are compared if
-    no other field differs, and only where both fingerprints have one.
+    If the same source has another order version, the list has only this difference. Digests are compared if no other
+    field differs, and only where both fingerprints have one.
     """
+    own_digest, saved_digest = _digest_of(own), saved.get(_DIGEST)
+    own, saved = ({name: value for name, value in each.items() if name != _DIGEST} for each in (own, saved))
     (own, own_digests), (saved, saved_digests) = _split_content(own), _split_content(saved)
     if own.get("source") == saved.get("source") and saved.get(_ORDER) != own.get(_ORDER):
         source = f"`{own.get('source')}` has order version {own.get(_ORDER)!r} in this wdskit"
@@ -245,6 +273,8 @@ def _differences(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
         for name in names
         if own.get(name) != saved.get(name)
     ]
+    if not differing and saved_digest not in {None, own_digest}:
+        differing.append("the state has a setting that this loader lacks, such as `where`, `repeat` or `weights`")
     digests = zip(own_digests, saved_digests, strict=True)
     if not differing and any(None not in pair and pair[0] != pair[1] for pair in digests):
         differing.append("shards with these names and sample counts have other bytes now, by their sha256")

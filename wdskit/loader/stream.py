@@ -16,7 +16,7 @@ from wdskit.loader.budget import Budget
 from wdskit.loader.device import move_ahead, pin_mover
 from wdskit.loader.pools import make_pool
 from wdskit.loader.start_method import start_method_of
-from wdskit.loader.state import compare_fingerprints, unused_state
+from wdskit.loader.state import add_digest, compare_fingerprints, unused_state
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class StreamLoader(Loader):
                 "resume at any step, index the shards (`wdskit index FOLDER`) and use the source `exact`",
                 self._epoch,
             )
-        fingerprint = dict(self.pipeline.layout.fingerprint)
+        fingerprint = add_digest(self.pipeline.layout.fingerprint)
         return {"version": STATE_VERSION, "epoch": self._epoch, "fingerprint": fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:

@@ -136,6 +136,13 @@ class WorkerSetup(NamedTuple):
     num_workers: int
 
 
+def ignore_signals() -> None:
+    """Ignore Ctrl-C and the signals that a cluster sends to all processes of a job. The main process ends its workers.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def serve(connection: Connection, start: WorkerSetup, number: int, environment: dict[str, str]) -> None:
     """Run a worker process until the main process sends None or ends.
 
@@ -149,9 +156,7 @@ def serve(connection: Connection, start: WorkerSetup, number: int, environment: 
     end_with_parent()
     os.environ.clear()  # under forkserver, they are the variables at the start of the server
     os.environ.update(environment)
-    # Ctrl-C, and SIGTERM from a cluster, reach all processes of a job. The main process ends its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     keep_freed_memory()
     run = program.run
