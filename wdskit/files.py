@@ -312,6 +312,8 @@ def explain_unwritable(path: Path) -> str | None:
     """Return why no file can be written at `path`; None if no reason is known. Nothing is written."""
     if path.is_dir():
         return os.strerror(errno.EISDIR)
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        return "a link or a device is here"
     if not path.parent.is_dir():
         return os.strerror(errno.ENOENT)
     return None if os.access(path.parent, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)

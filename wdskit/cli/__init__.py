@@ -98,8 +98,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):  # not a text file, as in tests
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    if sys.stdout is None:  # the caller closed it (`>&-`)
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    for name, flags in (("stdin", os.O_RDONLY), ("stdout", os.O_WRONLY), ("stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:  # the caller closed it (`>&-`)
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), "r" if name == "stdin" else "w"))
     code = _run()
     try:
         sys.stdout.flush()
@@ -150,7 +151,7 @@ def _run() -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as err:
-        if err.errno != errno.ENOSPC:
+        if err.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
             raise
         return _report_write_error(err)
     return 0

@@ -137,6 +137,8 @@ def print_summary(details: Iterable[tuple[str, str]], notes: Iterable[str]) -> N
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in details:
         table.add_row(name, escape(value))
     with contextlib.suppress(BrokenPipeError):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import os
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import Field
 from pathlib import Path
@@ -84,6 +86,18 @@ class Command(typer.core.TyperCommand):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.help, _, self.epilog = (self.help or "").partition("\n\nExamples:\n")
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments as click does, but refuse an option that is given twice and would have only its last
+        value.
+        """
+        _, _, given = self.make_parser(ctx).parse_args(args=[*args])
+        options: Counter[Any] = Counter(each for each in given if each.param_type_name == "option")
+        for param, count in options.items():
+            if count > 1 and not (param.multiple or param.is_flag):
+                raise typer.BadParameter("it is given twice. Give it once; a list is A,B.", ctx=ctx, param=param)
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write one section of help for each group of options. The group of `--help` is last."""
@@ -169,10 +183,11 @@ def import_plugins(plugins: Sequence[str] | None) -> None:
         typer.Exit: With code 2 if a module cannot be imported. The error is printed.
     """
     for plugin in plugins or ():
-        if os.getcwd() not in sys.path:  # noqa: PTH109 (sys.path holds text)
-            sys.path.append(os.getcwd())  # noqa: PTH109
+        with contextlib.suppress(FileNotFoundError):  # the current folder was deleted
+            if os.getcwd() not in sys.path:  # noqa: PTH109 (sys.path holds text)
+                sys.path.append(os.getcwd())  # noqa: PTH109
         try:
             importlib.import_module(plugin)
-        except Exception as err:
+        except (Exception, SystemExit) as err:
             print_error(ImportError(f"--plugin {plugin}: cannot be imported: {type(err).__name__}: {err}"))
             raise typer.Exit(2) from err

@@ -127,6 +127,9 @@ def _details(result: ReshardResult, *, dry_run: bool) -> Iterator[tuple[str, str
         if count:
             yield reason.replace("_", " "), format_count(count)
     yield "planned" if dry_run else "written", plural(result.num_samples, "sample")
+    if not result.shards:
+        yield "shards", "0 (this part of the run has none)"
+        return
     least, most = (pick(shard.num_samples for shard in result.shards) for pick in (min, max))
     sizes = f"{plural(most, 'sample')} each" if least == most else f"{format_count(least)} to {plural(most, 'sample')}"
     yield "shards", f"{format_names(result.shards)}, {sizes}"

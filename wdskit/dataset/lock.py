@@ -129,7 +129,9 @@ def share_lock_until_exit(path: Path) -> None:
 
 @contextlib.contextmanager
 def share_lock(path: Path) -> Iterator[None]:
-    """Hold a shared lock on a folder or file while the block runs. OSError: The path cannot be opened."""
+    """Hold a shared lock on a folder or file while the block runs. Wait while another process has the exclusive lock.
+    Without locks in the file system, the block runs without one. OSError: The path cannot be opened.
+    """
     fd = _open_locked(path, fcntl.LOCK_SH)
     try:
         yield

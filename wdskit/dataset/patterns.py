@@ -418,8 +418,10 @@ def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
     """Return the path of a local folder. `command` ("index") and `done` ("indexed") are words for messages.
 
     Raises:
-        StorageError: The folder is remote, does not exist, or is a file.
+        StorageError: The folder is remote, does not exist, or is a file; or its name is empty.
     """
+    if not str(folder).strip():
+        raise StorageError(f"an empty path: name the folder that can be {done}, or write . for this one.", url="")
     if not is_local(str(folder)):
         msg = f"{folder}: only a local folder can be {done}. Run `wdskit {command}` on the machine with its files."
         raise StorageError(msg, url=str(folder))

@@ -47,7 +47,8 @@ class Batch(NamedTuple):
     Attributes:
         value: The result of the pipeline.
         num_samples: Number of samples, without padding.
-        bad: Bad samples that were replaced; in a stream, bad samples that were skipped before this batch.
+        bad: One record for each bad sample that was replaced; in a stream, for each bad sample that was skipped before
+            this batch.
         raw: Field name or tuple index of the images, if they are still uint8 and must become floats
             (`Program.with_uint8_images`); else None.
         timings: Timings of the job, on the first batch of the job; None on other batches.
@@ -72,7 +73,7 @@ class BatchFactory(Protocol):
     """Makes the batches of one process. A pool of threads or processes calls `open` for each job, then `__call__`.
 
     Attributes:
-        num_loops: Number of threads of the pool that may call `__call__` at the same time.
+        num_loops: Number of threads that the pool starts to call `__call__`; the factory sets it.
     """
 
     num_loops: int
@@ -683,7 +684,9 @@ def _find_image_place(images: list[NDArray[Any]], values: list[Any]) -> int | st
 
 
 def _replace_image(sample: Any, image: NDArray[Any], writer: FusedStep) -> Any:
-    """Return a sample with an image of its own in place of `image`, which is a row of the batch's images."""
+    """Return a sample in which the result of `writer.value_of(image)` replaces `image`, a row of the batch's images.
+    Return a sample that is neither a dict nor a tuple unchanged.
+    """
     if isinstance(sample, dict):
         return {name: writer.value_of(image) if value is image else value for name, value in sample.items()}
     if isinstance(sample, tuple):

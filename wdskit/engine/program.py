@@ -237,7 +237,9 @@ class Program:
 
     @property
     def batches_a_job(self) -> int:
-        """Number of batches, or of samples without `batched`, that one job should have."""
+        """Number of batches, or of samples without `batched`, that one `Job` should have. A `Job` is the piece of an
+        epoch that a worker makes at a time.
+        """
         if self.collate is None:
             return _UNBATCHED_A_JOB
         if self.columns is None or self.batch_stages is not None or self.reader.has_large_samples():

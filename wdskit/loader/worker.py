@@ -137,8 +137,7 @@ class WorkerSetup(NamedTuple):
 
 
 def ignore_signals() -> None:
-    """Ignore Ctrl-C and the signals that a cluster sends to all processes of a job. The main process ends its workers.
-    """
+    """Ignore Ctrl-C and the signals that a cluster sends to all processes of a job."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 

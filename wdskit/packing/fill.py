@@ -220,7 +220,11 @@ def _is_large(source: FieldBytes) -> TypeGuard[FileBytes | PartBytes]:
 
 
 def _read_field(writer: TarWriter, row: Row, field: str, source: FieldBytes, files: SourceFiles) -> bytes | memoryview:
-    """Read a field and return its bytes; see `_read_unchanged`. `source` is the field's item in `row.fields`.
+    """Read a field and return its bytes.
+
+    A large file is read straight into the buffer of `writer`, as a complete member with its header, and the result is a
+    memoryview of the member's data, valid until the next member. Otherwise the result is bytes, and the caller must add
+    the member to `writer`. `source` is the field's item in `row.fields`.
 
     Raises:
         RowError: The file of the field cannot be read or was changed.

@@ -439,7 +439,9 @@ class Destination:
 
     @property
     def kept(self) -> tuple[ShardEntry, ...]:
-        """The index entries of the shards to which this run appends, without its own; empty unless it appends."""
+        """The index entries of the shards that were in the folder before this run and stay there: those before an
+        addition. Empty if the run is not an addition.
+        """
         if self.index is None or not self._appends:
             return ()
         own = len(self.last_run.entries) if self.last_run is not None and self.is_done else 0

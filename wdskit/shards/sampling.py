@@ -32,6 +32,12 @@ def parse_share(text: str) -> Fraction:
     return share
 
 
+def check_seed(seed: int) -> None:
+    """Raise ConfigError if `seed` is not from 0 to 2**64 - 1."""
+    if type(seed) is not int or not 0 <= seed < 1 << 64:
+        raise ConfigError(f"seed: {seed!r} must be a whole number, 0 or more, and below 2**64.")
+
+
 def threshold_of(share: Fraction) -> int | None:
     """Return the threshold for a share of all keys: keys whose `draw_of_key` is below the threshold are selected. None
     means that all keys are selected.

@@ -28,7 +28,7 @@ from wdskit.order.keys import philox
 from wdskit.shards.lazy_shard import LazyField, LazyShard, field_size, fields_of
 from wdskit.shards.listing import read_target_classes
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
-from wdskit.shards.sampling import choose_samples, parse_share
+from wdskit.shards.sampling import check_seed, choose_samples, parse_share
 from wdskit.shards.tally import BadField, ImageStats, JsonKeyStats, NumberStats, NumberTally, Tally, count_values
 from wdskit.storage.urls import is_local, local_path, open_ranges, shown_url
 from wdskit.text import shorten
@@ -144,10 +144,12 @@ def stats(
         progress: Called after each shard with the bytes read so far and the bytes of all shards; None if unknown.
 
     Raises:
-        ShardError: Shards are invalid; the message lists them. A field that cannot be read is counted and not an error.
-        StorageError: No shard was found, or a shard cannot be read.
+        ShardError: A shard is invalid, or several shards cannot be read for any reason; the message lists them. A field
+            that cannot be read is counted and not an error.
+        StorageError: No shard was found, or one shard cannot be read.
         FolderIndexError: The folder's index or an .idx does not match the files, or `classes.json` is invalid.
-        ConfigError: `sample` is not a percentage over 0 % and at most 100 %.
+        ConfigError: `sample` is not a percentage over 0 % and at most 100 %, or `seed` is not below 2**64.
+        WdskitError: A worker process was killed.
     """
     return collect(path, sample=sample, seed=seed, workers=workers, progress=progress)[0]
 
@@ -167,6 +169,7 @@ def collect(
     `stats`.
     """
     share = None if sample is None else parse_share(sample)
+    check_seed(seed)
     target = find_shards(str(path))
     urls = target.urls
     entries: Sequence[ShardEntry | None] = target.entries or [None] * len(urls)

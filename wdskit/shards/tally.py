@@ -356,8 +356,8 @@ class Tally:
 
     Attributes:
         sizes: Size of each sample: the bytes of all its fields.
-        fields: Counts of each field, by name.
-        num_more_fields: Number of pairs of a sample and a field that is not in `fields` (at most `MAX_FIELDS`).
+        fields: Counts of each field, by name, for at most `MAX_FIELDS` fields.
+        num_more_fields: Number of pairs of a sample and a field that is not in `fields`.
         classes: Number of samples by class number; None if there are over `MAX_DIFFERENT` classes.
         bad: The first `MAX_LISTED` of the `num_bad` fields that cannot be read.
         shown: Random number, shard number and byte offset of each sample to show. The caller keeps the smallest random

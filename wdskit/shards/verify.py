@@ -32,7 +32,7 @@ from wdskit.files import publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES, MAX_LISTED, MAX_PIXELS
 from wdskit.shards.export import export_problems
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
-from wdskit.shards.sampling import parse_share
+from wdskit.shards.sampling import check_seed, parse_share
 from wdskit.shards.verify_shard import NOTES, CheckJob, Fields, Finding, Kind, ShardReport, check_shard
 from wdskit.storage.urls import (
     ABSENT_STATUSES,
@@ -128,6 +128,7 @@ def verify(
     if images not in IMAGE_CHECKS:
         raise ConfigError(f"images are checked as {', '.join(IMAGE_CHECKS)}, not {images!r}.")
     share = None if sample is None else parse_share(sample)
+    check_seed(seed)
     target = find_targets(str(path))
     shown = "::".join(map(shown_url, split_parts(str(path))))
     folders = {split_url(name)[0] for name in target.shards}

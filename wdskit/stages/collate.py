@@ -86,7 +86,8 @@ class Collate:
 
     Each slot (a key of the dicts, or a position in the tuples) becomes one batch. Python numbers become an array of
     int64, bool or float64 (if at least one is a float); numpy scalars keep their dtype. Arrays are stacked, and so are
-    tensors. They must have one shape, except in the fields `ragged`. Other values (text, bytes, dicts, lists, None, PIL
+    tensors. They must have one shape, except in the fields `ragged` and in lists of numbers from JSON, which become
+    `RaggedArrays` if they differ in the first axis. Other values (text, bytes, dicts, lists, None, PIL
     images, ...) become a list.
 
     Images, which are arrays (height, width[, 1, 3 or 4 channels]) or tensors ([channels, ]height, width), become
@@ -96,8 +97,8 @@ class Collate:
     such as `npy`. Arrays that are not images keep their axes.
 
     Attributes:
-        ragged: Fields whose arrays may differ in the first axis; they become a `Ragged`. A dict sample must have all
-            these fields.
+        ragged: Fields whose arrays may differ in the first axis; they become `RaggedArrays`, which `as_tensors` turns
+            into a `Ragged`. A dict sample must have all these fields.
         places: The field of each item of the tuples; None if a function has made the tuples.
 
     Raises:

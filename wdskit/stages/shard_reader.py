@@ -200,7 +200,8 @@ class IndexComparison:
             sample: The fields of the sample.
 
         Raises:
-            ShardError: The number, the offsets or the fields of the sample differ from the index.
+            ShardError: The index has fewer samples, or other offsets for this sample; or the sample has a field that
+                the index of the shard does not list. A field that is listed may be missing.
         """
         if number >= self._entry.num_samples:
             raise self._error(start, f"it holds more samples than the {self._entry.num_samples} in the index")

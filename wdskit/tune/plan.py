@@ -293,7 +293,7 @@ def _bucket_rows(layout: EpochLayout) -> Iterator[BucketRow]:
 
 def choose_ranks_per_node(gpus_per_node: int, world_size: int) -> int:
     """Return the ranks of a node: the largest divisor of `world_size` that is at most `gpus_per_node`."""
-    return max(each for each in range(1, gpus_per_node + 1) if world_size % each == 0)
+    return max(each for each in range(1, min(gpus_per_node, world_size) + 1) if world_size % each == 0)
 
 
 def _plan_lanes(data: PlannedData, steps: AnySteps, num_nodes: int) -> LanesPlan | None:

@@ -85,6 +85,10 @@ def write_report(
     """
     shown = os.fspath(file)
     problem = explain_unwritable(Path(file))
+    if not problem and Path(file).is_file():
+        with Path(file).open("rb") as old:
+            if (start := old.read(14)) and start.lower() != b"<!doctype html":
+                problem = "another file is here, and it is not a report"
     if problem:
         raise StorageError(f"{shown}: the report cannot be written: {problem}.", url=shown)
     try:

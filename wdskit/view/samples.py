@@ -14,7 +14,7 @@ import numpy as np
 from wdskit.codecs.fields import decode_field
 from wdskit.dataset.classes import read_classes
 from wdskit.engine.reader import SampleReader
-from wdskit.errors import PipelineError, WdskitError
+from wdskit.errors import PipelineError, StorageError, WdskitError
 from wdskit.files import Buffer
 from wdskit.order.base import Ints, Order
 from wdskit.order.buckets import BucketSteps
@@ -226,6 +226,8 @@ def open_folder(shards: str, *, split: str | None = None) -> SampleView:
         FolderIndexError: A folder has no index, or the index is invalid.
         SelectionError: A folder has no split with this name.
     """
+    if not shards.strip() or split == "":
+        raise StorageError("an empty path or split: name the shards, or write . for this folder.", url=shards)
     data = Sequential(shards=shards, split=split, classes="any").plan()
     assert data.num_samples is not None
     title = shards if split is None else f"{shards}, split {split}"

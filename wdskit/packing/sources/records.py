@@ -351,7 +351,7 @@ def to_array(value: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
 
 
 def key_of_path(path: str) -> str:
-    """Return the normalized path without its extension: `./a//b.jpg` gives `a/b`."""
+    """Return the normalized path without its last suffix: `./a//b.jpg` gives `a/b`, and `b.seg.png` gives `b.seg`."""
     return os.path.splitext(os.path.normpath(path))[0]
 
 

@@ -193,7 +193,8 @@ class FusedStep:
         return self.out_shape is not None and module is not None and bool(module.HAS_VECTORS)
 
     def value_of(self, written: NDArray[Any]) -> Any:
-        """Return the marked image, an array or a tensor, that `carry_out` without `out` puts into a sample.
+        """Return the image, an array or a tensor, that `carry_out` without `out` puts into a sample. The image has the
+        mark of an image (`stages.marks`).
 
         `written`, (1, *out_shape), is the same image as `carry_out` has written it to `out`. The result may be a view
         of `written`.
@@ -201,7 +202,9 @@ class FusedStep:
         return marked(as_value(written, self.batch_format, self.output_format), self.mark)
 
     def __call__(self, sample: Any, origin: Origin, out: NDArray[Any] | None = None) -> Any:
-        """Return the sample after all stages. `out` is the argument of `carry_out`. StepFailed: A stage failed."""
+        """Return the sample after all stages. If `out` is given, the image is written to `out`, which then is the image
+        field of the result (see `carry_out`). StepFailed: A stage failed.
+        """
         return self.carry_out(self.prepare(sample, origin), out)
 
     def prepare(self, sample: Any, origin: Origin) -> Prepared:

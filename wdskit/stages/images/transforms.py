@@ -112,7 +112,8 @@ class BoundTransform:
                 have the size of its image. The transform cannot use the dtype or size of an image, or changes colours
                 and gets a mask. Or `fields` is not set, and the sample has no image field or several image fields.
             WdskitError: A field in `masks` cannot be a mask, because decoding or a transform has changed its numbers.
-                Or an image must be padded, and `fill` or `mask_fill` is not set or does not fit the image's dtype.
+                Or an image must be padded, and `fill` or `mask_fill` is too large for its dtype; or a mask must be
+                padded, and `mask_fill` is not set.
         """
         transform = self.transform
         masks = self._masks_in(sample)

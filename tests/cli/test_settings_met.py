@@ -1,0 +1,120 @@
+"""Settings of the command line that meet: repeated options, closed streams, files in the way, extreme numbers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disks import HastyDisk
+
+from wdskit import pack
+from wdskit.cli.options import flag_of
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    rows = [{"__key__": f"{n:02d}", "cls": n % 3, "json": {"n": n, "text": "t"}} for n in range(12)]
+    pack(rows, tmp_path / "data", max_samples=4, disk=HastyDisk())
+    monkeypatch.chdir(tmp_path)
+    return "data"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("reshard", "data", "out", "--filter", "cls == 1", "--filter", "json.n > 3"),
+        ("reshard", "data", "out", "--keep", "cls", "--keep", "json"),
+        ("index", "data", "--columns", "cls", "--columns", "json.n"),
+        ("export", "data", "--for", "timm", "--for", "dali"),
+        ("plan", "c.yaml", "--world-size", "2", "--world-size", "4"),
+    ],
+)
+def test_an_option_that_would_have_only_its_last_value_is_refused(
+    run: Any, data: str, command: tuple[str, ...]
+) -> None:
+    code, out, err = run(*command)
+    assert (code, out) == (2, "")
+    assert f"'{command[-2]}': it is given twice" in err
+    assert not Path("out").exists()
+
+
+def test_options_that_are_lists_may_be_repeated(run: Any, data: str) -> None:
+    code, _, err = run("reshard", "data", "out", "--field", "a.txt=json.text", "--field", "b.txt=json.text")
+    assert "given twice" not in err
+    assert flag_of("fields") == "--fields"
+    assert code in {0, 1}
+
+
+def test_a_part_without_shards_is_no_error(run: Any, data: str) -> None:
+    for part in range(3):
+        code, out, _ = run("reshard", "data", "out", "--part", f"{part}/3")
+        assert code == 0
+        assert ("0 (this part of the run has none)" in out) == (part > 0)
+    assert run("pack-finish", "out")[0] == 0
+    assert run("verify", "out")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "shard", "report"])
+def test_a_report_replaces_only_a_report(run: Any, data: str, kind: str) -> None:
+    file, shard = Path("file"), Path("data/data-000000.tar")
+    if kind == "link":
+        file.symlink_to(shard)
+    elif kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.write_bytes(shard.read_bytes() if kind == "shard" else b"<!DOCTYPE html><p>old")
+    before = shard.read_bytes()
+    code, _, err = run("stats", "data", "--html", "file")
+    assert shard.read_bytes() == before
+    if kind == "report":
+        assert code == 0
+        assert b"old" not in file.read_bytes()[:200]
+    else:
+        assert code == 1
+        assert "the report cannot be written" in err
+        assert kind != "shard" or file.read_bytes() == before
+
+
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", ">&-"])
+@pytest.mark.parametrize("command", ["verify data", "pack - out", "stats data --json"])
+def test_closed_streams_are_like_the_null_device(data: str, command: str, closed: str) -> None:
+    line = f"exec {sys.executable} -m wdskit.cli {command} {closed}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == (1 if command.startswith("pack") else 0)
+    assert "Traceback" not in done.stderr
+    assert closed == "2>&-" or done.returncode == 0 or "standard input: there is nothing to pack" in done.stderr
+
+
+def test_output_that_is_too_large_is_an_error_with_its_reason(data: str) -> None:
+    line = f"ulimit -f 0; exec {sys.executable} -m wdskit.cli ls data > out"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "the output cannot be written: File too large.\n")
+
+
+def test_a_plugin_that_exits_is_an_error(run: Any, data: str) -> None:
+    Path("ends.py").write_text("raise SystemExit(0)")
+    Path("bad.yaml").write_text("wrong: 1\n")
+    code, _, err = run("config", "check", "bad.yaml", "--plugin", "ends")
+    assert code == 2
+    assert "--plugin ends: cannot be imported: SystemExit: 0" in err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("stats", "data", "--sample", "50%", "--seed", str(2**64)),
+        ("verify", "data", "--sample", "50%", "--seed", str(2**64)),
+        ("index", ""),
+        ("export", " ", "--for", "timm"),
+        ("view", "", "--no-browser"),
+    ],
+)
+def test_a_value_out_of_range_and_an_empty_path_are_errors_in_words(run: Any, data: str, command: Any) -> None:
+    code, out, err = run(*command)
+    assert code in {1, 2}
+    assert out == ""
+    assert "Traceback" not in err
