@@ -465,7 +465,7 @@ def test_a_value_of_the_split_column_is_no_bool_column(tmp_path) -> None:
     pack(rows, tmp_path / "d", columns="part=json.part", disk=HastyDisk())
     wdskit.select(str(tmp_path / "d"), "x", filter="json.part != 'x'")
     before = (tmp_path / "d" / "columns.json").read_bytes()
-    problem = "column split: its value '[xy]' is also the name of a column of true and false"
+    problem = r"[de]: column split: its value '[xy]' is also the name of a column of true and false"
     with pytest.raises(SelectionError, match=problem):
         index_folder(tmp_path / "d", columns="split=json.part")
     assert (tmp_path / "d" / "columns.json").read_bytes() == before
@@ -486,6 +486,9 @@ def test_an_added_value_that_does_not_fit_a_column_says_how_to_go_on(tmp_path) -
     shutil.copytree(folder, tmp_path / "e")
     pack([{"__key__": "b", "json": {"n": 7}}], folder, append=True, restart=True, disk=HastyDisk())
     assert columns(folder)["json.n"].tolist() == [1, 7]
+    mixed = [{"__key__": key, "json": {"n": n}} for key, n in (("c", 1), ("d", "x"))]
+    with pytest.raises(SelectionError, match=r"(?s)column json\.n: some values are text.*--restart.*--drop-columns"):
+        pack(mixed, tmp_path / "e", append=True, restart=True, disk=HastyDisk())
     shutil.rmtree(tmp_path / "e" / ".wdskit-run")
     index_folder(tmp_path / "e", drop_columns="json.n")
     pack(wrong, tmp_path / "e", append=True, disk=HastyDisk())

@@ -646,5 +646,9 @@ def test_a_shard_that_is_named_twice_through_links_to_files_is_refused(tmp_path,
             monkeypatch.chdir(tmp_path)
             with pytest.raises(StorageError, match=r"(x|s-001).tar: this shard is named twice"):
                 Pipeline().exact(shards).batched(2).build()
+    (tmp_path / "soft" / "y.tar").hardlink_to(tmp_path / "d" / "s-001.tar")
+    index_folder(tmp_path / "soft")
+    with pytest.raises(StorageError, match=r"[xy].tar: this shard is named twice"):
+        Pipeline().exact("soft").batched(2).build()
     shutil.copytree(tmp_path / "d", tmp_path / "copy")
     assert len(Pipeline().exact(["d", "copy"], tail="pad").batched(1).loader(workers=0)) == 24

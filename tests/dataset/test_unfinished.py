@@ -123,8 +123,8 @@ def test_nothing_is_told_of_a_run_that_is_over(tmp_path):
         if is_over or (folder / INDEX_NAME).exists():
             assert verify(folder, workers=1).is_clean
             assert info(str(folder)).unfinished is None
-            index_folder(folder, disk=HastyDisk())
         if is_over:
+            index_folder(folder, disk=HastyDisk())
             break
     assert not run_folders(folder)
     assert run_folders(tmp_path / f"{at - 3}")
@@ -330,3 +330,30 @@ def test_a_replacement_that_ends_after_its_index_was_missed_is_read(tmp_path, mo
 
     monkeypatch.setattr(table, "find_unfinished", ended)
     assert len(list(Pipeline().exact(str(folder)).loader(workers=0))) == 6
+
+
+class KilledBeforeTheEnd(HastyDisk):
+    """Stops before the journal of a published run is removed."""
+
+    def remove(self, path: Any) -> None:
+        if Path(path).name == INDEX_NAME and RUN_FOLDER in str(path):
+            raise Stopped
+        super().remove(path)
+
+
+def test_columns_do_not_change_before_a_published_run_has_removed_its_journal(tmp_path):
+    """The same command performs the journal again, with the columns of the run."""
+    with pytest.raises(Stopped):
+        pack(rows(0, 6), tmp_path, **OPTIONS, columns="cls", disk=KilledBeforeTheEnd())
+    assert len(list(Pipeline().exact(str(tmp_path)).loader(workers=0))) == 6
+    for change in (
+        lambda: split(tmp_path, "a=0.5,b=0.5"),
+        lambda: select(str(tmp_path), "few", filter="cls == 0"),
+        lambda: index_folder(tmp_path, columns="other=cls"),
+    ):
+        with pytest.raises(FolderIndexError, match="Run the same `wdskit pack` again"):
+            change()
+    pack(rows(0, 6), tmp_path, **OPTIONS, columns="cls", disk=HastyDisk())
+    split(tmp_path, "a=0.5,b=0.5")
+    pack(rows(0, 6), tmp_path, **OPTIONS, columns="cls", disk=HastyDisk())
+    assert list(columns(tmp_path)) == ["cls", "split"]

@@ -67,6 +67,8 @@ def test_a_shard_of_a_selection_that_was_renamed_is_named(data, caplog):
     select("data/data-00000{1..2}.tar", "some", filter="cls == 0")
     (data / "data-000001.tar").rename(data / "other.tar")
     index_folder(data)
+    select("data/data-000002.tar::data/other.tar", "some", filter="cls == 0")
+    assert keys_of(data, "some") == {"k12", "k16", "k20", "k24", "k28"}
     assert [record.getMessage() for record in caplog.records] == [
         "columns: some selects samples of data-000001.tar, which is not in the folder. If it was renamed, select again."
     ]

@@ -257,3 +257,11 @@ def test_an_index_keeps_the_order_of_the_shards_it_had(tmp_path):
     write_shard(tmp_path / "a.tar", {"a.cls": b"1"})
     index_folder(tmp_path)
     assert [entry.name for entry in read_index(tmp_path).entries] == [*names, "a.tar"]
+
+
+def test_a_damaged_index_is_replaced_with_a_warning(tmp_path, caplog):
+    pack([{"__key__": "k", "cls": 1}], tmp_path, pattern="m-%03d.tar")
+    (tmp_path / "index.json").write_text("{")
+    index_folder(tmp_path)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.endswith("The index is replaced, and the shards are in the order of their names.")

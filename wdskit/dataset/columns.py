@@ -211,7 +211,7 @@ def write_columns(
             integer is too large for float64, or there are too many distinct texts.
         OSError: An operation of `disk` fails.
     """
-    listed: list[dict[str, Any]] = []
+    listed = []
     num_samples = 0
     for name, new in columns.items():
         if isinstance(new, Column):
@@ -234,22 +234,27 @@ def write_columns(
             temp.write(head)
             temp.write(data.view(np.uint8).data if num_samples else b"")
         listed.append(_list_entry(name, new.source, data.dtype.str, digest.hexdigest(), values))
-    _refuse_split_of_selection(listed)
     document = {"version": _VERSION, "index": index.hex(), "num_samples": num_samples, "columns": listed}
     document["sha256"] = _digest_of(document)
     publish_bytes(folder / COLUMNS_NAME, json.dumps(document, indent=1).encode() + b"\n", disk=disk)
     return [*(_file_name(item["name"], item["sha256"]) for item in listed), COLUMNS_NAME]
 
 
-def _refuse_split_of_selection(listed: Sequence[Mapping[str, Any]]) -> None:
-    """Raise SelectionError if a value of the column `split` is the name of a bool column, because `split: NAME` could
-    mean both. `listed` are entries of `columns.json`.
+def check_split_values(columns: Mapping[str, NewColumn], place: str) -> None:
+    """Raise SelectionError if a value of the new column `split` is also the name of a new column of true and false,
+    because `split: NAME` would mean both. `place` is the folder, for the message.
     """
-    bools = {item["name"] for item in listed if item["dtype"] == "|b1"}
-    values = next((item.get("values", ()) for item in listed if item["name"] == SPLIT_COLUMN), ())
-    if both := sorted(bools.intersection(values)):
-        msg = f"column {SPLIT_COLUMN}: its value {both[0]!r} is also the name of a column of true and false"
-        raise SelectionError(f"{msg}, and `split: {both[0]}` could mean both.\n  Give one of the columns another name.")
+    bools = {
+        name
+        for name, new in columns.items()
+        if all(not isinstance(part, Texts) and part.dtype.kind == "b" for part in new.parts)
+    }
+    parts = columns[SPLIT_COLUMN].parts if SPLIT_COLUMN in columns else ()
+    values = {value for part in parts if isinstance(part, Texts) for value in part.values}
+    if both := sorted(bools & values):
+        msg = f"{place}: column {SPLIT_COLUMN}: its value {both[0]!r} is also the name of a column of true and false"
+        msg += f", and `split: {both[0]}` would mean both."
+        raise SelectionError(f"{msg}\n  Give one of them another name.", folder=place)
 
 
 def _digest_of(document: Mapping[str, Any]) -> str:

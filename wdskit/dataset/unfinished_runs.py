@@ -88,9 +88,12 @@ def is_own_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def find_unfinished(folder: Path) -> UnfinishedRun | None:
+def find_unfinished(folder: Path, *, with_journals: bool = False) -> UnfinishedRun | None:
     """Return the progress of an unfinished run in a folder; None if no run is unfinished. If the run's description
     cannot be read, only `folder` is set in the result.
+
+    A run that has published its index is finished for readers. With `with_journals`, it is unfinished until its journal
+    is removed, because the same command performs the journal again.
     """
     for path in run_folders(folder):
         try:
@@ -106,7 +109,7 @@ def find_unfinished(folder: Path) -> UnfinishedRun | None:
         is_publishing = (path / JOURNAL_NAME).exists()
         staged, index = path / INDEX_NAME, folder / INDEX_NAME
         is_published = not staged.exists() or (index.exists() and read_own(index) == read_own(staged))
-        if is_publishing and is_published:
+        if is_publishing and is_published and not (with_journals and staged.exists()):
             continue  # the run has published the folder's index
         try:
             num_filled = sum(file.suffix == ".tar" for file in path.iterdir())
@@ -117,8 +120,10 @@ def find_unfinished(folder: Path) -> UnfinishedRun | None:
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Raise FolderIndexError if a run in the folder is unfinished."""
-    unfinished = find_unfinished(folder)
+    """Raise FolderIndexError if a run in the folder is unfinished, or has a journal that would undo later changes of
+    the columns.
+    """
+    unfinished = find_unfinished(folder, with_journals=True)
     if unfinished is not None:
         raise unfinished.error(f" To keep this folder as it is, remove {folder / RUN_FOLDER} first.")
 

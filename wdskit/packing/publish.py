@@ -38,7 +38,16 @@ from wdskit.dataset.binary_index import (
     digest_of_entries,
 )
 from wdskit.dataset.classes import CLASSES_NAME, classes_json, read_classes
-from wdskit.dataset.columns import Columns, NewColumn, Part, as_part, is_column_file, remove_columns, write_columns
+from wdskit.dataset.columns import (
+    Columns,
+    NewColumn,
+    Part,
+    as_part,
+    check_split_values,
+    is_column_file,
+    remove_columns,
+    write_columns,
+)
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, FolderIndex, compare_names, index_json, read_index, write_index
 from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
@@ -764,23 +773,25 @@ class Destination:
         parts: dict[str, list[Part]] = {
             name: [] if known is None else [as_part(known.column(name))] for name in sources
         }
-        for entry in new:
-            path = values_path(self.path / entry.name)
-            values = json.loads(read_own(path) or b"{}")
-            if values.keys() != sources.keys():
-                msg = f"{path}: this file was written with the shard, and is gone or has other columns."
-                raise PackError(f"{msg}\n  Pack again with --restart.")
-            for name, part in pack_columns(values, entry.name).items():
-                parts[name].append(part)
-        columns = {name: NewColumn(source, parts[name]) for name, source in sources.items()}
         try:
+            for entry in new:
+                path = values_path(self.path / entry.name)
+                values = json.loads(read_own(path) or b"{}")
+                if values.keys() != sources.keys():
+                    msg = f"{path}: this file was written with the shard, and is gone or has other columns."
+                    raise PackError(f"{msg}\n  Pack again with --restart.")
+                for name, part in pack_columns(values, entry.name).items():
+                    parts[name].append(part)
+            columns = {name: NewColumn(source, parts[name]) for name, source in sources.items()}
+            if known is None:
+                check_split_values(columns, str(self.folder))
             return write_columns(self.path, digest_of_entries(all_entries), columns, disk=self._disk)
         except SelectionError as err:
-            if known is None:
-                raise
-            msg = f"{self.folder}: the added samples do not fit its columns: {err}\n  Correct the source and pack with"
-            way = f"remove {self.folder / RUN_FOLDER}, and the column with `wdskit index {self.folder} --drop-columns`"
-            raise SelectionError(f"{msg} --restart. Or {way}.", folder=str(self.folder)) from err
+            msg = f"{err}\n  Correct the source or the columns, and pack with --restart."
+            if known is not None:
+                msg = f"{self.folder}: the added samples do not fit its columns: {msg} Or remove the column: delete "
+                msg += f"{self.folder / RUN_FOLDER}, and run `wdskit index {self.folder} --drop-columns NAME`."
+            raise SelectionError(msg, folder=str(self.folder)) from err
 
     @property
     def columns(self) -> dict[str, ColumnSource]:

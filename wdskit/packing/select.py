@@ -219,7 +219,7 @@ def _lock_index(
     if name in (splits or ()):
         raise SelectionError(f"{folder}: it has a split {name!r} already. Choose another name.", folder=folder)
     made = dict(known.column(name).source) if name in known else source
-    others = sorted({*made.pop("shards", index.by_name if name in known else ())} - shards)
+    others = sorted({*made.pop("shards", index.by_name)} & index.by_name.keys() - shards) if name in known else []
     if not overwrite and others:
         msg = f"{folder}: {name!r} selects samples of other shards too, such as {others[0]}."
         raise SelectionError(f"{msg}\n  Name all its shards, or replace it with --overwrite.", folder=folder)

@@ -22,6 +22,7 @@ from wdskit.dataset.columns import (
     Column,
     NewColumn,
     Part,
+    check_split_values,
     list_columns,
     remove_columns,
     write_columns,
@@ -98,8 +99,8 @@ def index_folder(
     """Read every `*.tar` of a folder from end to end and write the folder's index: `wdskit index`.
 
     The function writes `<shard>.idx` for each shard, then `index.bin` and `index.json`, and replaces an existing index.
-    The written bytes depend only on the shards, not on `workers`. Files whose names start with a dot are skipped. The
-    existing columns of the folder are computed again in the same pass.
+    The written bytes depend only on the shards and on their order in an earlier index, not on `workers`. Files whose
+    names start with a dot are skipped. The existing columns of the folder are computed again in the same pass.
 
     Args:
         folder: A local folder, or a folder of a bucket (`s3://bucket/train/`), where `index.json` is written last.
@@ -129,7 +130,8 @@ def index_folder(
         sizes = _find_shards(path)
         try:
             before = read_index(path).by_name if has_index(str(path)) else {}
-        except FolderIndexError:  # a damaged index is replaced
+        except FolderIndexError as err:
+            _warn_of_order(err)
             before = {}
         sizes = _in_known_order(sizes, before)
         num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
@@ -141,12 +143,15 @@ def index_folder(
             read = partial(scan_shard, columns=sources)
             scans += _read_all(str(path), read, paths, [*sizes.values()], num_workers, progress)
             entries = [scan.entry for scan in scans]
+            columns_made = _new_columns(sources, scans)
+            if new:
+                check_split_values(columns_made, str(path))
             for scan in scans:
                 write_offsets(path / scan.entry.name, scan.offsets, disk=disk)
             write_index(path, entries, disk=disk)
             names = []
             if sources:
-                names = write_columns(path, digest_of_entries(entries), _new_columns(sources, scans), disk=disk)
+                names = write_columns(path, digest_of_entries(entries), columns_made, disk=disk)
             remove_columns(path, keep=names, disk=disk)
         except OSError as err:
             raise StorageError(f"{path}: the index cannot be written: {err.strerror}.", url=str(path)) from err
@@ -158,6 +163,15 @@ def _in_known_order(shards: Mapping[str, T], known: Iterable[str]) -> dict[str, 
     depend on the order of the shards, so the order of an earlier index is kept.
     """
     return {name: shards[name] for name in (*(name for name in known if name in shards), *shards)}
+
+
+def _warn_of_order(err: FolderIndexError) -> None:
+    """Warn that a damaged index is replaced. Raise `err` if the index could not be fetched from its store."""
+    if isinstance(err.__cause__, StorageError):
+        raise err
+    _log.warning(
+        "%s The index is replaced, and the shards are in the order of their names.", str(err).partition("\n")[0]
+    )
 
 
 def _sources(
@@ -204,8 +218,10 @@ def _index_bucket(
         raise StorageError(f"{url}: there are no shards (*.tar) in this folder.", url=url)
     known: Mapping[str, ShardEntry] = {}
     if INDEX_NAME in objects:
-        with contextlib.suppress(FolderIndexError):  # a damaged index is replaced
+        try:
             known = read_index(url).by_name
+        except FolderIndexError as err:
+            _warn_of_order(err)
     shards = _in_known_order(shards, known)
     sizes = [one.num_bytes for one in shards.values()]
     num_workers = choose_workers(len(sizes), sum(sizes)) if workers is None else workers
@@ -216,6 +232,8 @@ def _index_bucket(
     read = partial(_scan_object, columns=sources)
     scans = [*_read_all(url, read, [*shards.values()], sizes, num_workers, progress)]
     entries = [scan.entry for scan in scans]
+    if new:
+        check_split_values(_new_columns(sources, scans), url)
     for one, scan in zip(shards.values(), scans, strict=True):
         put_object(f"{one.url}{IDX_SUFFIX}", idx_bytes(scan.offsets))
     if sources or listed:

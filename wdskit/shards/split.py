@@ -121,9 +121,9 @@ def split(
     Raises:
         SelectionError: The shares, `by` or `seed` are invalid, samples lack the value, a split would get no sample, or
             the folder has another split and `overwrite` is not set. Or the list of columns is damaged, or several
-        shards are invalid.
-    FolderIndexError: The folder has no index, its index does not match its shards, `pack` has not finished here, or
-        another process is writing.
+            shards are invalid.
+        FolderIndexError: The folder has no index, its index does not match its shards, `pack` has not finished here, or
+            another process is writing.
         ShardError: One shard is invalid.
         StorageError: The folder does not exist, or cannot be read or written.
     """

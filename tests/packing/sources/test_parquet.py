@@ -304,6 +304,22 @@ def test_a_column_of_tensors_keeps_their_shape(tmp_path):
     assert [json.loads(found[key]["json"])["e"] for key in "ab"] == [[[1, 2], [3, 4]], None]
     cells = pa.ExtensionArray.from_storage(kind, pa.array([[1, 2, 3, None]], pa.list_(pa.float32(), 4)))
     pq.write_table(pa.table({"key": ["a"], "e": cells}), tmp_path / "t.parquet")
-    for fields, problem in (({"npy": "e"}, "'e': one of its numbers is null"), ({}, "cannot be written as JSON")):
-        with pytest.raises(RowError, match=problem):
-            pack(tmp_path / "t.parquet", tmp_path / "null", fields=fields, **options)
+    with pytest.raises(RowError, match="'e': one of its numbers is null"):
+        pack(tmp_path / "t.parquet", tmp_path / "null", fields={"npy": "e"}, **options)
+    pack(tmp_path / "t.parquet", tmp_path / "null", **options)
+    assert json.loads(samples_in(tmp_path / "null")["a"]["json"])["e"] == [[1, 2], [3, None]]
+
+
+@pytest.mark.parametrize("dtype", [pa.int16(), pa.int32(), pa.float64(), pa.bool_()])
+def test_a_tensor_whose_axes_are_stored_in_another_order(tmp_path, dtype):
+    """Pyarrow 26 computes wrong strides for one cell of such a column."""
+    kind = pa.fixed_shape_tensor(dtype, [2, 3], permutation=[1, 0])
+    values = [[True, False, True, True, False, False]] if dtype == pa.bool_() else [[1, 2, 3, 4, 5, 6]]
+    cells = pa.ExtensionArray.from_storage(kind, pa.array(values, pa.list_(dtype, 6)))
+    pq.write_table(pa.table({"key": ["a"], "e": cells}), tmp_path / "t.parquet")
+    wanted = np.array(values[0]).reshape(2, 3).T.tolist()
+    options = {"allow_no_image": True, "key_column": "key"}
+    pack(tmp_path / "t.parquet", tmp_path / "own", fields={"npy": "e"}, **options)
+    assert decode_field("npy", samples_in(tmp_path / "own")["a"]["npy"]).tolist() == wanted
+    pack(tmp_path / "t.parquet", tmp_path / "json", **options)
+    assert json.loads(samples_in(tmp_path / "json")["a"]["json"])["e"] == wanted

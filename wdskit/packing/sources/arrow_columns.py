@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from wdskit.codecs.fields import NPY_FIELDS, decode_field, encode_field
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import DecodeError, PackError
@@ -189,7 +191,9 @@ def _converter(path: str, name: str, kind: pa.DataType) -> Callable[[pa.Array], 
     if storage is not None:
         convert = _converter(path, name, storage)
         if isinstance(kind, pa.FixedShapeTensorType):
-            return lambda array: [cell.to_numpy().tolist() if cell.is_valid else None for cell in array]
+            return lambda array: [
+                None if each is None else _shape_tensor(each, kind).tolist() for each in convert(array.storage)
+            ]
         return lambda array: convert(array.storage)
     if types.is_timestamp(kind) or types.is_date(kind):
         return _times
@@ -206,6 +210,15 @@ def _converter(path: str, name: str, kind: pa.DataType) -> Callable[[pa.Array], 
             remedy = f"further images become fields: --image-column COLUMN --field right.jpg={name}"
         raise PackError(f"{msg}\n  Leave it out (--omit {name}), or write it as text or numbers; {remedy}.")
     return _to_list
+
+
+def _shape_tensor(flat: Any, kind: pa.FixedShapeTensorType) -> np.ndarray[Any, Any]:
+    """Return the array of a tensor whose elements, stored in the order of `kind.shape`, are `flat`, a list or an array
+    of one axis. A list gives an array of objects, so that None and text stay. `kind.permutation` reorders the axes.
+    """
+    array: np.ndarray[Any, Any] = np.asarray(flat, None if isinstance(flat, np.ndarray) else object)
+    array = array.reshape(kind.shape)
+    return array if kind.permutation is None else array.transpose(kind.permutation)
 
 
 def _is_plain(kind: pa.DataType) -> bool:
@@ -282,13 +295,17 @@ def encode_cell(field: str, column: str, cell: pa.Scalar, where: str) -> bytes:
         dtype = None
         if isinstance(value, list):
             numbers = (cell.value if isinstance(cell, pa.ExtensionScalar) else cell).values
+            if isinstance(numbers, pa.ExtensionArray):
+                raise ValueError(f"it is a list of {numbers.type}, not of numbers")  # noqa: TRY301, TRY004
             while hasattr(numbers.type, "value_type") and not numbers.null_count:
                 numbers = numbers.flatten()
             if numbers.null_count:
                 raise ValueError("one of its numbers is null")  # noqa: TRY301
             dtype = numbers.type.to_pandas_dtype()
         array = to_array(value, dtype)
-        return encode_field(field, cell.to_numpy() if hasattr(cell, "to_numpy") else array)  # a tensor has a shape
+        if isinstance(cell.type, pa.FixedShapeTensorType):
+            array = _shape_tensor(array, cell.type)
+        return encode_field(field, array)
     except (ValueError, TypeError, NotImplementedError) as err:
         raise row_error(where, f"its column {column!r}: {err}", CORRECT_OR_SKIP) from err
 
