@@ -430,3 +430,16 @@ def test_a_new_image_with_other_channels_stays_an_image(masked):
     pipe = pipe.map(lambda s: {**s, "jpg": s["jpg"].mean(axis=2, keepdims=True).astype(np.uint8)})
     for sample in pipe.random_flip(0.5, fields="jpg").loader(workers=0):
         assert sample["jpg"].shape[2] == 1
+
+
+@pytest.mark.parametrize(
+    "change", [lambda mask: mask.argmax(axis=2), lambda mask: mask.max(axis=(1, 2)), lambda mask: mask[None] + 1]
+)
+def test_a_mask_may_get_any_number_of_axes_next_to_a_value_of_the_same_form(masked, change):
+    def one_hot(sample):
+        mask = np.eye(7, dtype=np.int64)[sample["seg.png"] % 7]
+        return {**sample, "seg.png": mask, "other": change(mask) + 5}
+
+    pipe = Pipeline().exact(masked).decode("index", only="seg.png").map(one_hot)
+    for sample in pipe.map(lambda s: {**s, "seg.png": change(s["seg.png"])}).loader(workers=0):
+        assert np.array_equal(sample["seg.png"] + 5, sample["other"])

@@ -126,8 +126,8 @@ class ShardTable:
             raise StorageError(f"{msg}\n  {way}.", url=double)
 
     def _find_linked(self) -> int | None:
-        """Return the number of a shard that is the same file as an earlier shard, by a symbolic or a hard link; None if
-        there is none. Only shards with equal digests are compared, and missing files are ignored.
+        """Return the number of the first shard that is the same file as an earlier shard, by a symbolic or a hard link;
+        None if all shards are different files. Only shards with equal digests are compared. Missing files are ignored.
         """
         digests = self._column([index.digests[:, :8].copy().view(np.int64)[:, 0] for index in self._indexes])
         _, inverse, copies = np.unique(digests, return_inverse=True, return_counts=True)

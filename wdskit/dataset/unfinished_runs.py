@@ -72,7 +72,7 @@ class UnfinishedRun:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the staging folders of all runs in `folder`, sorted; empty if there is no run. Links are left out."""
+    """Return the staging folders of all runs in `folder`, sorted; empty without a run. Links are ignored."""
     root = folder / RUN_FOLDER
     if root.is_symlink():
         return []

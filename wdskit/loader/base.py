@@ -226,20 +226,23 @@ class Loader(ABC):
         self._running = weakref.ref(items)
         self._is_in_epoch, self._next_epoch = True, None
         self._was_closed = False
+        error: Exception | None = None
         try:
             for item in items:
                 if self._was_closed:  # by a signal handler or another thread
                     break
                 yield item
                 del item
-        except Exception:
+        except Exception as err:
             if not self._was_closed:
                 raise
+            error = err
         finally:
             items.close()
             self._end_epoch()
         if self._was_closed:
-            raise PipelineError("this loader was closed in the middle of an epoch. Start a new iteration.")
+            msg = "this loader was closed in the middle of an epoch. Start a new iteration."
+            raise PipelineError(msg) from error
         logger.info("%s", self._meter.stats().line())
 
     def _check_rank(self) -> None:

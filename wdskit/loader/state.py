@@ -282,8 +282,8 @@ def _differences(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
 
 
 def _split_content(fingerprint: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """Return (fingerprint without the digests of its shards, these digests). The digests are a list with one item for
-    each data set of a mixture, or one item if the source is no mixture; None for a data set without a digest.
+    """Return (fingerprint without the digests of its shards, these digests). The list of digests has one item for each
+    data set of a mixture, and one item for any other source. The item is None if the data set has no digest.
     """
     parts = fingerprint.get("parts")
     if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):

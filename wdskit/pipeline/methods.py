@@ -537,9 +537,8 @@ class StageMethods(ABC):
     ) -> Self:
         """Make batches of one shape (`by: aspect`) or of similar length (`by: COLUMN`), in the place of `batched`.
 
-        At each step all ranks have a batch of the same bucket. Each sample is once in an epoch, or as often as `repeat`
-        of the source says, with one exception: if the last batch of a bucket is not full, `tail` of the source drops or
-        pads this batch.
+        At each step all ranks have a batch of the same bucket. Each sample comes once in an epoch, or as often as the
+        source's `repeat` says. If the last batch of a bucket is not full, the source's `tail` drops or pads this batch.
 
         Args:
             by: `aspect`, from the columns width and height; or a column with the length of each sample.

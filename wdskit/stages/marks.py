@@ -212,9 +212,11 @@ def _form(value: Any) -> tuple[object, ...]:
 
 
 def _has_form(value: Any, image: Any) -> bool:
-    """Return whether `value` has the type, the dtype and the channels of `image`, an array or a tensor of 3 axes."""
+    """Return whether `value` has the type, the dtype, the number of axes and the channels of `image`, an array or a
+    tensor. Only an array or a tensor of three axes has channels.
+    """
     axis = 2 if isinstance(image, np.ndarray) else 0
-    return _form(value) == _form(image) and bool(value.shape[axis] == image.shape[axis])
+    return _form(value) == _form(image) and (image.ndim != 3 or bool(value.shape[axis] == image.shape[axis]))
 
 
 def _is_view(item: Any, value: Any) -> bool:

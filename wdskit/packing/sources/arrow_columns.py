@@ -213,8 +213,10 @@ def _converter(path: str, name: str, kind: pa.DataType) -> Callable[[pa.Array], 
 
 
 def _shape_tensor(flat: Any, kind: pa.FixedShapeTensorType) -> np.ndarray[Any, Any]:
-    """Return the array of a tensor whose elements, stored in the order of `kind.shape`, are `flat`, a list or an array
-    of one axis. A list gives an array of objects, so that None and text stay. `kind.permutation` reorders the axes.
+    """Return a tensor of type `kind` as an array, with its axes in the order that `kind.permutation` gives.
+
+    `flat` has the elements in the order in which they are stored: a list, which gives an array of objects so that None
+    and text stay, or an array with one axis.
     """
     array: np.ndarray[Any, Any] = np.asarray(flat, None if isinstance(flat, np.ndarray) else object)
     array = array.reshape(kind.shape)
