@@ -396,23 +396,26 @@ def test_samples_that_are_not_plain_or_not_alike_are_left_to_python(tmp_path):
             ([8], False),
             ([-1], False),
         ):
-            found = read_natively([shard] * len(numbers), np.array(numbers))
+            found = read_natively([shard], np.zeros(len(numbers), np.int64), np.array(numbers))
             assert (found is not None) == is_read
             if found is not None:
                 assert found.keys == [f"k{number}" for number in numbers]
                 assert found.fields["a"].to_bytes() == [b"x" * number for number in numbers]
         assert shard.edges == bytearray([1, 1, 1, 1, 1, 1, 0, 1, 1][: len(shard.edges)])
-        wrong = [shard, shard]
-        with pytest.raises(ValueError, match="as many numbers"):
-            module.read_samples([each.handle for each in wrong], np.array([1]))
-        with pytest.raises(TypeError, match="a tuple of 3"):
-            module.read_samples([1], np.array([1]))
-    assert read_natively([shard], np.array([0])) is None, "it is closed"
+        for rows in ([], [0, 0], [1], [-1], [2**62]):
+            with pytest.raises(ValueError, match="each number needs the row of a shard"):
+                module.read_samples([shard.handle], np.array(rows, np.int64), np.array([1]))
+        for wrong in (1, (), (1, 2), (0, b"", b""), (0, 1, bytearray()), ("x", b"", bytearray())):
+            with pytest.raises((TypeError, BufferError)):
+                module.read_samples([shard.handle, wrong], np.array([0]), np.array([1]))
+        assert module.read_samples([(3, b"", bytearray())], np.array([0]), np.array([0])) is None
+        assert module.read_samples([], np.array([], np.int64), np.array([], np.int64)) is None
+    assert read_natively([shard], np.array([0]), np.array([0])) is None, "it is closed"
     changed = bytearray(path.read_bytes())
     changed[124 + 512 * 3] ^= 1
     path.write_bytes(changed)
     with LocalShard(path) as shard:
-        assert read_natively([shard], np.array([1])) is None
+        assert read_natively([shard], np.array([0]), np.array([1])) is None
 
 
 @needs_native
@@ -444,7 +447,7 @@ def test_large_samples_are_read_once_and_are_those_of_python(tmp_path, fields, m
     with LocalShard(path) as shard:
         for most_ratio in most_ratios:
             before = read_bytes()
-            found = read_natively([shard] * 60, numbers)
+            found = read_natively([shard], np.zeros_like(numbers), numbers)
             num_bytes = read_bytes() - before
             assert found is not None
             assert found.keys == [rows[number]["__key__"] for number in numbers]
@@ -474,7 +477,7 @@ def test_memory_does_not_grow(folder):
         for _ in range(times):
             module.decode_jpegs([data, broken] * 10, plan, out, 32, 32, None, board)
             for _ in range(10):
-                read_natively([shard] * 30, numbers)
+                read_natively([shard], np.zeros_like(numbers), numbers)
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     before = work(50)

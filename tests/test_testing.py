@@ -196,6 +196,23 @@ def test_a_step_that_is_not_there_is_refused(steps):
         assert_resumes_exactly(Numbers, steps=steps)
 
 
+class IsShorterTheSecondTime(Numbers):
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        IsShorterTheSecondTime.made += 1
+        self.num_batches = 4 if self.made == 1 else 2
+
+    def __iter__(self):
+        return super().__iter__() if self.epoch == 0 else iter(())
+
+
+def test_a_second_run_that_is_shorter_is_told():
+    with pytest.raises(AssertionError, match="a second run without a stop has no step 3, but the first run has it"):
+        assert_resumes_exactly(IsShorterTheSecondTime, num_epochs=1, steps=[3])
+
+
 @dataclasses.dataclass(frozen=True)
 class Pair:
     image: torch.Tensor

@@ -97,8 +97,8 @@ NAMES = list(dict.fromkeys(line.peer for line in LINES))
 WITHOUT_DATA = {"wdskit", "webdataset", "spdl"}  # these peers read the files of the bare loop
 
 PARTS = {
-    "bytes": [Job("bytes", "", 16_384, 3_000, 64), Job("bytes", "", 2_048, 100_000, 64)],
-    "small": [Job("small", "", 16_384, 2_000, 256)],
+    "bytes": [Job("bytes", "", 65_536, 3_000, 64), Job("bytes", "", 2_048, 100_000, 64)],
+    "small": [Job("small", "", 65_536, 2_000, 256)],
     "images": [Job("images", "", 2_048, 0, 64, dtype) for dtype in ("uint8", "float32")],
 }
 TITLES = {

@@ -54,11 +54,15 @@ if TYPE_CHECKING:
 
 
 class StageMethods(ABC):
-    """The methods of `Pipeline` for its stages."""
+    """The methods of `Pipeline` for its stages. Each method returns a new pipeline with one more stage.
+    ConfigError: A setting is invalid.
+    """
 
     @abstractmethod
     def _with(self, name: str, value: object = None) -> Self:
-        """Return this pipeline with one more stage. `value` is the value after the stage's name in YAML."""
+        """Return a new pipeline: this pipeline and one more stage. `value` is the value after the stage's name in YAML.
+        ConfigError: The value is invalid.
+        """
 '''
 
 # Maps types of settings to types in a signature.

@@ -2,7 +2,7 @@
 
 ```
 WdskitError
-├── StorageError         a URL or file cannot be read, or its scheme is not supported
+├── StorageError         a URL or file cannot be read or written, or its scheme is not supported
 ├── ShardError           the bytes of a shard are damaged or invalid
 │   └── UnsupportedMember    a member is not a plain file
 ├── FolderIndexError     the folder's index is missing, unreadable, or does not match its shards
@@ -13,13 +13,13 @@ WdskitError
 ├── SampleError          a stage failed on one sample
 ├── PackError            packing cannot start or continue
 │   └── RowError         one row (file, manifest line, Python row) cannot be packed
-├── ConfigError          a configuration has problems; all are listed
+├── ConfigError          a configuration has problems; the first 100 are listed
 ├── PipelineError        the stages or settings of a pipeline do not fit together
 │   └── StateError       a loader's state cannot be saved, is damaged, or does not fit the loader
 └── RankError            rank or world size is unknown, or differs from the process group
 ```
 
-Messages have the form "where: what, with the value. What to do." The values are also attributes. Each class accepts a
+Messages have the form "where: what, with the value. What to do." Many values are also attributes. Each class accepts a
 message as its only argument, so that errors can be pickled, and torch can raise them again in the parent process.
 """
 
@@ -88,7 +88,9 @@ class ShardError(WdskitError):
         self.samples_read = samples_read
 
     def after(self, samples_read: int) -> ShardError:
-        """Return a copy of this error with another number of whole samples before the damage, also in the message."""
+        """Return a copy of this error with another `samples_read`. The message of the copy is made from its
+        attributes.
+        """
         return type(self)(
             shard=self.shard,
             offset=self.offset,
@@ -184,7 +186,8 @@ class Problem:
     """One problem of a configuration.
 
     Attributes:
-        where: `file:line`, the override, or the name of the dict.
+        where: Source of the setting: `file:line`, the text of an override, "config dict", or the name of a function or
+            argument.
         path: Dotted path of the setting; `""` for the whole document.
         rule: The message: what is wrong, and how to correct it.
     """
@@ -202,7 +205,7 @@ class Problem:
 
 
 class ConfigError(WdskitError):
-    """A configuration has problems. `problems` lists them in the order of the file.
+    """A configuration has problems. `problems` lists them in the order of the file; problems of overrides are last.
 
     If there are more than `config.load.MAX_PROBLEMS`, the last item of `problems` says how many are not listed.
     """

@@ -53,7 +53,7 @@ class Disk:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def open_log(self, path: Path) -> int:
-        """Open a file for appending and return its descriptor. A missing file is created; a link is refused."""
+        """Open a file for appending and return its descriptor. A missing file is created; a link raises OSError."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
     def write(self, fd: int, data: Buffer) -> int:
@@ -79,7 +79,11 @@ class Disk:
         source.replace(target)
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file the second name `target`, which must be unused. Rename the file if the disk has no hard links."""
+        """Give a file the second name `target` by a hard link. Rename the file if the disk allows no hard link.
+
+        Raises:
+            FileExistsError: `target` exists.
+        """
         try:
             os.link(source, target)
         except OSError as err:
@@ -100,7 +104,7 @@ class Disk:
         path.unlink(missing_ok=True)
 
     def remove_folder(self, path: Path) -> None:
-        """Remove a folder if it exists and is empty."""
+        """Remove a folder if it is empty. Do nothing if the folder does not exist or is not empty."""
         try:
             path.rmdir()
         except OSError as err:
@@ -132,8 +136,8 @@ def _flush(fd: int) -> None:
 class TempFile:
     """The temporary file that `publish` writes and then renames.
 
-    Large pieces are written in a thread, one at a time, while the caller continues. If a write in the thread fails, the
-    next call raises its OSError.
+    A thread writes the large pieces of `hand_over`, and of `write` if they are bytes, one at a time, while the caller
+    continues. If a write in the thread fails, the next `write`, `hand_over`, `wait` or `sha256` raises its OSError.
 
     Attributes:
         num_bytes: Number of bytes of all pieces, including a piece that is not written yet.
@@ -156,7 +160,7 @@ class TempFile:
         self._append(view, in_thread=isinstance(data, bytes))
 
     def hand_over(self, buffer: bytearray, num_bytes: int) -> bytearray | None:
-        """Append the first `num_bytes` of `buffer`. The caller must not change `buffer` until a later call returns it.
+        """Append the first `num_bytes` of `buffer`. The caller must not change `buffer` until the next call returns it.
 
         Returns:
             The buffer of the previous call, which the caller owns again; None at the first call.
@@ -197,7 +201,7 @@ class TempFile:
             running.result()
 
     def end(self) -> None:
-        """End the thread after its last write. An error of this write is raised by `wait`, not here."""
+        """Wait for the last write of the thread, and end the thread. An error of this write is raised by `wait`."""
         if self._thread is not None:
             self._thread.shutdown()
 
@@ -209,9 +213,9 @@ class TempFile:
 
 
 def describe_os_error(err: OSError) -> str:
-    """Return the reason of a disk's error, for a message without the path.
+    """Return the reason of an error of a file operation, as a sentence without the path.
 
-    Advice follows if the disk is full or the user's quota is used up.
+    A second line with advice follows if the disk is full or the user's quota is used up.
     """
     problem = f"{err.strerror or err}."
     if err.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -310,12 +314,15 @@ def is_file_name(value: object) -> bool:
 
 def explain_unwritable(path: Path) -> str | None:
     """Return why no file can be written at `path`; None if no reason is known. Nothing is written."""
-    if path.is_dir():
-        return os.strerror(errno.EISDIR)
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        return "a link or a device is here"
-    if not path.parent.is_dir():
-        return os.strerror(errno.ENOENT)
+    try:
+        if path.is_dir():
+            return os.strerror(errno.EISDIR)
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            return "a link or a device is here"
+        if not path.parent.is_dir():
+            return os.strerror(errno.ENOENT)
+    except OSError as err:
+        return err.strerror
     return None if os.access(path.parent, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
 
 
@@ -328,8 +335,8 @@ def describe_missing(path: str, what: str) -> str:
             contains only the word `folder`, a similar folder is suggested; otherwise nothing.
 
     Returns:
-        ``there is no such file. Did you mean `a/c`?``, with `what` in place of "file". If a parent folder of `path` is
-        missing, the message names the first missing folder: ``there is no such folder: a/b.``
+        ``there is no such {what}. Did you mean `a/c`?`` If a parent folder of `path` is missing, the message names the
+        first missing folder instead: ``there is no such folder: a/b.``
     """
     if "://" in path:
         return f"there is no such {what}."
@@ -347,7 +354,10 @@ def describe_missing(path: str, what: str) -> str:
 
 
 def append_lines(path: Path, lines: Sequence[str], *, disk: Disk = DISK) -> None:
-    """Append lines to a log with one write, so that lines of several processes do not mix, and a kill cuts no line.
+    """Append lines to a log, and create a missing log. `lines` have no newline at their ends; this function adds it.
+
+    All lines are one write if the disk accepts it, so that lines of several processes do not mix, and a kill cuts no
+    line.
 
     Raises:
         OSError: The log cannot be opened or written, or is a link.
@@ -365,7 +375,7 @@ def make_folders(path: Path, *, disk: Disk = DISK) -> None:
     """Create a folder and its missing parents. Each folder is flushed to the device before the next is created.
 
     Raises:
-        OSError: A folder cannot be created or flushed, or the path of a parent is a file.
+        OSError: A folder cannot be created or flushed, or `path` or one of its parents is a file.
     """
     if path.is_dir():
         with contextlib.suppress(PermissionError):  # the parent can belong to another user
@@ -381,7 +391,7 @@ def remove_temp_files(folder: Path, *, of: Container[str] | None = None, disk: D
 
     Args:
         folder: The folder.
-        of: Final names of the files whose temporary files are removed. Default: all temporary files.
+        of: Names, without folder, of the final files whose temporary files are removed; None for all temporary files.
         disk: Performs the file operations; tests replace it.
 
     Raises:
@@ -394,7 +404,9 @@ def remove_temp_files(folder: Path, *, of: Container[str] | None = None, disk: D
 
 
 def owner_of_new_files(folder: Path) -> int:
-    """Create and remove a file in `folder`, and return its owner's user id. A network disk may change the owner.
+    """Return the user id of the owner that a new file in `folder` gets. On a network disk, this may be another user.
+
+    The function creates a temporary file and removes it.
 
     Raises:
         OSError: A file cannot be created in the folder.

@@ -71,8 +71,8 @@ class _CallAfterImport(MetaPathFinder):
 
 @contextmanager
 def block_sigint() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the block. Processes that start in the block never receive Ctrl-C, unless they call
-    `exit_on_ctrl_c`.
+    """Delay Ctrl-C until the end of the block, if the block runs in the main thread. In every thread, processes that
+    the block starts never receive Ctrl-C, unless they call `exit_on_ctrl_c`.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     handler = signal.getsignal(signal.SIGINT)
@@ -101,7 +101,8 @@ def block_sigint() -> Iterator[None]:
 
 
 def refuse_fork(owner: int) -> None:
-    """Check that this process was not forked from the process `owner`, whose workers and threads a fork does not have.
+    """Check that this process is the process that started a loader. A forked process does not have the loader's workers
+    and threads.
 
     Raises:
         PipelineError: The id of this process is not `owner`.
@@ -119,7 +120,9 @@ def exit_on_ctrl_c() -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return True if SIGSTOP or a debugger has stopped a process. Return False on systems other than Linux."""
+    """Return True if SIGSTOP or a debugger has stopped a process. Return False if the process does not exist, and on
+    systems other than Linux.
+    """
     with contextlib.suppress(OSError):
         return (_PROCESSES / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] in {"T", "t"}
     return False

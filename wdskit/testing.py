@@ -26,7 +26,7 @@ class Resumable(Protocol):
         """Number of the running epoch, or of the next epoch if no epoch is running."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch. A loaded state keeps its position if it is in this epoch."""
+        """Set the number of the next epoch. A loaded position is kept if it is in this epoch, otherwise dropped."""
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the items of one epoch. After `load_state_dict`, yield only the rest of the epoch."""
@@ -99,7 +99,10 @@ def _take(loader: Resumable, *, num_epochs: int) -> Iterator[_Step]:
 
 
 def _epochs(loader: Resumable) -> Iterator[_Step]:
-    """Yield the items of one epoch after another, as a training loop does. Stop after two empty epochs in a row."""
+    """Yield the items of one epoch after another, until two epochs in a row are empty.
+
+    Call `set_epoch` before each epoch, as a training loop does.
+    """
     num_empty = 0
     for epoch in itertools.count(loader.epoch):
         loader.set_epoch(epoch)
@@ -112,10 +115,14 @@ def _epochs(loader: Resumable) -> Iterator[_Step]:
 
 
 def _states_in_passing(make_loader: Callable[[], Resumable], whole: list[_Step], stops: set[int]) -> dict[int, str]:
-    """Run a new loader once, and return {number of yielded items: state as JSON}, for the number 0 and each of `stops`.
+    """Run a new loader up to the last of `stops`, and return the saved states.
+
+    Returns:
+        Maps a number of yielded items to the loader's state after these items, as JSON. The numbers are 0 and `stops`.
 
     Raises:
-        AssertionError: An item differs from the item of the first run, `whole`.
+        AssertionError: An item differs from the item of the first run, `whole`, the run ends before a stop, or a state
+            is not plain JSON.
     """
     loader = make_loader()
     states = {0: _saved(loader)}
@@ -123,6 +130,9 @@ def _states_in_passing(make_loader: Callable[[], Resumable], whole: list[_Step],
         _compare(step, whole[at], at, "in a second run without a stop, whose states were saved during the run")
         if at + 1 in stops:
             states[at + 1] = _saved(loader)
+    missing = sorted(stops - set(states))
+    if missing:
+        raise AssertionError(f"a second run without a stop has no step {missing[0]}, but the first run has it")
     return states
 
 

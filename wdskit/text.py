@@ -82,7 +82,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def hide_secrets(text: str) -> str:
-    """Remove user, password and query, which may be secrets, from all URLs in a text."""
+    """Return a text without the user, password and query of each URL in the text, which may be secrets."""
     return _URL_SECRETS.sub(r"\1\2", text) if ":/" in text else text
 
 

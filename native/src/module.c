@@ -65,6 +65,24 @@ end:
 #define HEAD_BYTES 4096         /* read first of a sample, to find the large field */
 #define REST_BYTES (16 << 10)   /* most bytes of a sample without its large field, with the next block */
 
+/* A shard: its descriptor, the offsets of its samples, and 1 or 0 for each offset: 1 if the samples before and after it
+ * are known to have different keys. */
+typedef struct {
+    int fd;
+    Py_buffer offsets, edges;
+} Shard;
+
+/* Open the buffers of a shard, a tuple (descriptor, offsets, edges). Returns 0 with an exception if it is none. */
+static int open_shard(PyObject *tuple, Shard *shard) {
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != 3) {
+        PyErr_SetString(PyExc_TypeError, "read_samples: a shard is a tuple of 3");
+        return 0;
+    }
+    shard->fd = (int)PyLong_AsLong(PyTuple_GetItem(tuple, 0));
+    return !PyErr_Occurred() && !PyObject_GetBuffer(PyTuple_GetItem(tuple, 1), &shard->offsets, PyBUF_SIMPLE) &&
+           !PyObject_GetBuffer(PyTuple_GetItem(tuple, 2), &shard->edges, PyBUF_WRITABLE);
+}
+
 /* The place of a sample in its shard and in the memory of its group. If the start of a sample is not verified, the
  * sample before it is read too, as its guard: the guard's members must end at that start. The guard is stored before
  * `at`, unless the sample is read apart. */
@@ -80,31 +98,14 @@ typedef struct {
     uint8_t *own;          /* memory of a sample that is read apart but not around one large field; else NULL */
 } Place;
 
-/* Find the place of sample `number` of `shard`, a tuple (descriptor, offsets, edges). Returns 1, or 0 if the reader in
- * Python has to read the sample, or -1 with an exception. */
-static int find_place(PyObject *shard, int64_t number, Place *place) {
-    Py_buffer offsets, edges;
-    if (!PyTuple_Check(shard) || PyTuple_Size(shard) != 3) {
-        PyErr_SetString(PyExc_TypeError, "read_samples: a shard is a tuple of 3");
-        return -1;
-    }
-    place->fd = (int)PyLong_AsLong(PyTuple_GetItem(shard, 0));
-    if (PyErr_Occurred() || PyObject_GetBuffer(PyTuple_GetItem(shard, 1), &offsets, PyBUF_SIMPLE)) return -1;
-    if (PyObject_GetBuffer(PyTuple_GetItem(shard, 2), &edges, PyBUF_WRITABLE)) {
-        PyBuffer_Release(&offsets);
-        return -1;
-    }
-    const int64_t *starts = offsets.buf, num = offsets.len / (int64_t)sizeof(int64_t) - 1;
-    int fits = place->fd >= 0 && 0 <= number && number < num && edges.len == num + 1;
-    if (fits) {
-        place->edges = (unsigned char *)edges.buf + number;
-        int64_t size = starts[number + 1] - starts[number], guard = place->edges[0] ? 0 : number ? starts[number] - starts[number - 1] : -1;
-        place->start = starts[number];
-        fits = size > 0 && size <= MOST_SAMPLE && guard >= 0 && guard <= MOST_SAMPLE && place->start >= guard;
-        place->size = (int32_t)size, place->guard = (int32_t)guard;
-    }
-    PyBuffer_Release(&offsets), PyBuffer_Release(&edges);
-    return fits;
+/* Find the place of sample `number` of a shard. Returns 0 if the reader in Python has to read the sample. */
+static int find_place(const Shard *shard, int64_t number, Place *place) {
+    const int64_t *starts = shard->offsets.buf, num = shard->offsets.len / (int64_t)sizeof(int64_t) - 1;
+    if (shard->fd < 0 || number < 0 || number >= num || shard->edges.len != num + 1) return 0;
+    place->fd = shard->fd, place->start = starts[number], place->edges = (unsigned char *)shard->edges.buf + number;
+    int64_t size = starts[number + 1] - starts[number], guard = place->edges[0] ? 0 : number ? starts[number] - starts[number - 1] : -1;
+    place->size = (int32_t)size, place->guard = (int32_t)guard;
+    return size > 0 && size <= MOST_SAMPLE && guard >= 0 && guard <= MOST_SAMPLE && place->start >= guard;
 }
 
 /* Read a sample and the next block into `memory`, without the data of the first large field. The data is read into
@@ -231,35 +232,38 @@ static void free_place(Place *place) {
     free(place->own), place->own = NULL;
 }
 
-/* read_samples(shards, numbers) -> (keys, names, columns), or None if the reader in Python has to read them */
+/* read_samples(shards, rows, numbers) -> (keys, names, columns), or None if the reader in Python has to read them.
+ * Sample i is sample `numbers[i]` of the shard `shards[rows[i]]`. */
 static PyObject *read_samples(PyObject *self, PyObject *args) {
-    PyObject *shards, *keys = NULL, *names = NULL, *columns = NULL, *result = NULL;
-    Py_buffer numbers;
+    PyObject *tuples, *keys = NULL, *names = NULL, *columns = NULL, *result = NULL;
+    Py_buffer rows, numbers;
     First first;
     (void)self;
-    if (!PyArg_ParseTuple(args, "O!y*", &PyList_Type, &shards, &numbers)) return NULL;
-    const Py_ssize_t num = PyList_Size(shards);
-    const int64_t *wanted = numbers.buf;
+    if (!PyArg_ParseTuple(args, "O!y*y*", &PyList_Type, &tuples, &rows, &numbers)) return NULL;
+    const Py_ssize_t num_shards = PyList_Size(tuples), num = numbers.len / (Py_ssize_t)sizeof(int64_t);
+    const int64_t *row = rows.buf, *wanted = numbers.buf;
+    Shard *shards = PyMem_Calloc(num_shards + 1, sizeof *shards);
     Place *places = PyMem_Calloc(num + 1, sizeof *places);
     Members *members = PyMem_Calloc(num + 1, sizeof *members);
     uint8_t *memory = scratch(GROUP_BYTES + 2 * (MOST_SAMPLE + BLOCK));
     keys = PyList_New(num);
-    if (!places || !members || !memory || !keys) {
+    if (!shards || !places || !members || !memory || !keys) {
         PyErr_NoMemory();
         goto end;
     }
-    if (numbers.len != num * (Py_ssize_t)sizeof *wanted) {
-        PyErr_SetString(PyExc_ValueError, "read_samples: as many numbers as shards are needed");
+    int plain = num > 0, fits = rows.len == numbers.len;
+    for (Py_ssize_t i = 0; fits && i < num; i++) fits = row[i] >= 0 && row[i] < num_shards;
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "read_samples: each number needs the row of a shard");
         goto end;
     }
-    int plain = num > 0;
+    for (Py_ssize_t i = 0; i < num_shards; i++)
+        if (!open_shard(PyList_GetItem(tuples, i), &shards[i])) goto end;
     for (Py_ssize_t done = 0, stop; done < num; done = stop) {
         int32_t used = 0;
         for (stop = done; stop < num && used < GROUP_BYTES && plain; stop++) {
             Place *place = &places[stop];
-            PyObject *shard = PyList_GetItem(shards, stop);
-            plain = find_place(shard, wanted[stop], place);
-            if (plain < 0) goto end;
+            plain = find_place(&shards[row[stop]], wanted[stop], place);
             if (plain && (place->size > APART_BYTES || place->guard > APART_BYTES)) {
                 place->value = PyBytes_FromStringAndSize(NULL, place->size);
                 if (!place->value) goto end;
@@ -268,7 +272,7 @@ static PyObject *read_samples(PyObject *self, PyObject *args) {
                 used += REST_BYTES;
                 continue;
             }
-            place->joins = stop > done && !places[stop - 1].value && shard == PyList_GetItem(shards, stop - 1) && wanted[stop] == wanted[stop - 1] + 1;
+            place->joins = stop > done && !places[stop - 1].value && row[stop] == row[stop - 1] && wanted[stop] == wanted[stop - 1] + 1;
             if (place->joins) place->guard = 0, used -= BLOCK;
             place->at = used + place->guard;
             used = place->at + place->size + BLOCK;
@@ -298,9 +302,10 @@ static PyObject *read_samples(PyObject *self, PyObject *args) {
     result = plain ? PyTuple_Pack(3, keys, names, columns) : Py_NewRef(Py_None);
 end:
     for (Py_ssize_t i = 0; places && i < num; i++) free_place(&places[i]);
+    for (Py_ssize_t i = 0; shards && i < num_shards; i++) PyBuffer_Release(&shards[i].offsets), PyBuffer_Release(&shards[i].edges);
     Py_XDECREF(keys), Py_XDECREF(names), Py_XDECREF(columns);
-    PyMem_Free(places), PyMem_Free(members);
-    PyBuffer_Release(&numbers);
+    PyMem_Free(shards), PyMem_Free(places), PyMem_Free(members);
+    PyBuffer_Release(&rows), PyBuffer_Release(&numbers);
     return result;
 }
 
@@ -318,7 +323,7 @@ static PyMethodDef functions[] = {
 };
 
 /* wdskit uses only a module with its own interface number. Raise it when a function's arguments or results change. */
-#define INTERFACE 1
+#define INTERFACE 2
 
 static int execute(PyObject *module) {
     int has_vectors = choose_vectors(1);

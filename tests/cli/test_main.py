@@ -255,6 +255,18 @@ def test_head_ends_ls_silently(tmp_path: Path) -> None:
         assert err == b""
 
 
+@pytest.mark.parametrize("command", ["info", "ls", "stats", "verify"])
+def test_a_folder_that_may_not_be_entered_is_an_error(train: Path, run, monkeypatch, command: str) -> None:
+    def refuse(path: Path, *_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    code, out, err = run(command, str(train))
+    assert code > 0
+    assert out == ""
+    assert err.strip().endswith("index.json: cannot be read: Permission denied.")
+
+
 def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path: Path) -> None:
     pipe = tmp_path / "p.tar"
     os.mkfifo(pipe)

@@ -24,7 +24,7 @@ from shards import selected
 import wdskit
 from wdskit import PackError, Pipeline, SelectionError, index_folder, pack, split
 from wdskit.dataset import subset as subset_module
-from wdskit.dataset.binary_index import BinaryIndex
+from wdskit.dataset.binary_index import BinaryIndex, ShardEntry
 from wdskit.dataset.columns import (
     Columns,
     NewColumn,
@@ -37,6 +37,7 @@ from wdskit.dataset.columns import (
     pack_values,
 )
 from wdskit.dataset.conditions import Where
+from wdskit.dataset.index import write_index
 from wdskit.dataset.subset import Subset
 
 NAMES = "cls,json.score,json.kind,cap=json.caption.length,boxes=json.boxes.length,txt.length,json.deep.n"
@@ -390,6 +391,24 @@ def test_a_state_belongs_to_its_condition(folder: Path) -> None:
     assert [batch["__key__"] for batch in again] == rest
     with pytest.raises(wdskit.StateError):
         make("cls < 59").load_state_dict(state)
+
+
+def test_a_list_of_columns_that_is_a_folder_is_an_error(tmp_path):
+    pack(ROWS[:2], tmp_path / "data", disk=HastyDisk())
+    (tmp_path / "data" / "columns.json").mkdir()
+    with pytest.raises(wdskit.FolderIndexError, match=r"columns.json: it cannot be read: Is a directory"):
+        columns(tmp_path / "data")
+
+
+def test_a_folder_has_at_most_1000_columns(tmp_path):
+    """One more would make all columns unreadable."""
+    write_index(tmp_path, [ShardEntry(name="a.tar", num_samples=2, num_bytes=10240, sha256="0" * 64, fields=("jpg",))])
+    index = BinaryIndex(tmp_path)
+    add_columns(index, {f"c{number}": NewColumn({}, [np.arange(2)]) for number in range(1000)})
+    with pytest.raises(SelectionError, match="1,001 columns are more than the 1,000 that a folder can have"):
+        add_columns(index, {"split": NewColumn({}, [np.array([True, False])])})
+    add_columns(index, {"c7": NewColumn({}, [np.array([5, 6])])})
+    assert len(list_columns(tmp_path)) == 1000
 
 
 def test_a_column_of_another_length_is_not_listed(folder: Path, tmp_path: Path) -> None:

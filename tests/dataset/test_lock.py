@@ -39,6 +39,15 @@ def test_the_end_of_a_forked_process_does_not_free_the_lock(tmp_path: Path) -> N
         os._exit(0)  # after the end of the block
 
 
+def test_a_group_can_share_the_lock(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        with lock_folder(tmp_path):
+            assert (tmp_path / LOCK_NAME).stat().st_mode & 0o777 == 0o664
+    finally:
+        os.umask(before)
+
+
 def test_a_lock_does_not_follow_a_link(tmp_path: Path) -> None:
     """The link points to an existing file, or to a file that would be created."""
     (tmp_path / "folder").mkdir()

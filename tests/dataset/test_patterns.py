@@ -605,6 +605,22 @@ def test_names_of_a_pattern_are_one_run_of_their_folder(tmp_path):
     assert runs == [[3, 1, 5], [*range(6)], [3, 1]]
 
 
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("a", "folder"), ("a/", "folder"), ("a::b", "pattern"), ("a::b/", "pattern"), ("a/::b/", "pattern"),
+        ("[ab]/", "pattern"), ("{a,b}/", "pattern"), ("?/", "pattern"), ("c[1]/", "folder"), ("a/*.tar", "pattern"),
+        ("a/x.tar", "shard"),
+    ],
+)  # fmt: skip
+def test_only_the_path_of_one_folder_is_a_folder(tmp_path, monkeypatch, path, kind):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b", "c[1]"):
+        (tmp_path / folder).mkdir()
+        write_shard(tmp_path / folder / "x.tar", {folder: {"cls": b"1"}})
+    assert find_shards(path).kind == kind
+
+
 def test_the_index_of_a_folder_is_read_once_and_compared_with_its_files(tmp_path, monkeypatch):
     for name in ("a-0.tar", "a-1.tar"):
         write_shard(tmp_path / name, {name[2]: {"cls": b"1"}})

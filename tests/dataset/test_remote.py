@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from shards import number_of, write_numbers
 
+import wdskit
 from wdskit import Pipeline, ShardError, StorageError
 from wdskit.dataset import remote
 from wdskit.errors import SelectionError
@@ -159,6 +160,28 @@ def test_a_shard_that_is_replaced_while_its_index_stays_is_an_error(store, tmp_p
         with pytest.raises((ShardError, StorageError), match=r"s-000.tar"):
             read(loader)
         loader = make(store, tmp_path, cache=cache)
+
+
+@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("store", GOOD[:1], indirect=True)
+def test_one_list_may_name_local_and_remote_folders(store, tmp_path, swapped, cache):
+    write_numbers(tmp_path / "local", [20, 20, 20])
+    index_folder(tmp_path / "local", workers=1)
+    kept = {"cache": {"dir": str(tmp_path / "kept"), "size": "1GB"}} if cache else {}
+    folders = [str(tmp_path / "local"), store.url][:: -1 if swapped else 1]
+    for pipe in (Pipeline().exact(folders, seed=3), Pipeline().exact("::".join(folders), seed=3)):
+        for stages in (pipe.map(number_of).batched(4), pipe.batched(4)):
+            loader = stages.loader(workers=0, **kept)
+            batches = [batch for _ in range(2) for batch in loader]
+            found = [batch["__key__"] if isinstance(batch, dict) else batch.tolist() for batch in batches]
+            numbers = [int(str(key).strip("n")) for batch in found for key in batch]
+            assert sorted(numbers) == sorted(2 * [*range(60), *range(60)])
+    planned = wdskit.plan(pipe.batched(4), world_size=2, gpus_per_node=1)
+    assert planned.downloads.is_exact is False
+    assert 0 < planned.downloads.node_bytes < 70 * 1536
+    name = loader.program.describe(0, int(loader.program.order.take([0])[1][0]))
+    assert "s-00" in name
 
 
 WAYS = [(0, 1, False), (0, 3, False), (1, 1, True), (2, 2, False), (2, 2, True)]

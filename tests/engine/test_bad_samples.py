@@ -373,3 +373,58 @@ def test_samples_near_a_batch_decide_which_of_its_shapes_is_usual(tmp_path: Any,
             listed = {int(json.loads(line)["key"]) for line in path.read_text().splitlines()}
             assert listed <= odd
             assert listed or size == 4
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 8, 20])
+@pytest.mark.parametrize("source", ["sequential", "exact"])
+def test_padded_rows_do_not_decide_which_shape_is_bad(tmp_path, size, source):
+    """They are copies of the last sample, which may be the bad one."""
+    for bad in range(3):
+        folder = tmp_path / str(bad)
+        folder.mkdir()
+        write_shard(folder / "s.tar", {f"k{at}": {"npy": npy(3 if at == bad else 2)} for at in range(3)})
+        index_folder(folder, workers=1)
+        options = {"tail": "pad", "seed": 1} if source == "exact" else {}
+        pipe = getattr(Pipeline(), source)(str(folder), **options).decode().to_tuple("__key__", "npy").batched(size)
+        loader = pipe.loader(workers=0, errors={"max_bad": 2})
+        [[keys, arrays, valid]] = loader
+        assert arrays.shape == (size, 2)
+        assert sorted(key for key, one in zip(keys, valid, strict=True) if one) == sorted(
+            {"k0", "k1", "k2"} - {f"k{bad}"}
+        )
+        assert loader.stats().replaced == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "limit"),
+    [
+        (lambda pipe: pipe("sequential").batched(64), 1),
+        (lambda pipe: pipe("sequential").batched(3), 1),
+        (lambda pipe: pipe("exact", seed=1, tail="drop").batched(8), 1),
+        (lambda pipe: pipe("exact", seed=1, tail="pad").batched(64), 1),
+    ],
+)
+def test_a_limit_in_per_cent_is_a_share_of_the_samples(tmp_path, make, limit):
+    write_shard(tmp_path / "s.tar", {f"k{at:02d}": {"cls": b"x" if at < 3 else b"1"} for at in range(12)})
+    index_folder(tmp_path, workers=1)
+    pipe = make(lambda source, **options: getattr(Pipeline(), source)(str(tmp_path), **options).decode())
+    with pytest.raises(SampleError, match="allows 10%"):
+        list(pipe.loader(workers=0, errors={"max_bad": "10%"}))
+
+
+@pytest.mark.parametrize("size", [None, 4, 7])
+def test_a_stream_counts_the_bad_samples_after_its_last_item(tmp_path, size):
+    write_shard(tmp_path / "s.tar", {f"k{at}": {"json": b"{" if at in (2, 8, 9) else b"{}"} for at in range(10)})
+    pipe = Pipeline().stream(str(tmp_path / "s.tar"), shuffle_shards=False).decode().to_tuple("json")
+    loader = (pipe if size is None else pipe.batched(size)).loader(workers=0, errors={"max_bad": 5})
+    assert len(list(loader)) == {None: 7, 4: 2, 7: 1}[size]
+    assert loader.stats().replaced == 3
+
+
+def test_a_stream_counts_samples_after_unbatched(tmp_path):
+    write_shard(tmp_path / "s.tar", {f"k{at}": {"npy": npy(7)} for at in range(10)})
+    pipe = Pipeline().stream(str(tmp_path / "s.tar")).decode().batched(4)
+    for made, num in ((pipe.unbatched(), 10), (pipe.unbatched().batched(3), 10), (pipe, 10)):
+        loader = made.loader(workers=0)
+        list(loader)
+        assert loader.stats().samples == num

@@ -10,9 +10,11 @@ import pytest
 from shards import write_shard
 
 from wdskit import Pipeline
-from wdskit.engine import program
+from wdskit.engine import program, reader
 from wdskit.engine.reader import SampleReader
 from wdskit.errors import SampleError
+from wdskit.loader.prefetch import jobs_ahead
+from wdskit.pipeline.settings import LoaderSpec
 from wdskit.shards.index import index_folder
 
 NUM = 50
@@ -80,7 +82,7 @@ def test_so_many_samples_are_read_at_once(folder, calls, monkeypatch):
     assert len(keys(pipe, epochs=4)) == 20
     assert calls == [50] * 4
     calls.clear()
-    monkeypatch.setattr(program, "_SAMPLES_A_JOB", 30)
+    monkeypatch.setattr(reader, "_MANY_SAMPLES", 30)
     keys(Pipeline().exact(str(folder), seed=3).batched(7), epochs=2)
     assert calls == [28, 21] * 2
     calls.clear()
@@ -88,11 +90,36 @@ def test_so_many_samples_are_read_at_once(folder, calls, monkeypatch):
     assert calls == [25] * 4
 
 
-def test_large_samples_are_not_made_together(tmp_path, calls):
-    write_shard(tmp_path / "a.tar", {f"k{at}": {"bin": bytes(33_000)} for at in range(12)})
+@pytest.mark.parametrize(
+    ("most_files", "num_shards", "most"),
+    [(1024, 3, 1024), (1024, 128, 1024), (1024, 129, 256), (20, 3, 256), (8192, 5000, 1024), (8191, 5000, 256)],
+)
+def test_few_samples_are_read_at_once_if_few_files_can_be_open(folder, monkeypatch, most_files, num_shards, most):
+    samples = Pipeline().exact(str(folder), seed=3).loader(workers=0).program.reader
+    monkeypatch.setattr(reader.resource, "getrlimit", lambda _: (most_files, most_files))
+    samples._stops = [num_shards]
+    assert samples.most_samples() == most
+
+
+@pytest.mark.parametrize(("workers", "num_jobs"), [(0, 2), (1, 5), (2, 9), (4, 25), (30, 25)])
+def test_every_worker_has_jobs_up_to_the_end_of_an_epoch(folder, workers, num_jobs):
+    spec = LoaderSpec(workers=workers)
+    built = Pipeline().exact(str(folder), seed=3).batched(2).loader(workers=0, threads=1).program
+    size, _ = jobs_ahead(spec, built)
+    assert -(-25 // size) == num_jobs
+
+
+SIZES = [(200, 26), (300_000, 12), (600_000, 6), (1_200_000, 2), (9_000_000, 2)]
+
+
+@pytest.mark.parametrize(("size", "most_at_once"), SIZES)
+def test_a_job_has_at_most_4_mib_or_one_batch(tmp_path, calls, size, most_at_once):
+    """The shard with the largest samples counts."""
+    write_shard(tmp_path / "a.tar", {f"k{at}": {"bin": bytes(size)} for at in range(24)})
+    write_shard(tmp_path / "b.tar", {f"m{at}": {"bin": b"x"} for at in range(2)})
     index_folder(tmp_path, workers=1)
-    assert len(keys(Pipeline().exact(str(tmp_path), seed=1).batched(2), epochs=1)) == 6
-    assert set(calls) == {2}
+    assert len(keys(Pipeline().exact(str(tmp_path), seed=1).batched(2), epochs=1)) == 13
+    assert max(calls) == most_at_once
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

@@ -18,8 +18,8 @@ def count_made(built: Program) -> list[int]:
     assert columns is not None
     make = columns.make
 
-    def counted(*job: Any) -> Any:
-        batches = make(*job)
+    def counted(*job: Any, **options: Any) -> Any:
+        batches = make(*job, **options)
         made.append(len(batches or ()))
         return batches
 

@@ -151,6 +151,31 @@ def test_a_script_without_a_guard_is_refused_at_its_line(python, six, tmp_path, 
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("way", ["-c", "-", "folder"])
+def test_a_function_of_a_program_that_workers_cannot_import_is_refused(six, tmp_path, start_method, way):
+    pipe = f"wdskit.Pipeline().stream({six!r}).split_by_worker().to_tuple('cls').map(same)"
+    code = (
+        f"import wdskit\ndef same(value):\n    return value\n{pipe}.loader(workers=1, start_method={start_method!r})\n"
+    )
+    (tmp_path / "__main__.py").write_text(code)
+    words = {"-c": ["-c", code], "-": ["-"], "folder": [str(tmp_path)]}[way]
+    done = subprocess.run([sys.executable, *words], input=code, text=True, capture_output=True, check=False)
+    assert done.returncode == 1
+    assert "workers cannot import the program that defines `same`" in done.stderr
+    assert "Define the function at the top of a module" in done.stderr
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_a_program_that_ignores_its_children_can_close_a_loader(python, six, tmp_path, start_method):
+    index_folder(Path(six).parent, workers=1)
+    loader = f"wdskit.Pipeline().exact({six!r}).batched(3).loader(workers=2, start_method={start_method!r})"
+    top = "import signal, wdskit\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    script = f"{top}with {loader} as loader:\n    print(len(list(loader)))\n"
+    done = python.run(tmp_path / "train.py", script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "13\n", "")
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 @pytest.mark.parametrize("source", ["exact", "stream"])
 def test_workers_without_a_function_of_the_user_do_not_run_the_script(python, six, tmp_path, start_method, source):
     """Scripts import torch, which would take a worker most of its time; without running it, no guard is needed."""

@@ -167,6 +167,18 @@ def test_gather_valid_takes_types_that_backends_do_not_have(tmp_path):
     large = torch.tensor([65535, 2], dtype=torch.uint16)
     assert gather_valid(large, None).tolist() == [65535, 2]
     assert gather_valid(large, None, reduce="sum").item() == 65537
+    waves = torch.tensor([1 + 2j, 3 + 4j, 5], dtype=torch.complex64)
+    mask = torch.tensor([True, True, False])
+    assert gather_valid(waves, mask, reduce="sum").item() == 4 + 6j
+    assert gather_valid(waves, mask, reduce="mean").item() == 2 + 3j
+
+
+def sum_of_waves(rank):
+    return gather_valid(torch.tensor([[1 + 2j], [3 * rank]]), None, reduce="mean").tolist()
+
+
+def test_complex_rows_are_reduced_over_ranks(tmp_path):
+    assert run_ranks(2, sum_of_waves, tmp_path) == [[(2 + 4j + 3) / 4]] * 2
 
 
 def test_what_cannot_be_gathered_is_refused():

@@ -229,6 +229,21 @@ def test_a_loader_can_be_closed_while_it_waits(pattern: str, way: str, caller: s
     loader.close()
 
 
+def test_an_iteration_that_was_closed_does_not_end_the_next_one(pattern: str) -> None:
+    loader = Pipeline().sequential(pattern).batched(2).loader(workers=0)
+    old = iter(loader)
+    next(old)
+    loader.close()
+    new = iter(loader)
+    next(new)
+    with pytest.raises(PipelineError, match="this loader was closed in the middle of an epoch"):
+        next(old)
+    loader.set_epoch(5)
+    assert loader.epoch == 0
+    assert sum(1 for _ in new) == len(loader) - 1
+    assert loader.epoch == 5
+
+
 def test_a_loader_is_not_copied(pattern: str) -> None:
     """Two loaders would share one position."""
     loader = Pipeline().sequential(pattern).batched(2).loader(workers=0)

@@ -673,8 +673,9 @@ def test_samples_are_added_as_pack_adds_them(tmp_path):
     assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "packed")
     assert reshard(two, tmp_path / "out", max_samples=7, append=True).was_done
     assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "packed")
-    with pytest.raises(RowError, match=rf"its key '{keys[8]}' is in .*out already"):
+    with pytest.raises(RowError, match=rf"its key '{keys[8]}' is in .*out already") as caught:
         reshard(one / "*1.tar", tmp_path / "out", append=True)
+    assert "--key-column" not in str(caught.value)
     assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "packed")
 
 

@@ -20,7 +20,7 @@ from tests.codecs.test_columns import npy
 from wdskit import ConfigError, Pipeline, PipelineError, Ragged, WdskitError, load_config
 from wdskit.shards.index import index_folder
 from wdskit.stages.collate import FRESH, Collate, as_tensors, make_ragged
-from wdskit.stages.marks import ARRAY, IMAGE, marked
+from wdskit.stages.marks import ARRAY, IMAGE, LIST, marked
 
 LAST = torch.channels_last
 
@@ -396,6 +396,12 @@ def test_arrays_that_differ_in_more_than_their_length_are_refused() -> None:
             collate([(np.zeros((1, 2)),), (other,)], ragged=frozenset({"x"}), places=("x",))
     with pytest.raises(PipelineError, match="slot 0 in sample 0: torch has no dtype for <U1"):
         collate([(np.array(["a"]),)], ragged=frozenset({"x"}), places=("x",))
+
+
+@pytest.mark.parametrize("dtypes", [("f8", "f4"), ("f4", "f8"), ("i8", "f4"), ("f4", "i8"), ("i8", "f8", "f4")])
+def test_lists_whose_dtypes_cannot_be_one_are_refused_in_every_order(dtypes: tuple[str, ...]) -> None:
+    with pytest.raises(PipelineError, match="in sample 0 but"):
+        make_ragged([marked(np.zeros(at + 1, dtype), LIST) for at, dtype in enumerate(dtypes)], "x", FRESH)
 
 
 @given(st.lists(st.lists(st.integers(-9, 9), max_size=5), min_size=1, max_size=6))

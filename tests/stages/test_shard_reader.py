@@ -22,7 +22,7 @@ from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import offsets_path, read_offsets
 from wdskit.errors import FolderIndexError, PipelineError, ShardError
 from wdskit.shards.index import index_folder
-from wdskit.stages import progress
+from wdskit.stages import progress, shard_reader
 
 
 def stream(path: Path | str, **settings: Any) -> Pipeline:
@@ -288,6 +288,27 @@ def test_empty_shards_say_so_instead_of_looping(tmp_path):
     pattern = write_numbers(tmp_path, [0, 0])
     with pytest.raises(PipelineError, match="hold no samples"):
         list(Pipeline().stream(pattern).map(number_of).with_epoch(2).loader(workers=0))
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle_shards": False}, {"resampled": True}], ids=str)
+def test_a_rank_that_gets_only_empty_shards_says_so_instead_of_looping(tmp_path, monkeypatch, options):
+    """Ranks 0 and 2 read the two other shards for ever."""
+    monkeypatch.setattr(shard_reader, "_MOST_EMPTY", 50)
+    pattern = write_numbers(tmp_path, [5, 0, 0])
+    pipe = Pipeline().stream(pattern, **options).split_by_node().map(number_of).with_epoch(4)
+    if not options.get("shuffle_shards", True):
+        with pytest.raises(PipelineError, match="this worker gets only shards that hold no samples, 150 times until"):
+            list(pipe.loader(workers=0, rank=1, world_size=3))
+    else:
+        assert len(list(pipe.loader(workers=0, rank=1, world_size=3))) == 4
+
+
+def test_an_epoch_that_can_have_no_batch_is_an_error(tmp_path):
+    pattern = write_numbers(tmp_path, [9])
+    loader = Pipeline().stream(pattern).map(number_of).with_epoch(5).batched(7, partial=False).loader(workers=0)
+    for _ in range(2):
+        with pytest.raises(PipelineError, match="epoch 0 is empty"):
+            list(loader)
 
 
 def test_a_built_stream_of_shards_without_samples_is_an_error(tmp_path):

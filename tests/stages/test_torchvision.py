@@ -44,7 +44,7 @@ def draw(number: int) -> dict[str, Any]:
         ImageDraw.Draw(image).rectangle((x, y, x + w - 1, y + h - 1), fill=(255, 255, 255))
         ImageDraw.Draw(mask).rectangle((x, y, x + w - 1, y + h - 1), fill=1)
         boxes, labels, points = [[x, y, w, h]], [number % 5], [[x, y], [x + w, y + h]]
-    document = {"boxes": boxes, "labels": labels, "points": points}
+    document = {"boxes": boxes, "labels": labels, "points": points, "ragged": [[1, 2, 3, 4], [1]]}
     return {"__key__": f"k{number:04d}", "png": png(image), "seg.png": png(mask), "json": document, "cls": number % 5}
 
 
@@ -229,6 +229,7 @@ def test_fields_of_no_kind_are_refused(fields: Any, told: str):
     [
         ({"nope": "image"}, "no field `nope`"),
         ({"png": "image", "json.nope": "labels"}, "no field `json.nope`"),
+        ({"png": "image", "json.ragged": {"boxes": "xywh"}}, "`json.ragged` has rows of different lengths"),
         ({"png": "image", "json.labels": {"boxes": "xywh"}}, r"`json.labels` has the shape \(1,\), not \(number, 4\)"),
         ({"json.boxes": {"boxes": "xywh"}}, "`json.boxes` needs the size of an image"),
         ({"cls": "image"}, "`cls` is not an image but int"),

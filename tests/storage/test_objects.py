@@ -250,6 +250,22 @@ def test_what_is_known_from_an_index_is_compared(faults, known):
     assert right.read_at(0, 3) == BODY[:3]
 
 
+def test_a_stream_with_an_error_never_seems_to_end(faults, monkeypatch):
+    monkeypatch.setattr(objects, "STREAM_BYTES", 1 << 20)
+    stream = ObjectStream(f"{faults.url}/ok.tar")
+    stream.file.close()
+    found = b""
+    with pytest.raises(StorageError):
+        while piece := stream.read(1 << 20):
+            found += piece
+    assert 0 < len(found) < len(BODY)
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            stream.read(10)
+    stream.close()
+    assert stream.read(10) == b""
+
+
 def test_the_end_of_an_object(faults):
     file = ObjectFile(f"{faults.url}/ok.tar")
     assert file.read_at(len(BODY) - 3, 10) == BODY[-3:]

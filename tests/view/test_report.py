@@ -213,6 +213,17 @@ def test_a_report_that_cannot_be_written_is_an_error(tmp_path):
             write_report(tmp_path, place)
 
 
+def test_a_report_over_a_file_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "r.html").write_text("<!doctype html>")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(StorageError, match="the file that is here cannot be read: Permission denied"):
+        write_report(tmp_path, tmp_path / "r.html")
+
+
 def test_the_command_writes_it(run, tmp_path):
     folder = write_hostile(tmp_path / "data")
     code, out, _ = run("stats", str(folder), "--html", str(tmp_path / "r.html"))

@@ -72,6 +72,8 @@ def test_rows_of_a_folder_are_in_the_order_of_its_index_or_of_a_split(config: Pa
     shutil.copytree(folder, folder.with_name("e"))
     both = open_folder(f"{folder}::{folder.with_name('e')}")
     assert (len(both), both.read(37).key) == (74, "n000000")
+    with pytest.raises(ConfigError, match="view: split: 'a b!' is not a valid name"):
+        open_folder(str(folder), split="a b!")
 
 
 @pytest.mark.parametrize("most_bytes", [0, 1 << 30])

@@ -37,7 +37,7 @@ from wdskit.cli.split import split_command
 from wdskit.cli.stats import stats_command
 from wdskit.cli.verify import verify_command
 from wdskit.cli.view import view_command
-from wdskit.errors import WdskitError
+from wdskit.errors import StorageError, WdskitError
 from wdskit.native import describe_native
 
 # Help is plain text: it is readable in logs and pipes, and brackets are not read as markup.
@@ -112,12 +112,12 @@ def main() -> None:
 
 
 def _discard_output() -> None:
-    """Discard the buffered output of stdout. Python would write it at exit."""
+    """Send stdout to the null device, so that Python does not fail at exit when it flushes the buffered output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report_write_error(err: OSError) -> int:
-    """Print on stderr that stdout cannot be written, and return the exit code."""
+    """Discard the buffered output of stdout, print on stderr that it cannot be written, and return exit code 1."""
     _discard_output()
     print(f"the output cannot be written: {err.strerror or err}.", file=sys.stderr)
     return 1
@@ -125,9 +125,9 @@ def _report_write_error(err: OSError) -> int:
 
 @functools.cache
 def _commands(word: str) -> Callable[..., object]:
-    """Return a function that runs the command line.
+    """Return the click command of `wdskit` with only the command or group `word`, or with all if `word` names none.
 
-    The function has only the command or group `word`, or all commands if `word` is not the name of one.
+    A call parses `sys.argv` and runs the command. It ends with SystemExit, or with the error of the command.
     """
     # One command is faster to make than all, because typer takes 4 ms for each.
     wanted = copy.copy(app)
@@ -139,7 +139,10 @@ def _commands(word: str) -> Callable[..., object]:
 
 
 def _run() -> int:
-    """Run the command and return its exit code."""
+    """Run the command in `sys.argv` and return the exit code.
+
+    A WdskitError, Ctrl-C, and an OSError for a full or broken disk become exit codes. An unexpected error is raised.
+    """
     try:
         _commands(sys.argv[1] if len(sys.argv) > 1 else "")(prog_name="wdskit")
     except SystemExit as end:
@@ -151,7 +154,10 @@ def _run() -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as err:
-        if err.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
+        if err.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
+            return _report_write_error(err)
+        if err.errno not in {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG} or err.filename is None:
             raise
-        return _report_write_error(err)
+        print_error(StorageError(f"{os.fsdecode(err.filename)}: {err.strerror}.", url=os.fsdecode(err.filename)))
+        return 1
     return 0

@@ -89,7 +89,7 @@ def warm_command(
     overrides: OverridesOption = None,
     plugins: Plugins = None,
 ) -> None:
-    """Fetch the shards of a pipeline into its cache folder before it runs, as far as they fit.
+    """Fetch the shards of a pipeline into its cache folder before it runs, as many as fit into the cache.
 
     Examples:
         wdskit cache warm train.yaml --pipeline train

@@ -16,7 +16,8 @@ def cat_command(
 ) -> None:
     """Write one field of one sample to stdout, byte for byte.
 
-    On a terminal only text is shown, with its control characters as escapes; redirect anything else to a file.
+    On a terminal, UTF-8 text up to 1 MiB is shown, with its control characters as escapes, and any other field is an
+    error. Redirect other fields to a file.
 
     In Python: wdskit.cat
 

@@ -28,9 +28,10 @@ Overrides = Annotated[
 
 @app.command(cls=Command)
 def check(file: File, overrides: Overrides = None, plugins: Plugins = None) -> None:
-    """Print every problem of FILE, one per line, or its pipelines. Opens no shards. Python: wdskit.load_config.
+    """Print the problems of FILE, one per line; if it has none, its pipelines. Python: wdskit.load_config.
 
-    The classes.json files of local folders are compared: pipelines of one FILE must number classes alike.
+    Opens no shards. The classes.json files of local folders are compared: pipelines of one FILE must number classes
+    alike.
 
     Exit code: 0 without problems, 1 with problems, 2 if FILE or a plugin cannot be read.
 
@@ -88,7 +89,7 @@ def _load(file: Path, overrides: list[str] | None) -> Config:
     """Return the configuration in `file` with the overrides.
 
     Raises:
-        ConfigError: The configuration has problems; all are listed.
+        ConfigError: The configuration has problems; the first 100 are listed.
         typer.Exit: With code 2 if the file cannot be read. The error is printed.
     """
     from wdskit.pipeline.settings import load_config
@@ -101,7 +102,7 @@ def _load(file: Path, overrides: list[str] | None) -> Config:
 
 
 def _unregistered(config: Config) -> list[str]:
-    """Return the names of functions that pipelines call but that are not registered, in the order of the file."""
+    """Return the names of functions that pipelines call but that are not registered: each once, in the file's order."""
     from wdskit.stages.registry import registered_names
 
     called: list[Any] = []

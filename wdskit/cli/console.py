@@ -37,7 +37,7 @@ plural = wording.plural
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a rich console on stdout or stderr, without markup and emoji."""
+    """Return a rich console on stdout or stderr that prints `[...]` and `:name:` as plain text."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -46,7 +46,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def escape_lines(text: str) -> str:
-    """Return a text with escapes in place of control characters. Line ends stay."""
+    """Return a text with escapes in place of control characters. Newlines stay."""
     return "\n".join(map(escape, text.split("\n")))
 
 
@@ -64,13 +64,13 @@ def print_json(value: object) -> None:
 
 
 def by_name(rows: Iterable[Any]) -> dict[str, dict[str, object]]:
-    """Return {row.name: dict of the other attributes} for dataclasses, for JSON."""
+    """Return {row.name: dict of the row's other attributes}. Rows are dataclasses with different names."""
     return {row.name: {key: value for key, value in vars(row).items() if key != "name"} for row in rows}
 
 
 @contextlib.contextmanager
 def exit_2_on_error() -> Iterator[None]:
-    """If the `with` block raises a WdskitError, print the error and end the program with code 2."""
+    """If the `with` block raises a WdskitError, print the error and raise typer.Exit with code 2."""
     try:
         yield
     except WdskitError as err:
@@ -79,7 +79,7 @@ def exit_2_on_error() -> Iterator[None]:
 
 
 def print_tables(tables: Iterable[Table]) -> None:
-    """Print tables with an empty line between them."""
+    """Print tables on stdout, with an empty line between them."""
     console = make_console()
     for number, table in enumerate(tables):
         if number:
@@ -113,8 +113,8 @@ def details_table(details: Iterable[tuple[str, str]], title: str | None = None) 
 def numbers_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, texts: Collection[str] = ()) -> Table:
     """Make a table. The first column has names, the other columns have numbers, aligned right.
 
-    Columns whose titles are in `texts` have text, aligned left. If the table is too wide, the names and texts are
-    broken into several lines, first in the widest of their columns. Each row has one cell for each of `titles`.
+    Columns whose titles are in `texts` have text, aligned left. Each row has one cell for each of `titles`. If the
+    table is too wide, names and texts are broken into several lines.
     """
     from rich import box
     from rich.table import Table
@@ -190,7 +190,9 @@ class _ProgressLog:
 
 @contextlib.contextmanager
 def show_bytes(title: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a progress bar with MB/s and the time left while the `with` block runs, after the text `title`.
+    """Show a progress bar with the text `title`, MB/s and the time left on stderr while the `with` block runs.
+
+    If stderr is not a terminal, print a line once a minute instead.
 
     Yields:
         A function to call with the number of bytes so far and the total number of bytes (None if unknown).
@@ -215,7 +217,9 @@ def show_bytes(title: str) -> Iterator[Callable[[int, int | None], None]]:
 
 @contextlib.contextmanager
 def show_steps() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar while the `with` block runs.
+    """Show a progress bar on stderr while the `with` block runs.
+
+    If stderr is not a terminal, print a line once a minute instead.
 
     Yields:
         A function to call with the name of the next step, the number of finished steps, and the number of all steps.
@@ -235,12 +239,13 @@ def show_steps() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextlib.contextmanager
 def show_packing() -> Iterator[OnProgress]:
-    """Show a progress bar for each stage of packing while the `with` block runs.
+    """Show a progress bar on stderr for each stage of packing while the `with` block runs.
 
-    After Ctrl-C, print how packing continues, and raise KeyboardInterrupt again.
+    If stderr is not a terminal, print a line once a minute instead. After Ctrl-C, print how packing continues, and
+    raise KeyboardInterrupt again.
 
     Yields:
-        A function to call with the progress.
+        A function to call with the `Progress` so far.
     """
     from rich.progress import BarColumn, Task, TextColumn
     from rich.text import Text
@@ -281,7 +286,7 @@ def show_packing() -> Iterator[OnProgress]:
 def _rates(now: Progress, seconds: float) -> str:
     """Return progress as text: `1,200 of 40,000  812 samples/s  95.1 MB/s  0:00:48 left`.
 
-    `seconds` is the time since the start. Unknown parts of the text are left out.
+    `seconds` is the time since the start. What is unknown is left out of the text.
     """
     rates = [format_count(now.num_samples)]
     if now.total_samples is not None:
@@ -298,7 +303,10 @@ def _rates(now: Progress, seconds: float) -> str:
 
 
 def _time_left(done: int, total: int | None, seconds: float) -> list[str]:
-    """Return a list with the time left, such as `0:00:48 left`; an empty list if the time is unknown."""
+    """Return a list with the time left, such as `0:00:48 left`; an empty list if `done` is 0 or `total` is None.
+
+    `seconds` is the time that the first `done` of `total` items or bytes took.
+    """
     if not done or total is None:
         return []
     return [f"{timedelta(seconds=round(seconds * (total - done) / done))} left"]

@@ -19,9 +19,9 @@ def diff_command(
     """Compare the samples of A and B by key, in any order and any shards.
 
     One line per key: only in A, only in B, or the fields that differ (`json` in its bytes, `-txt` only A has, `+cls`
-    only B has).
+    only B has). If several shards of A have the same key, only the key's first sample is compared; likewise in B.
 
-    Exit code: 0 the same samples, 1 differences, 2 it could not run.
+    Exit code: 0 the same samples, 1 differences or a key in several shards of A or of B, 2 it could not run.
 
     In Python: wdskit.diff
 

@@ -110,7 +110,7 @@ def _fields(summary: Summary) -> Table:
 
 
 def _columns(summary: Summary) -> Table:
-    """Return a table with one line per column of the index, with the first values of the column."""
+    """Return a table with one line per column of the index. A line has at most 5 values, with their sample counts."""
     has_problems = any(column.problem for column in summary.columns)
     rows = []
     for column in summary.columns:
@@ -124,7 +124,7 @@ def _columns(summary: Summary) -> Table:
 
 
 def _value(text: str) -> str:
-    """Return a text of a column as the table shows it: `(none)` for a missing text, and the start of a long text."""
+    """Return the value of a column as the table shows it: `(none)` for "", and `...` after 40 characters."""
     return text[:MAX_VALUE_CHARS_SHOWN] + ("..." if len(text) > MAX_VALUE_CHARS_SHOWN else "") or "(none)"
 
 

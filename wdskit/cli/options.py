@@ -68,7 +68,7 @@ class Group(typer.core.TyperGroup):
     """A group of commands. Messages about a wrong command line do not show the secrets of a URL."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that the command line names."""
+        """Run the command that the command line names, and return its result. Hide secrets in a usage error."""
         try:
             return super().invoke(ctx)
         except _UsageError as err:
@@ -88,9 +88,7 @@ class Command(typer.core.TyperCommand):
         self.help, _, self.epilog = (self.help or "").partition("\n\nExamples:\n")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments as click does, but refuse an option that is given twice and would have only its last
-        value.
-        """
+        """Parse the arguments as click does. Raise typer.BadParameter if an option with one value is given twice."""
         _, _, given = self.make_parser(ctx).parse_args(args=[*args])
         options: Counter[Any] = Counter(each for each in given if each.param_type_name == "option")
         for param, count in options.items():
@@ -100,7 +98,7 @@ class Command(typer.core.TyperCommand):
         return parsed
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write one section of help for each group of options. The group of `--help` is last."""
+        """Write one section of help for the arguments, then one for each group of options, `--help` last."""
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for param in self.get_params(ctx):
             group = "Arguments" if param.param_type_name == "argument" else getattr(param, "rich_help_panel", None)
@@ -121,7 +119,7 @@ class Command(typer.core.TyperCommand):
 
 
 def takes(kind: type[RunOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command the options of the class `kind`: one for each field with a group of help.
+    """Return a decorator that adds one option to a command for each field of `kind` with a `group` in its metadata.
 
     The command gets a dict in its parameter `options`: the values that differ from the defaults, by name.
     """
@@ -177,7 +175,7 @@ def flag_of(name: str) -> str:
 
 
 def import_plugins(plugins: Sequence[str] | None) -> None:
-    """Import modules by name. Modules in the current folder are found, too.
+    """Import modules by name, also from the current folder, which is added to the end of `sys.path`; None does nothing.
 
     Raises:
         typer.Exit: With code 2 if a module cannot be imported. The error is printed.

@@ -126,7 +126,7 @@ def _written(result: PackResult) -> Iterator[tuple[str, str]]:
 
 
 def _planned(result: PackResult) -> Iterator[tuple[str, str]]:
-    """Yield the lines about the planned shards of a dry run, as (name, value)."""
+    """Yield the lines about the planned shards of a dry run, as (name, value). Nothing if the result has no plan."""
     plan = result.plan
     if plan is None:
         return

@@ -38,9 +38,9 @@ def read_header(head: Callable[[int], bytes]) -> ImageHeader:
     """Return format, size and mode of an image file from its header. No pixel is decoded.
 
     Args:
-        head: Takes a number n, and returns the first n bytes of the file, or the whole file if it is shorter. It is
-            called with n = 2 KiB first. It is called with larger n, up to `MAX_CHECKED_BYTES`, if the header is longer,
-            and for BMP, TIFF and PPM until it returns the whole file.
+        head: Takes a number n, and returns the first n bytes of the file, or the whole file if it is shorter. The first
+            n is 2 KiB. If the header is longer, n grows up to `MAX_CHECKED_BYTES`. For BMP, TIFF and PPM, n grows until
+            `head` returns the whole file, also up to `MAX_CHECKED_BYTES`.
 
     Raises:
         DecodeError: The format is unknown, the header is damaged or cut short, or the header promises 0 pixels.
@@ -74,7 +74,8 @@ def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The format is unknown, or the file is damaged. For JPEG, PNG and WebP the message names the offset.
+        DecodeError: The format is unknown, or the file is damaged. For a damaged JPEG segment, or a damaged chunk of a
+            PNG or WebP, the message names the offset.
     """
     name = image_format(data)
     view = memoryview(data).cast("B")

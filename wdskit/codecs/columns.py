@@ -10,7 +10,7 @@ import orjson
 from numpy.typing import NDArray
 
 from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, NPY_FIELDS, TEXT_FIELDS, decode_field, has_long_number
-from wdskit.codecs.npy_header import read_npy_header
+from wdskit.codecs.npy_header import NpyHeader, read_npy_header
 from wdskit.dataset.sample_columns import Spans
 from wdskit.errors import DecodeError
 
@@ -31,7 +31,11 @@ def decode_column(field: str, spans: Spans) -> list[Any] | NpyColumn | Spans:
     """
     kind = field.rpartition(".")[2].lower()
     if kind in NPY_FIELDS:
-        return NpyColumn(field, spans)
+        try:
+            headers = [read_npy_header(data[start:stop]) for data, start, stop in spans.ranges()]
+        except DecodeError as err:
+            raise DecodeError(f"{field}: {err}", field=field) from err
+        return NpyColumn(field, spans, headers)
     if kind not in JSON_FIELDS | TEXT_FIELDS | INT_FIELDS:
         return spans
     payloads = spans.to_bytes()
@@ -46,35 +50,34 @@ def decode_column(field: str, spans: Spans) -> list[Any] | NpyColumn | Spans:
 
 
 class NpyColumn:
-    """The arrays of one npy field of many samples. The constructor reads only the headers.
+    """The arrays of one npy field of many samples.
 
     Args:
         field: Name of the field, for messages.
         spans: The npy files.
-
-    Attributes:
-        shapes: Shape of each array.
-        dtype: The dtype of all arrays; None if the dtypes differ, or if an array is in Fortran order.
-
-    Raises:
-        DecodeError: A file is not a valid npy file, or stores Python objects.
+        headers: The header of each file, in the same order.
     """
 
-    def __init__(self, field: str, spans: Spans) -> None:
+    def __init__(self, field: str, spans: Spans, headers: list[NpyHeader]) -> None:
         self._field = field
         self._spans = spans
-        try:
-            self._headers = [read_npy_header(data[start:stop]) for data, start, stop in spans.ranges()]
-        except DecodeError as err:
-            raise DecodeError(f"{field}: {err}", field=field) from err
-        self.shapes = [header.shape for header in self._headers]
+        self._headers = headers
+
+    def part(self, at: slice) -> NpyColumn:
+        """Return the arrays of the samples in a slice."""
+        return NpyColumn(self._field, self._spans.part(at), self._headers[at])
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shape of each array."""
+        return [header.shape for header in self._headers]
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """The dtype of all arrays. None without arrays, if the dtypes differ, or if an array is in Fortran order."""
         different = {id(header): header for header in self._headers}.values()  # equal headers are mostly one object
         dtypes = {None if header.fortran_order else header.dtype for header in different}
-        self.dtype = dtypes.pop() if len(dtypes) == 1 else None
-
-    def __len__(self) -> int:
-        """Return the number of arrays."""
-        return len(self._headers)
+        return dtypes.pop() if len(dtypes) == 1 else None
 
     def arrays(self) -> list[Any]:
         """Return the arrays in the order of the samples: writable, C-contiguous, owned by the caller."""

@@ -31,7 +31,7 @@ _JSON_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
 def decode_field(field: str, data: Buffer) -> object:
-    """Decode the bytes of a field. The last component of the field's name, in any case, decides the type.
+    """Decode the bytes of a field. The last component of the field's name, in upper or lower case, decides the type.
 
     Args:
         field: Name of the field.
@@ -59,14 +59,14 @@ def decode_field(field: str, data: Buffer) -> object:
 
 
 def is_json_field(field: str) -> bool:
-    """Return True if the last component of a field's name is `json` or `jsn`, in any case."""
+    """Return True if the last component of a field's name is `json` or `jsn`, in upper or lower case."""
     return field.rpartition(".")[2].lower() in JSON_FIELDS
 
 
 def is_path(name: str) -> bool:
     """Return True if a name can be a path into a JSON field, such as `json.caption`.
 
-    A component of such a name, but not the last component, is `json` or `jsn`, in any case.
+    A component of such a name, but not the last component, is `json` or `jsn`, in upper or lower case.
     """
     return any(part.lower() in JSON_FIELDS for part in name.split(".")[:-1])
 
@@ -188,7 +188,7 @@ def _encode_json(value: object) -> bytes:
 
 
 def _check_names(value: object) -> None:
-    """Raise DecodeError if two keys of a dict, such as 1 and "1", become the same name in JSON."""
+    """Raise DecodeError if two keys of one dict, at any depth, such as 1 and "1", become the same name in JSON."""
     if isinstance(value, dict):
         names: dict[str, object] = {}
         for key in value:

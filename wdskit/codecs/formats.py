@@ -37,7 +37,7 @@ IMAGE_FIELDS = frozenset(_FORMATS)
 
 @functools.lru_cache(maxsize=1024)  # asked for each field of each sample
 def is_image_field(field: str) -> bool:
-    """Return True if the last component of a field's name is an image extension, such as `left.JPG`, in any case."""
+    """Return True if the last component of a field's name is an image extension in upper or lower case: `left.JPG`."""
     return field.rpartition(".")[2].lower() in IMAGE_FIELDS
 
 
@@ -52,7 +52,7 @@ def promised_format(field: str) -> str:
 
 
 def image_format(data: Buffer) -> str | None:
-    """Return JPEG, PNG, WebP, GIF, BMP, TIFF or PPM, from the first 12 bytes of an image; None for other formats."""
+    """Return JPEG, PNG, WebP, GIF, BMP, TIFF or PPM, from the first 12 bytes of a file; None for all other bytes."""
     start = bytes(data[:12])
     for name, starts in _STARTS.items():
         if start.startswith(starts):

@@ -48,7 +48,7 @@ def find_unused(data: Buffer) -> tuple[Unused, ...]:
 
 
 def _jpeg_exif(view: memoryview) -> bytes:
-    """Return the EXIF data of a JPEG; b"" if the header has no EXIF data."""
+    """Return the EXIF block of a JPEG without its prefix; b"" if no segment before the image's tables has one."""
     at = 2
     while at + 4 <= len(view) and view[at] == 0xFF and (view[at + 1] in _PLAIN_SEGMENTS or view[at + 1] == _COMMENT):
         end = at + 2 + (view[at + 2] << 8 | view[at + 3])

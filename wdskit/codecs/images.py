@@ -117,7 +117,7 @@ def decode_image(data: Buffer, spec: str, *, max_pixels: int) -> NDArray[Any] | 
 
     Args:
         data: The whole encoded file. Only the first frame of an animation is decoded.
-        spec: A name of `IMAGE_SPECS`.
+        spec: A name of `IMAGE_SPECS`; any other text raises KeyError.
         max_pixels: Compared with width x height in the file's header, before any pixel is decoded.
 
     Returns:
@@ -165,8 +165,8 @@ def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[np.int32]:
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
         DecodeError: The bytes are not one complete image of a known format. Or the image does not store one whole
-            number per pixel, or Pillow changes the numbers: of a PPM whose maximum is not 255 or 65,535, and of a TIFF
-            in which 0 may be white.
+            number per pixel, or Pillow changes the numbers: of a PBM, of a PPM whose maximum is not 255 or 65,535, and
+            of a grey TIFF whose header does not say that 0 is black.
     """
     image = open_pillow(data, max_pixels=max_pixels)
     name, mode, most = image.format or "", image.mode, largest_number(data, image)
@@ -382,7 +382,7 @@ def decode_jpeg(
         data: The whole file.
         size: Height and width of the full-size image, from `jpeg_size`.
         step: 1 or a value of `STEPS`.
-        buffer: Receives the pixels from its start on; at least as large as the pixels.
+        buffer: Receives the pixels from its start on. It may have any shape, and at least as many bytes as the pixels.
 
     Returns:
         Array (height, width, 3), uint8, C-contiguous, in `buffer` or owned by the caller. None if the image is too

@@ -1,4 +1,4 @@
-"""Read a configuration, apply overrides, and check the result. All problems are listed together."""
+"""Read a configuration, apply overrides, and check the result. One error lists the first 100 problems."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def load(source: object, overrides: object, models: Models) -> LoadedConfig:
         models: The models of stages and sections.
 
     Raises:
-        ConfigError: The configuration has problems, or an argument has a wrong type. The problems are listed in the
-            order of the file; the problems of overrides come last.
+        ConfigError: The configuration has problems, or an argument has a wrong type. The first `MAX_PROBLEMS` problems
+            are listed in the order of the file; the problems of overrides come last.
         StorageError: The file cannot be read.
     """
     if not isinstance(overrides, (list, tuple)) or not all(isinstance(text, str) for text in overrides):
@@ -156,7 +156,7 @@ class _ConfigChecker:
     def _note(self, path: Path, rule: str) -> None:
         """Collect a problem of the setting at `path`, with the message `rule`.
 
-        Do nothing if the value itself, a part of it, or a value around it could not be read.
+        Do nothing if the value at `path`, a value inside it, or a mapping or list that contains it could not be read.
         """
         if any(flaw.unread and flaw.path[: len(path)] == path[: len(flaw.path)] for flaw in self.document.flaws):
             return

@@ -89,7 +89,10 @@ def dotted(path: Path) -> str:
 
 
 def show(value: object) -> str:
-    """Return any value as one short line of YAML, for messages. This function never raises."""
+    """Return any value as one short line for messages: a text in backticks, `5`, `true`, `[1, 2]`, or "a mapping".
+
+    This function never raises.
+    """
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -143,7 +146,7 @@ def _hint(value: object, need: str) -> str:
 
 
 def listing(names: Iterable[str]) -> str:
-    """Join names to "`a`, `b` and `c`"."""
+    """Join names to "`a`, `b` and `c`"; one name to "`a`", and no names to ""."""
     quoted = [f"`{name}`" for name in names]
     return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 

@@ -25,7 +25,9 @@ class _PathError(Exception):
 def apply_override(
     tree: Any, text: str, stages: Stages, sections: Mapping[str, type[BaseModel]]
 ) -> tuple[Path, list[Flaw]]:
-    """Change one setting of a configuration's tree in place. `null` removes a setting that has a default.
+    """Change one setting of a configuration's tree in place.
+
+    The VALUE `null` removes a setting of a stage or section that has a default. Any other setting becomes None.
 
     Args:
         tree: The tree of a `yaml_reader.Document`.

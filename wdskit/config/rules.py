@@ -1,4 +1,4 @@
-"""Check the order of stages in a pipeline, and the shard patterns of sources. No file is accessed."""
+"""Check the order of stages in a pipeline, and the shard patterns of sources. No shard is opened."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ _PLANNED_ONLY = {"bucketed", "resize_to_bucket"}
 
 def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
     """Return the problems with the order of `stages` as (index of the stage, message), sorted by index.
+
+    If `stages` is empty, this is the only problem, with the index 0.
 
     Args:
         stages: Each is a `StageSpec`, or its class if its settings are invalid. Any other value is a stage that is not
@@ -74,7 +76,10 @@ class _OrderChecker:
         self.may_be_batched = False
 
     def step(self, index: int, stage: Any) -> str:
-        """Check the next stage, which is at `index`. Return its problem as a message; "" if it is valid."""
+        """Check the stage at `index`, and update the attributes. Call this for all stages in order, once each.
+
+        Return the problem of the stage as a message; "" if the stage is valid.
+        """
         name, kind = getattr(stage, "name", None), getattr(stage, "kind", None)
         if isinstance(name, str) and isinstance(kind, str):
             takes_any = getattr(stage, "takes_any", False)

@@ -53,10 +53,13 @@ class StageSpec(BaseModel):
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
-        """Return the settings as a dict. `value` is the value after the stage's name in YAML, perhaps in short form.
+        """Return the settings as a dict, not yet checked. `value` is the value after the stage's name in YAML.
+
+        None gives {}. A mapping of settings is copied. A short form, such as 200 in `shuffle: 200`, gives
+        `{shorthand: value}`; so does every mapping if `is_mapping` is True.
 
         Raises:
-            ValueError: The stage takes no arguments, but has a value.
+            ValueError: The stage takes no arguments, but `value` is neither None nor a mapping.
         """
         if value is None:
             return {}
@@ -79,7 +82,10 @@ class StageSpec(BaseModel):
         return fields or None
 
     def written(self) -> Any:
-        """Return the stage as an item of a list of stages in YAML."""
+        """Return the stage as an item of a list of stages in YAML: `{name: value}`, or the name if the value is None.
+
+        The value is the result of `write_settings`.
+        """
         value = self.write_settings()
         return self.name if value is None else {self.name: value}
 

@@ -81,11 +81,13 @@ class Document:
     """The content of a YAML text or a dict.
 
     Attributes:
-        tree: dicts, lists, str, int, float, bool and None. A value that could not be read is None. The whole tree is
-            None if the text is not YAML.
+        tree: dicts, lists, str, int, float, bool and None; from a dict, also all other objects of the dict. A value
+            that could not be read is None, and a value with an invalid name is left out. The whole tree is None if the
+            reading stopped, for example because the text is empty or is not YAML, or because the document is too long
+            or nested too deeply.
         lines: Maps the path of each value to a line, from 1: the line of its key, or its own line without a key. Empty
             for a dict.
-        flaws: The flaws with their lines, in the order of the text; at most `MAX_FLAWS`.
+        flaws: The problems with their lines, in the order of the text; at most `MAX_FLAWS`.
     """
 
     tree: Any = None
@@ -117,10 +119,11 @@ def read_yaml(data: bytes | str, *, setting: str = "") -> Document:
 
 
 def read_dict(source: Mapping[Any, Any]) -> Document:
-    """Return a Python dict as a document. Dicts and lists are copied; all other values are the same objects.
+    """Return a Python dict as a document. Dicts and lists are copied, and tuples become lists; all other values are the
+    same objects.
 
-    The document has a flaw if a name is not text, or if the dict contains itself, is nested too deeply or has more than
-    `MAX_NODES` values.
+    No error is raised. The document has a flaw if a name is not text, or if the dict contains itself, is nested too
+    deeply or has more than `MAX_NODES` values.
     """
     reader = _Reader("")
     reader.line = 0
@@ -337,7 +340,11 @@ class _Reader:
         return value
 
     def copy(self, value: Any, path: Path) -> Any:
-        """Return a deep copy of the dicts and lists in a value at `path`. Add a flaw for each invalid name."""
+        """Return a deep copy of the dicts and lists in a value at `path`. Tuples become lists.
+
+        A value with an invalid name is left out, and a flaw is added. If there are too many values, or the value is
+        nested too deeply, add a flaw and raise `_Stop`.
+        """
         self._count(1)
         if not isinstance(value, (Mapping, list, tuple)):
             return value
@@ -364,7 +371,10 @@ def _alias_rule(event: yaml.AliasEvent) -> str:
 
 
 def _name_rule(name: object, path: Path) -> str:
-    """Return why a key of the mapping at `path` is invalid; "" for text, and for a whole number in a schedule."""
+    """Return why the key `name` of the mapping at `path` is invalid; "" if it is valid.
+
+    A key is valid if it is text. In a mapping that is the value of `weight`, a whole number is valid, too.
+    """
     if isinstance(name, str) or (type(name) is int and path[-1:] in NUMBERED):
         return ""
     return f"the name {show(name)} is not text. Put it in quotes."

@@ -9,8 +9,8 @@
 - Names, UTF-8 without separators.
 - Digests: sha256 of each shard's `.idx` (32 bytes, zeros if unknown).
 
-10**6 shards take 108 MB; a reader touches only the pages it needs. Version 1 had no digests of `.idx` and cannot be
-read: `wdskit index` writes the index again.
+10**6 shards take 108 MB. `BinaryIndex` maps the file, so only the pages in use are in memory. Version 1 had no digests
+of `.idx` and cannot be read: `wdskit index` writes the index again.
 
 `.wdskit.files` identifies the files from which the index was made, by inode and modification time. A different identity
 shows that a shard was rewritten in place, or replaced by a file of the same size. Little-endian: magic `WDSKFIL1`,
@@ -116,7 +116,7 @@ def build_binary(entries: Sequence[ShardEntry], json_digest: bytes) -> bytes:
 
 
 class BinaryIndex:
-    """The index of a folder, mapped into memory from `index.bin`. The constructor reads and verifies the whole file.
+    """The index of a folder, mapped into memory from `index.bin`. The constructor reads the whole file and checks it.
 
     A pickle has only the folder, the digest and the URL. Unpickling opens the file again.
 
@@ -193,7 +193,7 @@ class BinaryIndex:
         return len(self.counts)
 
     def name(self, shard: int) -> str:
-        """Return the file name of a shard by its number, from 0. FolderIndexError: The name is not UTF-8."""
+        """Return the file name of shard number `shard`, from 0. Raises FolderIndexError if the name is not UTF-8."""
         return self._decode(self._names[self._name_start(shard) : int(self._name_ends[shard])].tobytes())
 
     def idx_sha256(self, shard: int) -> str | None:
@@ -202,8 +202,8 @@ class BinaryIndex:
         return digest.hex() if any(digest) else None
 
     def entry(self, shard: int) -> ShardEntry:
-        """Return the entry of shard number `shard`, without field names: `index.bin` has no field names.
-        FolderIndexError: The name of the shard is not UTF-8.
+        """Return the entry of shard number `shard`, without field names: `index.bin` has no field names. The time and
+        inode of its identity are 0 if unknown. Raises FolderIndexError if the name of the shard is not UTF-8.
         """
         inode, mtime_ns = (0, 0) if self.identities is None else self.identities[shard].tolist()
         num_bytes = int(self.sizes[shard])
@@ -218,8 +218,8 @@ class BinaryIndex:
         )
 
     def names(self) -> Iterator[list[str]]:
-        """Yield the file names of all shards in order, in lists of 16,384 names; the last list may be shorter.
-        FolderIndexError: A name is not UTF-8.
+        """Yield the file names of all shards in order, in lists of 16,384 names; the last list may be shorter. Raises
+        FolderIndexError if a name is not UTF-8.
         """
         for first in range(0, len(self), _NAMES_AT_ONCE):
             start = self._name_start(first)
@@ -281,13 +281,16 @@ def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:
 def write_identities(index: Path, entries: Sequence[ShardEntry], *, disk: Disk) -> None:
     """Write the file `.wdskit.files` with the identities of `index.bin` and of each shard (`FileIdentity`).
 
-    If an entry has no identity, the identity of the shard on the disk is stored. If a shard is missing, nothing is
-    written, and an old `.wdskit.files` is removed. OSError: An operation of `disk` fails.
+    If an entry has no identity, the identity of the shard on the disk is stored. If `index.bin`, or a shard whose entry
+    has no identity, is missing, nothing is written, and an old `.wdskit.files` is removed.
 
     Args:
         index: Path of `index.bin`. The new file is in the same folder.
         entries: Index entries of the shards.
         disk: Performs the file operations.
+
+    Raises:
+        OSError: An operation of `disk` fails.
     """
     try:
         files = [FileIdentity.of(index)]
@@ -331,8 +334,8 @@ def read_identities(index: Path, num_shards: int) -> NDArray[np.void] | None:
 
 
 def check_digest(file: LocalFile, sha256: str) -> None:
-    """Read a whole shard, and raise ShardError if its sha256 is not `sha256`, the hex digest in the index.
-    StorageError: The shard cannot be read.
+    """Read a whole shard, and raise ShardError if its sha256 is not `sha256`, the hex digest in the index. Raises
+    StorageError if the shard cannot be read.
     """
     digest = hashlib.sha256()
     num_bytes = 0

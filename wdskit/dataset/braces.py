@@ -29,16 +29,16 @@ def expand_parts(shards: str | Sequence[str]) -> list[Iterator[str]]:
     folders of its part, with braces expanded. In a list, each item may have several parts.
 
     Raises:
-        StorageError: A pattern is empty, its braces do not match, it names more than 2,000,000 shards, or its URL is
-            invalid or has an unsupported scheme.
+        StorageError: At the call: a pattern is empty, its braces do not match, it names more than 2,000,000 shards, or
+            its URL is invalid or has an unsupported scheme.
     """
     items = [shards] if isinstance(shards, str) else shards
     return [expand_braces(part) for item in items for part in split_parts(item)]
 
 
 def expand_patterns(shards: str | Sequence[str]) -> Iterator[str]:
-    """Return an iterator over the paths, URLs, globs and folders of all `::`-parts in order, with braces expanded.
-    StorageError: A pattern is empty or invalid, or names more than 2,000,000 shards.
+    """Return an iterator over the paths, URLs, globs and folders of all `::`-parts in order, with braces expanded. The
+    call raises StorageError if a pattern is empty or invalid, or names more than 2,000,000 shards.
     """
     return itertools.chain.from_iterable(expand_parts(shards))
 
@@ -55,8 +55,8 @@ def expand_braces(pattern: str) -> Iterator[str]:
     existing file and a pattern without braces are yielded unchanged.
 
     Raises:
-        StorageError: The pattern is empty, its braces do not match, it names more than 2,000,000 shards, or its URL is
-            invalid or has an unsupported scheme.
+        StorageError: At the call: the pattern is empty, its braces do not match, it names more than 2,000,000 shards,
+            or its URL is invalid or has an unsupported scheme.
     """
     if not pattern:
         raise StorageError("a shard pattern is empty. Name a path, a glob, a brace pattern or a folder.")
@@ -76,8 +76,8 @@ def expand_braces(pattern: str) -> Iterator[str]:
 
 
 def _count_names(pattern: str) -> int:
-    """Return how many names a brace pattern has at most. `MAX_SHARD_NAMES + 1` stands for any larger number.
-    ValueError: The braces do not match.
+    """Return how many names a brace pattern has at most. `MAX_SHARD_NAMES + 1` stands for any larger number. Raises
+    ValueError if the braces do not match.
     """
     limit = MAX_SHARD_NAMES + 1
     open_braces = [[0, 1]]  # for each open brace: number of names of its complete alternatives, and of the current one

@@ -20,8 +20,11 @@ _log = logging.getLogger(__name__)
 
 def read_classes(folder: str | Path) -> tuple[str, ...] | None:
     """Return the class names of a local or remote folder in the order of their numbers; None if the folder has no
-    `classes.json`, or if a store forbids reading it. FolderIndexError: `classes.json` is invalid. StorageError:
-    `classes.json` cannot be read for another reason.
+    `classes.json`, or if a store forbids reading it.
+
+    Raises:
+        FolderIndexError: `classes.json` is invalid.
+        StorageError: `classes.json` cannot be read for another reason.
     """
     path = str(folder / CLASSES_NAME) if isinstance(folder, Path) else join_url(folder, CLASSES_NAME)
     if (isinstance(folder, Path) or is_local(path)) and not Path(path).is_file():
@@ -41,8 +44,11 @@ def classes_json(numbers: Mapping[str, int]) -> bytes:
 
 def parse_classes(data: bytes, path: str, *, folder: str = "") -> tuple[str, ...]:
     """Return the class names in the bytes of a `classes.json`, in the order of their numbers. `path` and `folder` are
-    for the error. FolderIndexError: The bytes are neither a JSON list of names, nor a JSON object that maps n names to
-    the numbers 0 to n-1.
+    for the error.
+
+    Raises:
+        FolderIndexError: The bytes are neither a JSON list of names, nor a JSON object that maps n names to the numbers
+            0 to n-1.
     """
     try:
         names = json.loads(data)
@@ -117,12 +123,12 @@ def common_classes(folders: Iterable[str], has_labels: Callable[[str], bool], *,
 
 
 def check_labels(folders: Iterable[str], has_labels: Callable[[str], bool]) -> None:
-    """Check that the labels of all folders of a pipeline mean the same classes. Log a warning if a folder with labels
-    has no `classes.json` but another folder has.
+    """Check that the labels of all folders of a pipeline mean the same classes. Do nothing for fewer than two folders.
+    Log a warning if a folder with labels has no `classes.json` but another folder has.
 
     Args:
         folders: Paths or URLs.
-        has_labels: Returns whether samples of a folder may have the field `cls`.
+        has_labels: Returns whether samples of a folder may have the field `cls`. Its exceptions are not caught.
 
     Raises:
         FolderIndexError: A class number has two names, or a `classes.json` is invalid.

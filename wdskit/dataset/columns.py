@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.binary_index import BinaryIndex
-from wdskit.errors import SelectionError
+from wdskit.errors import FolderIndexError, SelectionError
 from wdskit.files import DISK, Disk, publish, publish_bytes, read_own
 from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.storage.urls import is_local, local_path, scheme_of
@@ -98,13 +98,15 @@ def check_split_name(name: str) -> None:
 
 
 def is_column_file(name: str) -> bool:
-    """Return whether a file name is `columns.json`, the list of columns, or is valid for the file of a column."""
+    """Return True if a file name is `columns.json` or has the form of a column's file, `NAME.DIGEST.npy`."""
     return name == COLUMNS_NAME or _FILE.fullmatch(name) is not None
 
 
 def pack_values(values: Sequence[object]) -> Part:
-    """Return the values of n samples as an array (n,) of bool, int64 or float64, or as `Texts`. None is a missing
-    value: "" among texts, otherwise NaN, which makes the array float64.
+    """Return the values of n samples: `Texts` if a value is text, otherwise an array (n,).
+
+    The array is bool if all values are bool, int64 if all are bool or int, and otherwise float64. None is a missing
+    value: it becomes "" among texts, and NaN in a float64 array. If `values` is empty, the array is float64 too.
 
     Raises:
         ValueError: Text and numbers are mixed; an integer does not fit in int64, or is beyond 2**53 in a float64 array;
@@ -146,9 +148,13 @@ def _check_values(values: tuple[str, ...]) -> None:
 
 
 def join_parts(parts: Sequence[Part]) -> Part:
-    """Join the values of all shards in order. Return one array in the smallest type that holds all values, or `Texts`.
-    ValueError: Text and numbers are mixed, an integer beyond 2**53 is together with missing values or fractions, or
-    there are more than 65,536 distinct texts.
+    """Join the parts of a column, one part per shard, in order. Return `Texts` if a part is `Texts`. Otherwise return
+    one array: bool, the smallest integer type that holds all values, or float64. Among texts, a missing value is "".
+    Without samples, the array is bool.
+
+    Raises:
+        ValueError: Text and numbers are mixed, an integer beyond 2**53 is together with missing values or fractions,
+            or there are more than 65,536 distinct texts.
     """
     known = [part for part in parts if isinstance(part, Texts) or not _has_no_value(part)]
     texts = [part for part in known if isinstance(part, Texts)]
@@ -195,7 +201,8 @@ def write_columns(
     *,
     disk: Disk = DISK,
 ) -> list[str]:
-    """Write the files of columns into a folder, then `columns.json`.
+    """Write the files of columns into a folder, then `columns.json`. Other files of columns stay in the folder. The
+    numbers of values are not checked.
 
     Args:
         folder: The folder of the index, or a staging folder.
@@ -207,10 +214,13 @@ def write_columns(
         Names of the columns' files in the order of `columns`, then `columns.json`.
 
     Raises:
-        SelectionError: A name is invalid, or the values of a column have no common type: text and numbers are mixed, an
-            integer is too large for float64, or there are too many distinct texts.
+        SelectionError: There are more than `MAX_COLUMNS` columns, or a name is invalid. Or the values of a column have
+            no common type: text and numbers are mixed, an integer is too large for float64, or there are too many
+            distinct texts.
         OSError: An operation of `disk` fails.
     """
+    if len(columns) > MAX_COLUMNS:
+        raise SelectionError(f"{len(columns):,} columns are more than the {MAX_COLUMNS:,} that a folder can have.")
     listed = []
     num_samples = 0
     for name, new in columns.items():
@@ -241,8 +251,8 @@ def write_columns(
 
 
 def check_split_values(columns: Mapping[str, NewColumn], place: str) -> None:
-    """Raise SelectionError if a value of the new column `split` is also the name of a new column of true and false,
-    because `split: NAME` would mean both. `place` is the folder, for the message.
+    """Raise SelectionError if a text of the new column `split` is also the name of a new bool column, because then
+    `split: NAME` has two meanings. Do nothing without a new column `split`. `place` is the folder, for the message.
     """
     bools = {
         name
@@ -272,11 +282,11 @@ def _list_entry(
 
 def add_columns(index: BinaryIndex, new: Mapping[str, NewColumn], *, disk: Disk = DISK) -> None:
     """Add columns to the local folder of `index`. The caller must hold the lock of this folder. A new column replaces
-    an existing column of the same name.
+    an existing column of the same name, and the file of the replaced column is removed.
 
     Raises:
-        SelectionError: The list of columns is damaged or was made for other shards, a name is invalid, or the values of
-            a column have no common type, for example text and numbers.
+        SelectionError: The list of columns is damaged or was made for other shards. Or as for `write_columns`.
+        FolderIndexError: The list of columns is a link, or is not a plain file of at most 1 GiB.
         OSError: An operation of `disk` fails.
     """
     known = Columns(index)
@@ -286,8 +296,8 @@ def add_columns(index: BinaryIndex, new: Mapping[str, NewColumn], *, disk: Disk 
 
 
 def remove_columns(folder: Path, *, disk: Disk = DISK, keep: Sequence[str] = ()) -> None:
-    """Remove the files of all columns and the list of columns, except files whose names are in `keep`. OSError: A file
-    cannot be removed.
+    """Remove all column files of a folder, and `columns.json`. Files whose names are in `keep` stay. Do nothing if the
+    folder has no such file. Raises OSError if a file cannot be removed.
     """
     for path in [*sorted(folder.glob("*.npy")), folder / COLUMNS_NAME]:
         if path.name not in keep and is_column_file(path.name) and path.exists():
@@ -331,11 +341,11 @@ class TextColumn:
         return self.values[codes] if np.ndim(codes) == 0 else TextColumn(codes, self.values)
 
     def __eq__(self, other: object) -> Any:
-        """Return for each sample whether its text is `other`, bool (num_samples,)."""
+        """Return for each sample whether its text equals `other`, one text: bool (num_samples,)."""
         return self.isin([other])
 
     def __ne__(self, other: object) -> Any:
-        """Return for each sample whether its text is not `other`, bool (num_samples,)."""
+        """Return for each sample whether its text differs from `other`, one text: bool (num_samples,)."""
         return ~self.isin([other])
 
     def isin(self, texts: Sequence[object]) -> NDArray[np.bool_]:
@@ -343,7 +353,9 @@ class TextColumn:
         return np.array([value in texts for value in self.values], dtype=np.bool_)[self.codes]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Values:  # noqa: FBT001 (numpy's protocol)
-        """Return the text of each sample as a new array of numpy's text type, or of `dtype`: (num_samples,)."""
+        """Return the text of each sample as an array (num_samples,) of numpy's text type, or of `dtype`. The array is
+        always new: `copy` is ignored.
+        """
         return np.array(self.values, dtype=dtype)[self.codes]
 
     def __repr__(self) -> str:
@@ -545,9 +557,10 @@ class Columns:
         return f"Columns({self.place!r}: {', '.join(self)})"
 
     def of_split(self, name: str) -> NDArray[np.bool_]:
-        """Return which samples belong to a split: bool (num_samples,).
+        """Return which samples belong to a split: bool (num_samples,). The array may be read-only.
 
-        A split is a value of the column `split`, or a bool column that has the name of the split.
+        If the column `split` has the text `name`, the split is the samples with this text. Otherwise the split is the
+        samples that are True in the bool column `name`.
 
         Raises:
             SelectionError: The split does not exist (the message lists the existing splits), or its column is damaged.
@@ -570,15 +583,15 @@ class Columns:
 
 
 def columns(folder: str | Path) -> Columns:
-    """Open the columns of a folder with an index. The folder may be local or in a store.
+    """Open the columns of a folder with an index. The folder is a path or a URL.
 
     `columns("data/train")["cls"]` is an array with one value per sample, in the order of the index.
 
     Raises:
-        FolderIndexError: The index of the folder is missing or damaged, or the list of columns is not a plain file.
-        SelectionError: The list of columns is damaged, or was made for other shards; or a folder in a store has no list
-            of columns.
-        StorageError: The store cannot be read.
+        FolderIndexError: The index of the folder is missing or damaged, or `columns.json` is not a plain file.
+        SelectionError: `columns.json` is damaged, or was made for other shards. Or a remote folder has no
+            `columns.json`; a local folder without it has no columns, which is not an error.
+        StorageError: The remote folder cannot be read, or its files cannot be copied to the local disk.
     """
     if is_local(str(folder)):
         return Columns(BinaryIndex(Path(local_path(str(folder)))))
@@ -595,7 +608,7 @@ def list_columns(folder: Path, url: str = "") -> dict[str, Column]:
 
     Raises:
         SelectionError: `columns.json` is damaged, or of another version.
-        FolderIndexError: `columns.json` is a link, or is not a plain file of at most 1 GiB.
+        FolderIndexError: `columns.json` is a link, is not a plain file of at most 1 GiB, or cannot be read.
     """
     return _parse(folder, url)[1]
 
@@ -605,7 +618,11 @@ def _parse(folder: Path, url: str) -> tuple[str, dict[str, Column]]:
     `list_columns` returns them. `index` is "" if there is no `columns.json`. `list_columns` lists the errors.
     """
     place = url or str(folder)
-    data = read_own(folder / COLUMNS_NAME, limit=MAX_INDEX_BYTES)
+    try:
+        data = read_own(folder / COLUMNS_NAME, limit=MAX_INDEX_BYTES)
+    except OSError as err:
+        msg = f"{place}/{COLUMNS_NAME}: it cannot be read: {err.strerror}."
+        raise FolderIndexError(msg, folder=place) from err
     if data is None:
         return "", {}
     try:
@@ -636,11 +653,12 @@ def _parse(folder: Path, url: str) -> tuple[str, dict[str, Column]]:
 
 
 class ColumnView:
-    """The values of a column for a list of shards of one or more folders. A pickle does not contain the values.
+    """The values of a column for a list of shards, which may be in several folders. A pickle does not contain the
+    values.
 
     Args:
-        runs: (column, first, count) for each run of neighbouring samples: the column of their folder, the position of
-            the first sample in this column, and the number of samples.
+        runs: At least one run of neighbouring samples of a folder, in order. Each run is (column, first, count): the
+            `Column` of the folder, the position of the first sample in this column, and the number of samples.
     """
 
     def __init__(self, runs: Sequence[tuple[Column, int, int]]) -> None:
@@ -652,8 +670,8 @@ class ColumnView:
         return int(self._starts[-1])
 
     def take(self, numbers: Ints) -> Values:
-        """Return the stored value of each sample, (n,). A text is stored as its position in the column's `values`.
-        `numbers`, int64 (n,), are sample numbers over all runs, from 0.
+        """Return the stored values of the samples `numbers`, int64 (n,), counted from 0 over all runs. The result is
+        (n,). A text is stored as its position in the folder's `Column.values`. Errors: see `Column.data`.
         """
         if len(self._runs) == 1:
             column, first, _ = self._runs[0]
@@ -667,8 +685,8 @@ class ColumnView:
         return found
 
     def all(self) -> Values:
-        """Return the stored value of each sample, (len(self),). A text is stored as its position in the column's
-        `values`.
+        """Return the stored values of all samples in order, (len(self),). A text is stored as its position in the
+        folder's `Column.values`. Errors: see `Column.data`.
         """
         parts = [column.data[first : first + count] for column, first, count in self._runs]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -53,7 +53,8 @@ class Where:
         names: Names of the columns in the condition, sorted.
 
     Raises:
-        SelectionError: The text is not a condition, or names no column. The message gives the position in the text.
+        SelectionError: The text is not a condition, or has no column name. The message gives the position in the text,
+            if known. `mask` checks that the columns exist.
     """
 
     def __init__(self, text: str) -> None:
@@ -70,11 +71,12 @@ class Where:
     def mask(self, columns: Columns) -> Mask:
         """Return for each sample of a folder whether the condition is true, bool (num_samples,).
 
-        One comparison of 10^8 samples takes half a second, and only the memory of the result.
+        One comparison of 10^8 samples takes half a second. The only large array in memory is the result.
 
         Raises:
-            SelectionError: A column is missing or damaged. Or the condition compares text with a number, has a result
-                that is not a bool, divides a whole number by 0, or has a number of more than 64 bits.
+            SelectionError: A column is missing or damaged. Or an operation does not fit its values, such as text
+                compared with a number. Or the result is not a bool, `//` or `%` divides a whole number by 0, or a
+                whole number has more than 64 bits.
             StorageError: The file of a remote column cannot be copied.
         """
         used: dict[str, Column] = {name: columns.column(name, use="where") for name in self.names}

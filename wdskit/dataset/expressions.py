@@ -27,8 +27,8 @@ def parse_expression(text: str, problem_of: Callable[[ast.AST], str], *, what: s
         what: `filter` or `where`, for messages.
 
     Raises:
-        SelectionError: The text is not an expression, is too long or nested too deeply, or has a node that is not
-            allowed. The message gives the position in the text.
+        SelectionError: The text is not an expression, is too long or nested too deeply, has more than 400 nodes, or
+            has a node that is not allowed. The message gives the position in the text, if known.
     """
     text = text.strip()
     if len(text) > MAX_CHARS:
@@ -63,8 +63,8 @@ def parse_expression(text: str, problem_of: Callable[[ast.AST], str], *, what: s
 
 
 def children_of(node: ast.AST) -> list[ast.AST]:
-    """Return the child nodes of a node. Of a call, return the arguments, then the owner of a method: the names of
-    called functions and methods are left out.
+    """Return the child nodes of a node. For a call, return its positional arguments, and then, if it calls a method,
+    the object before the dot. The name of the called function or method is left out.
     """
     if isinstance(node, ast.Call):
         return [*node.args, *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]

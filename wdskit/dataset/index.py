@@ -1,8 +1,9 @@
 """Read, write and check the index of a folder: name, number of samples, size, digests and fields of each shard.
 
-`index.json` is for people and other tools: a valid wids index, one shard per line, whose entries also have sha256 and
-field names. `index.bin` has the same values in binary form (`dataset.binary_index`), and the digest of its
-`index.json`. `write_index` writes both files, `index.json` last. Files of two versions are never used together.
+`index.json` is for people and other tools: a valid wids index, one shard per line, whose entries also have digests and
+field names. `index.bin` has the same values except the field names, in binary form (`dataset.binary_index`).
+`write_index` writes both files, `index.json` last. `index.bin` also has the digest of its `index.json`, and is used
+only with this `index.json`.
 """
 
 from __future__ import annotations
@@ -111,8 +112,8 @@ def compare_names(found: Collection[str], listed: Collection[str]) -> tuple[list
 
 
 def join_url(folder: str, name: str) -> str:
-    """Return the path or URL of the file `name` in a folder; `""` is the current folder. The result is never read as a
-    URL by mistake: `a:b` in the current folder becomes `./a:b`.
+    """Return the path or URL of the file `name` in a folder; `""` is the current folder. There, `a:b` becomes `./a:b`,
+    because `a:b` would be a URL.
     """
     if not folder.strip("/"):
         return f"{folder or './'}{name}" if ":" in name else f"{folder}{name}"
@@ -120,29 +121,34 @@ def join_url(folder: str, name: str) -> str:
 
 
 def has_index(folder: str) -> bool:
-    """Return whether a local folder has an `index.json`."""
-    return (Path(local_path(folder) or ".") / INDEX_NAME).is_file()
+    """Return whether a local folder has an `index.json`. Raises StorageError if the folder cannot be read."""
+    path = Path(local_path(folder) or ".") / INDEX_NAME
+    try:
+        return path.is_file()
+    except OSError as err:
+        raise StorageError(f"{path}: cannot be read: {err.strerror}.", url=folder) from err
 
 
 def is_label(field: str) -> bool:
-    """Return whether the field with this name has the number of a class: its name is `cls` or ends in `.cls`."""
+    """Return True if a field of this name has the number of a class: the name is `cls` or ends in `.cls`."""
     return field.rpartition(".")[2] == "cls"
 
 
 def folder_has_labels(folder: str) -> bool:
-    """Return whether samples of an indexed folder have a field `cls` or `*.cls`. FolderIndexError: The index is
-    missing, invalid or unreadable.
+    """Return whether any shard of a folder has a field `cls` or `*.cls`, according to the folder's index. The folder is
+    a path or a URL. Raises FolderIndexError and StorageError as `read_index` does.
     """
     return any(is_label(field) for entry in read_index(folder).entries for field in entry.fields)
 
 
 def write_index(folder: Path, entries: Sequence[ShardEntry], *, data: bytes | None = None, disk: Disk = DISK) -> None:
-    """Write the index of a local folder: `index.bin`, then `.wdskit.files`, then `index.json`.
+    """Write the index of a local folder: `index.bin`, then `.wdskit.files` (see `write_identities`), then
+    `index.json`.
 
     Args:
         folder: The folder of the shards.
-        entries: The entries, in the order of the index.
-        data: The bytes of `index.json` if the caller has made them already.
+        entries: One entry per shard, in the order of the index.
+        data: The result of `index_json(entries)`; None computes it.
         disk: Performs the file operations; tests replace it.
 
     Raises:
@@ -184,8 +190,11 @@ def _collection_paused() -> Iterator[None]:
 
 @_collection_paused()
 def read_index(folder: str | Path) -> FolderIndex:
-    """Return the index in the `index.json` of a local or remote folder. FolderIndexError: `index.json` is missing,
-    unreadable or invalid. StorageError: The URL of the folder is invalid, or its scheme is not supported.
+    """Return the index in the `index.json` of a local or remote folder.
+
+    Raises:
+        FolderIndexError: `index.json` is missing, unreadable or invalid.
+        StorageError: The URL of the folder is invalid, or its scheme is not supported.
     """
     folder = str(folder)
     url = join_url(folder, INDEX_NAME)
@@ -210,10 +219,10 @@ def read_index(folder: str | Path) -> FolderIndex:
 
 
 def _parse_entries(document: Any, path: Path | None) -> list[ShardEntry]:
-    """Return the entries of a parsed `index.json`. ValueError: The document is not a valid index.
+    """Return the entries of `document`, a parsed `index.json`. Raises ValueError if `document` is not a valid index.
 
-    `path` is the path of `index.bin`. The identities of the shards are read from `.wdskit.files` next to it. If `path`
-    is None (a remote folder), the entries have no identity.
+    `path` is the path of `index.bin`, from which `read_identities` finds the identities of the shards. An unknown inode
+    or mtime is 0. If `path` is None (a remote folder), `identity` is None.
     """
     if not isinstance(document, dict) or document.get("__kind__") != _KIND:
         raise ValueError(f"`__kind__` is not {_KIND!r}")

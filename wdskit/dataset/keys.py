@@ -33,7 +33,7 @@ def check_key(key: str) -> None:
 
 
 def _key_problem(key: str) -> str | None:
-    """Return the first rule that `key` breaks; None if it breaks no rule."""
+    """Return, as text for a message, the first rule that `key` breaks. Return None if `key` is valid."""
     parts = key.split("/")
     rules = {
         "it is empty": not key,
@@ -93,8 +93,8 @@ def hash_key(key: str) -> bytes:
 
 
 def find_repeated(*parts: NDArray[Any]) -> NDArray[Any]:
-    """Return the hashes that occur more than once in all parts together: each hash once, sorted, in the parts' type.
-    Without `parts`, return an empty uint64 array.
+    """Return the hashes that occur more than once in all parts together, as a sorted array of the parts' type. Each of
+    these hashes is in the array once. Without `parts`, return an empty uint64 array.
 
     Args:
         parts: Arrays (n,) of int64 or uint64, all of one type. Hashes that are not evenly distributed take more memory.

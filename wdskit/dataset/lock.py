@@ -33,7 +33,7 @@ def lock_folder(folder: Path, name: str = LOCK_NAME, problem: str = "", *, wait:
         wait: If another process holds the lock, wait until it is free instead of raising.
 
     Raises:
-        FolderIndexError: Another process holds the lock, and `wait` is False.
+        FolderIndexError: Another process, or another block of this process, holds the lock, and `wait` is False.
         StorageError: The folder cannot be written, its file system has no locks, or the lock file is a link.
     """
     with _open_lock_file(folder, name) as fd:
@@ -48,8 +48,9 @@ def share_folder(folder: Path) -> Iterator[Callable[[], bool]]:
     exclusive lock of `lock_folder`.
 
     Yields:
-        A function that returns whether no other process shares the lock now. It raises FolderIndexError if a process
-        has taken the exclusive lock meanwhile.
+        A function that returns True if no other process shares the lock now. The function gives the shared lock up for
+        a moment. It raises FolderIndexError if another process takes the exclusive lock in this moment; the shared
+        lock is then lost.
 
     Raises:
         FolderIndexError: Another process holds the exclusive lock.
@@ -78,12 +79,13 @@ def _open_lock_file(folder: Path, name: str) -> Iterator[int]:
     """
     path = folder / name
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as err:
         if err.errno == errno.ELOOP:
             msg = f"{path}: this is a link, and wdskit does not lock what it leads to.\n  Remove the link."
             raise StorageError(msg, url=str(folder)) from err
-        raise StorageError(f"{folder}: cannot be written: {err.strerror or err}.", url=str(folder)) from err
+        place = path if os.path.lexists(path) else folder
+        raise StorageError(f"{place}: cannot be written: {err.strerror or err}.", url=str(folder)) from err
     owner = os.getpid()
     try:
         yield fd
@@ -95,8 +97,9 @@ def _open_lock_file(folder: Path, name: str) -> Iterator[int]:
 
 
 def _take_lock(fd: int, kind: int, folder: Path, *, wait: bool = False) -> bool:
-    """Take the lock `kind`, `fcntl.LOCK_EX` or `LOCK_SH`, on a descriptor. Return whether the lock was taken; with
-    `wait`, always True. StorageError: The file system of `folder` has no locks.
+    """Take the lock `kind`, `fcntl.LOCK_EX` or `LOCK_SH`, on a descriptor. Return True if the lock was taken. If
+    another process has a conflicting lock, return False, or wait if `wait` is True. Raises StorageError if the file
+    system of `folder` has no locks.
     """
     try:
         fcntl.flock(fd, kind if wait else kind | fcntl.LOCK_NB)
@@ -118,8 +121,9 @@ def _in_use(folder: Path, problem: str = "") -> FolderIndexError:
 
 @functools.cache
 def share_lock_until_exit(path: Path) -> None:
-    """Hold a shared lock on a folder or file until this process ends. End this process at once if its parent process
-    has ended already. OSError: The path cannot be opened.
+    """Hold a shared lock on a folder or file until this process ends. Wait while another process has the exclusive
+    lock. Then end this process at once if its parent process has ended already. Without locks in the file system, no
+    lock is held. A second call for the same path does nothing. Raises OSError if the path cannot be opened.
     """
     _open_locked(path, fcntl.LOCK_SH)
     parent = parent_process()
@@ -130,7 +134,7 @@ def share_lock_until_exit(path: Path) -> None:
 @contextlib.contextmanager
 def share_lock(path: Path) -> Iterator[None]:
     """Hold a shared lock on a folder or file while the block runs. Wait while another process has the exclusive lock.
-    Without locks in the file system, the block runs without one. OSError: The path cannot be opened.
+    Without locks in the file system, the block runs without one. Raises OSError if the path cannot be opened.
     """
     fd = _open_locked(path, fcntl.LOCK_SH)
     try:
@@ -140,8 +144,9 @@ def share_lock(path: Path) -> Iterator[None]:
 
 
 def wait_for_workers(path: Path) -> None:
-    """Wait until all workers of earlier runs have released their shared locks on a folder or file. The caller must hold
-    the lock of its own run during the call. OSError: The path cannot be opened.
+    """Wait until no process has a shared lock on a folder or file, which means that all workers of earlier runs have
+    ended. Without locks in the file system, return at once. The caller must hold the folder's lock (`lock_folder` or
+    `share_folder`) during the call. Raises OSError if the path cannot be opened.
     """
     os.close(_open_locked(path, fcntl.LOCK_EX))
 

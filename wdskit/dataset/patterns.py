@@ -42,7 +42,8 @@ class ShardList:
 
     Attributes:
         urls: Path or URL of each shard.
-        parts: For each shard, the number of the `::`-part or list item that named it.
+        parts: For each shard, the number of the part that named it. Parts are list items divided at `::`, numbered from
+            0 over all items.
         entries: For each shard, its index entry; None if the folder has no index, or if the index was not read.
     """
 
@@ -68,7 +69,8 @@ class Target:
 
     Attributes:
         path: The path as the user wrote it.
-        kind: Whether the path names one shard, a folder, or several shards by a pattern.
+        kind: "shard" if the path names one shard, "folder" if it names a folder, "pattern" for a glob, a brace pattern
+            or several paths joined by `::`.
         urls: Path or URL of each shard, in order.
         entries: Index entry of each shard. Names and sizes of local files match the entries. None if `kind` is "shard",
             or if a shard has no index entry.
@@ -108,16 +110,18 @@ def list_shards(
     Args:
         shards: A path, URL, glob, brace pattern (`a-{000..127}.tar`) or folder; several joined by `::`, or a list of
             them.
-        need_index: Every shard must be in its folder's index. Remote indexes are fetched too.
-        has_remote: Read remote indexes if they exist, also for shards that are named one by one. If a folder of a
-            bucket has no index, list the files in this folder.
+        need_index: Every shard must be listed in the index of its folder, local or remote.
+        has_remote: Read the index of each remote folder, if it exists. For a glob or folder in a bucket without an
+            index, list the files of the bucket's folder. If both flags are False, a remote index is read only for a
+            glob or folder, and must exist.
         check_files: If all shards are in an index, compare the names and sizes of the files in local folders with the
             index.
 
     Raises:
-        StorageError: No shard matches, a local shard is missing, a pattern or a scheme is invalid, or a bucket cannot
-            be listed.
-        FolderIndexError: An index is needed and missing, is invalid, or does not match the shards on disk.
+        StorageError: `shards` is empty, a pattern matches no shard, a local shard is missing, a pattern or a scheme is
+            invalid, or a bucket cannot be listed.
+        FolderIndexError: An index is needed and missing, is invalid, or does not match the shards on disk. Or no shard
+            matches in a local folder with an unfinished run.
     """
 
     @functools.cache
@@ -150,18 +154,24 @@ def list_shards(
 def find_shards(path: str) -> Target:
     """Find the shards of a user's path: a shard, a folder, a glob or a brace pattern; or several joined by `::`.
 
-    The name of an existing file is always one shard. The index of its folder is not read.
+    The path of an existing local file is always one shard, and the index of the file's folder is not read.
 
     Raises:
         StorageError: No shard matches, a local shard is missing, a pattern or a scheme is invalid, or a bucket cannot
             be listed.
-        FolderIndexError: An index is invalid or does not match the shards on disk, or a remote folder has no index.
+        FolderIndexError: An index is invalid or does not match the shards on disk, or a remote folder has no index. Or
+            no shard matches in a local folder with an unfinished run.
     """
     local = is_local(path)
-    is_folder = path.endswith("/") or (os.path.isdir(local_path(path)) if local else not split_url(path)[1])
+    has_many = [*expand_patterns(path)] != [path]
+    if local:
+        is_folder = not has_many and os.path.isdir(local_path(path))
+    else:
+        key = split_url(path)[1]
+        is_folder = not has_many and (not key or (key.endswith("/") and not _URL_GLOB.search(key)))
     if local and not is_folder and os.path.exists(local_path(path)):
         return Target(path, "shard", (path,), None)
-    found = list_shards(path, has_remote=[*expand_patterns(path)] != [path], check_files=True)
+    found = list_shards(path, has_remote=has_many, check_files=True)
     if found.urls == (path,):
         return Target(path, "shard", found.urls, None)
     kind: Literal["folder", "pattern"] = "folder" if is_folder else "pattern"
@@ -185,7 +195,8 @@ def find_remote_index(folder: str) -> FolderIndex | None:
 
 
 def match_shards(path: str, open_index: OpenIndex) -> tuple[dict[str, ShardEntry | None], list[ShardMatch]]:
-    """Find the shards that a path names. Return missing and unlisted shards as faults instead of raising.
+    """Find the shards that a path names. Return missing and unlisted shards as faults instead of raising. A shard that
+    is named twice is returned once. If no shard matches, both results are empty.
 
     Args:
         path: A path, URL, glob, brace pattern or folder; several joined by `::`.
@@ -199,8 +210,9 @@ def match_shards(path: str, open_index: OpenIndex) -> tuple[dict[str, ShardEntry
         are taken from the index; their files are not looked up.
 
     Raises:
-        StorageError: A local folder does not exist or cannot be listed, or a pattern or a scheme is invalid.
-        FolderIndexError: A remote folder has no index.
+        StorageError: The local folder of a glob does not exist or cannot be listed, or a pattern or a scheme is
+            invalid.
+        FolderIndexError: A glob or folder is remote, and the folder has no valid index.
     """
     shards: dict[str, ShardEntry | None] = {}
     faults: list[ShardMatch] = []
@@ -287,11 +299,12 @@ def check_planned_url(url: str) -> None:
 
 
 def _match(pattern: str, open_index: OpenIndex, *, is_listed: bool = False) -> Iterator[ShardMatch]:
-    """Yield the shards that one pattern without braces names. A local glob or folder yields the shards of
-    `_match_folder`, a remote glob or folder the shards of `_match_remote`, which takes `is_listed`. Any other pattern
-    yields one `ShardMatch`, with a problem if a local shard is missing, or if the folder's index does not list it.
+    """Yield the shards that one pattern without braces names; nothing if no shard matches.
 
-    `find_folders`, `_match_folder` and `_match_remote` list the errors.
+    A glob or a folder yields the shards that `_match_folder` (local) or `_match_remote` (remote) finds. The name of one
+    shard yields one `ShardMatch`. Its problem is `ABSENT` if the shard is local and missing, and `UNLISTED` if the
+    index of the folder does not list the shard. `is_listed` is for `_match_remote`. The errors are those of
+    `find_folders`, `_match_folder` and `_match_remote`.
     """
     for folder, name, is_glob in find_folders(pattern):
         if is_glob and is_local(pattern):
@@ -311,8 +324,8 @@ def _match(pattern: str, open_index: OpenIndex, *, is_listed: bool = False) -> I
 
 def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator[ShardMatch]:
     """Yield the shards of a local folder whose names match the glob `name`: first the shards in `index`, in its order,
-    then other files, sorted. If the folder has an index, `problem` is set for each shard that only the index or only
-    the disk has. StorageError: The folder cannot be read.
+    then other files, sorted. If there is an index, a shard that is only in the index has the problem `LISTED_ABSENT`,
+    and a file that is only on disk has `UNLISTED`. Raises StorageError if the folder cannot be read.
     """
     try:
         on_disk = frozenset(os.listdir(folder or "."))
@@ -327,8 +340,9 @@ def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator
 
 
 def _select(names: Iterable[str], pattern: str) -> Iterator[str]:
-    """Yield the names that the glob `pattern` matches, sorted. If the glob has no dot after its last wildcard, names
-    that do not end in `.tar` are left out. If the glob has no leading dot, names with a leading dot are left out.
+    """Yield the names that the glob `pattern` matches, sorted. A glob without a dot after its last wildcard, such as
+    `a-*`, yields only names that end in `.tar`. Names with a leading dot are yielded only for a glob with a leading
+    dot.
     """
     has_ending = "." in re.split(r"[*?\]]", pattern)[-1]  # a glob without an ending matches only `.tar`
     for each in sorted(names):
@@ -338,12 +352,14 @@ def _select(names: Iterable[str], pattern: str) -> Iterator[str]:
 
 
 def _match_remote(url: str, folder: str, name: str, open_index: OpenIndex, *, is_listed: bool) -> Iterator[ShardMatch]:
-    """Yield the shards of a remote folder whose names match the glob `name`. `url` is the whole pattern. With
-    `is_listed`, the files in the folder are listed if it has no index.
+    """Yield the shards of a remote folder whose names match the glob `name`. `url` is the whole pattern.
+
+    The shards come from the index, in its order. If the folder has no index and `is_listed` is True, the files in the
+    bucket's folder are listed, and the shards are sorted by name.
 
     Raises:
-        StorageError: `url` has a query, the folder cannot be listed, or no tar in a listed folder matches.
-        FolderIndexError: The folder has no index, and `is_listed` is not set.
+        StorageError: `url` has a query. Or the files are listed, and the listing fails or no file matches.
+        FolderIndexError: The folder has no index, and `is_listed` is False.
     """
     path, query, _ = url.partition("?")
     if query:
@@ -368,8 +384,8 @@ def split_url(url: str) -> tuple[str, str]:
     """Split the path or URL of a shard into (folder, file name); the folder `""` is the current folder. Of a URL, the
     query is left out, and the file name is percent-decoded.
 
-    The file name is empty if a URL has only a bucket or host, or if the last part of a URL in a bucket is no pattern
-    and has no `.tar`: `s3://bucket/v1.0`.
+    The file name is empty if the URL ends with `/`, or has only a bucket or host. It is also empty if the last part of
+    a URL in a bucket has no wildcard and no `.tar`: `s3://bucket/v1.0` is a folder.
     """
     if is_local(url):
         return os.path.split(url)
@@ -426,7 +442,7 @@ def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
         msg = f"{folder}: only a local folder can be {done}. Run `wdskit {command}` on the machine with its files."
         raise StorageError(msg, url=str(folder))
     path = Path(local_path(str(folder)))
-    if not path.is_dir():
-        problem = "this is a file, not a folder." if path.exists() else describe_missing(str(path), "folder")
+    if not os.path.isdir(path):
+        problem = "this is a file, not a folder." if os.path.exists(path) else describe_missing(str(path), "folder")
         raise StorageError(f"{folder}: {problem} Name the folder that holds the shards.", url=str(folder))
     return path

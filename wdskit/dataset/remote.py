@@ -1,11 +1,11 @@
-"""Folders of shards in a store: their index, kept in a local copy, and their samples, read by ranges.
+"""Remote folders of shards: their index, kept in a local copy, and their samples, read by range requests.
 
 The files that a planned source needs before it reads a sample (`index.json`, `index.bin`, the list of the columns) are
 copied to `$XDG_CACHE_HOME/wdskit/folders`, once for each version (ETag). All processes of a user on a machine share the
 copy. Copies that were not used for `UNUSED_S` are removed.
 
-The version of each shard is stored next to the copies when the shard is first read (`SeenVersion`). If the shard is
-replaced later and the index does not change, reading the shard is an error.
+The version of each shard is stored next to the copies when the shard is first read (`SeenVersion`). If other bytes
+replace the shard later and the index does not change, reading the shard is an error.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def read_copy(url: str, names: Sequence[str], read: Callable[[Path], T]) -> T:
 
 def _copy(url: str, names: Sequence[str]) -> Path:
     """Copy files of a remote folder if no copies of their current versions exist. Return the local folder of the
-    copies. `names` are all files to copy, with `index.json` and `index.bin`. `read_copy` lists the errors.
+    copies. `names` are all files to copy, with `index.json` and `index.bin`. A new version gets a new local folder, and
+    unused folders of copies are then removed. `read_copy` lists the errors.
     """
     from wdskit.storage.objects import ObjectFile
 
@@ -201,10 +202,10 @@ class SeenVersion:
     (ETag or Last-Modified) is stored at the first read; all processes of a user share the stored version.
 
     Args:
-        copy: Folder of the copy of the index.
-        url: URL of the folder of the shards.
+        copy: Local folder with the copy of the index. The versions are stored in a file next to this folder.
+        url: URL of the remote folder.
         index: Digest of the index.
-        number: Number of the shard in the index.
+        number: Number of the shard in the index, from 0.
         sha256: Hex digest of the shard in the index.
     """
 
@@ -286,11 +287,11 @@ def _read_whole(file: ObjectFile) -> bytes:
 
 
 class RemoteShard(IndexedShard):
-    """A shard of a store, read by ranges.
+    """A remote shard, read by range requests.
 
-    The key of a sample is compared with the key after the sample, but not with the key before. The digest of the `.idx`
-    in the index confirms the offsets of the samples. If the object is replaced after the first reply, reading is an
-    error.
+    A read of a sample compares its key with the key in the next header if this header is plain, but not with the key of
+    the sample before. The digest of the `.idx` in the index confirms the offsets of the samples. If the object is
+    replaced after the first reply of the server, a later request raises StorageError.
 
     Args:
         file: The object.
@@ -302,6 +303,7 @@ class RemoteShard(IndexedShard):
 
     Raises:
         FolderIndexError: The index has no digest of the `.idx`, or the `.idx` does not belong to the shard.
+        StorageError: The object's version cannot be read.
     """
 
     file: _ShardFile
@@ -330,13 +332,14 @@ class RemoteShard(IndexedShard):
         super().__init__(url, _ShardFile(file, kept, seen), offsets, is_trusted=True)
 
     def ahead(self, numbers: Sequence[int], *, at_once: bool) -> IndexedShard:
-        """Start to fetch samples without waiting. Return a reader of this shard that uses the fetched bytes. Return
-        this object if no sample has to be fetched by ranges.
+        """Start to fetch samples without waiting. Return another reader of this shard, which uses the fetched bytes. If
+        no sample has to be fetched by range requests, return this object. A failed request raises its error only when
+        a sample is read.
 
         Args:
             numbers: Numbers of the samples, in increasing order.
-            at_once: Fetch the samples by ranges even if their parts are being fetched for the cache. The samples come
-                earlier, but are fetched twice.
+            at_once: Fetch the samples by range requests even if their parts are being fetched into the cache. The
+                samples arrive earlier, but their bytes are fetched twice.
         """
         ranges: list[tuple[int, int]] = []
         for number in self.file.fetch_parts(numbers, at_once=at_once):
@@ -384,8 +387,11 @@ class _ShardFile:
         return self._object.num_bytes
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes, fewer only at the end of the object. ShardError: The object was replaced, and its sha256
-        differs from the index. StorageError: The object cannot be read, or is replaced while it is read.
+        """Return `size` bytes from `offset`; fewer bytes only at the end of the object.
+
+        Raises:
+            ShardError: The object was replaced, and its sha256 differs from the index.
+            StorageError: The object cannot be read, or is replaced while it is read.
         """
         data = self._read(offset, size)
         if self._seen is not None:
@@ -424,15 +430,17 @@ class _ShardFile:
 
 
 def part_edges(offsets: Ints) -> Ints:
-    """Return the number of the first sample of each part of a shard, then the number of all samples. `offsets` are the
-    offsets in the shard's `.idx`.
+    """Return the number of the first sample in each cached part of a shard (see `_CachedParts`), and as the last value
+    the number of samples of the shard. `offsets` are the offsets in the shard's `.idx`.
     """
     slots = (offsets[:-1] - offsets[0]) // PART_BYTES
     return np.append(np.flatnonzero(np.diff(slots, prepend=-1)), len(slots))
 
 
 class _CachedParts:
-    """The parts of a shard in the cache. A part has all samples that start in the same range of `PART_BYTES` bytes."""
+    """The parts of a shard in the cache. A part has all samples that start in the same range of `PART_BYTES` bytes,
+    counted from the first sample.
+    """
 
     def __init__(self, cache: PartCache, digest: str, offsets: Ints) -> None:
         self._cache = cache
@@ -455,9 +463,9 @@ class _CachedParts:
         return found
 
     def read(self, offset: int, size: int, *, wait: bool = False) -> bytes | None:
-        """Return `size` bytes from `offset`, read from the cache. The range must have whole samples and the 512 bytes
-        after the samples. Return None for any other range, or if a part is not in the cache. If `wait` is True, wait
-        for missing parts that are being fetched.
+        """Return `size` bytes from `offset`, read from the cache. The range must be one or more whole samples and the
+        512 bytes after them. Return None for any other range, or if a part is not in the cache. If `wait` is True,
+        first wait for parts that are being fetched.
         """
         offsets, end = self._offsets, offset + size - BLOCK_BYTES
         first = bisect.bisect_left(offsets, offset)
@@ -490,7 +498,7 @@ def open_remote_shards(
     cache: PartCache | None = None,
     seen: Sequence[SeenVersion] | None = None,
 ) -> list[RemoteShard]:
-    """Open shards by their URLs and index entries, with all requests at the same time.
+    """Return open shards in the order of `named`. All requests are sent at the same time.
 
     Args:
         named: URL and index entry of each shard.
@@ -498,8 +506,9 @@ def open_remote_shards(
         seen: For each shard, compares its version with the version that was read before; None for no comparison.
 
     Raises:
-        FolderIndexError: The index has no digest of an `.idx`, or an `.idx` does not belong to its shard.
-        StorageError: A store cannot be read.
+        FolderIndexError: The index has no digest of an `.idx` or an impossible number of samples, or an `.idx` does not
+            belong to its shard.
+        StorageError: A shard or its `.idx` cannot be read.
     """
     from wdskit.storage.objects import PROBE_BYTES, ObjectFile
 

@@ -1,7 +1,7 @@
 """Read many samples at once into columns, ten times as fast as `IndexedShard.read`.
 
-Each run of consecutive samples is one read. Plain headers are parsed together with numpy. A sample with any other
-header is read by `IndexedShard.read`.
+Each run of small consecutive samples is one read, and plain headers are parsed together with numpy.
+`IndexedShard.read` reads large samples, and samples with any other header.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Spans(NamedTuple):
     stops: list[int]
 
     def add(self, data: Buffer, start: int, stop: int) -> None:
-        """Append the field of one more sample: `data[start:stop]`."""
+        """Append the field of one more sample: `data[start:stop]`. All samples before it must have a start and stop."""
         self.data.append(data)
         self.starts.append(start)
         self.stops.append(stop)
@@ -67,15 +67,15 @@ class SampleColumns(NamedTuple):
     fields: dict[str, Spans]
 
 
-def read_natively(shards: Sequence[IndexedShard], numbers: Ints) -> SampleColumns | None:
-    """Read sample `numbers[i]` of the local shard `shards[i]`, for each i, with wdskit-native. Return None if
-    `read_samples` must read the samples instead: without wdskit-native, if a sample is not plain or cannot be read, or
-    if the samples differ in their fields.
+def read_natively(shards: Sequence[IndexedShard], rows: Ints, numbers: Ints) -> SampleColumns | None:
+    """Read sample `numbers[i]` of the local shard `shards[rows[i]]`, for each i, with wdskit-native. Return None if
+    `read_samples` must read the samples instead: wdskit-native is not installed, a header is not plain, a sample cannot
+    be read, or the samples differ in their fields.
     """
     module = native()
     if module is None:
         return None
-    found = module.read_samples([shard.handle for shard in shards], numbers)
+    found = module.read_samples([shard.handle for shard in shards], rows, numbers)
     if found is None:
         return None
     keys, names, columns = found
@@ -83,10 +83,11 @@ def read_natively(shards: Sequence[IndexedShard], numbers: Ints) -> SampleColumn
 
 
 def read_samples(runs: Sequence[Run], *, viewed: Callable[[str], bool]) -> SampleColumns | None:
-    """Read the samples of runs in order. Return None if the samples differ in their fields or in the fields' order.
+    """Read the samples of runs in order. Return None if `runs` is empty, or if the samples differ in their fields or in
+    the fields' order. A repeated or reserved field gives None or a ShardError.
 
     Args:
-        runs: Runs of consecutive samples; each run is one read.
+        runs: Runs of consecutive samples. A run of small samples is one read.
         viewed: Called with the name of a field. Returns True if a field of a large sample may be a view of the sample's
             bytes; otherwise the field is copied.
 
@@ -116,15 +117,15 @@ class _RawSamples(NamedTuple):
     """Bytes of samples that have been read and not parsed yet.
 
     Attributes:
-        data: For each small sample (see `_read_small`), bytes that contain the sample. Then bytes of the samples before
-            some runs.
-        starts: For each item of `data`, where the sample starts in the item.
-        stops: For each item of `data`, where the sample ends in the item. At least 512 bytes follow.
-        places: The number of each small sample among all samples.
-        num_samples: Number of all samples, small or not.
-        checks: (run, row, before) for each run of small samples whose first or last offset is not verified yet. `row`
-            is the index in `data` of the run's first sample. `before` is the index of the sample before the run, or -1
-            if the start of the run is verified.
+        data: For each small sample (see `_read_small`), bytes that contain the sample. After them, for each run of
+            small samples whose start is not verified, bytes that contain the sample before the run.
+        starts: For each item of `data`, where its sample starts in the item.
+        stops: For each item of `data`, where its sample ends in the item. At least 512 bytes follow.
+        places: Index of each small sample among the samples of all runs.
+        num_samples: Number of the samples of all runs, small or not.
+        checks: (run, row, before) for each run of small samples with an offset that is not verified yet
+            (`IndexedShard.edges`). `row` is the index in `data` of the run's first sample. `before` is the index in
+            `data` of the sample before the run, or -1 if the start of the run is verified.
     """
 
     data: list[Buffer]
@@ -136,8 +137,10 @@ class _RawSamples(NamedTuple):
 
 
 def _read_small(runs: Sequence[Run]) -> _RawSamples:
-    """Read the bytes of the small samples. The samples of a run are small if their mean size is at most `LARGE_BYTES`,
-    and if the sample before the run is not needed for the check of its first offset, or has at most `LARGE_BYTES` too.
+    """Read the bytes of the small samples. Skip large samples. `read_samples` lists the errors.
+
+    The samples of a run are small if their mean size is at most `LARGE_BYTES`. If the run's first offset is not
+    verified yet, the sample before the run is read too, and this sample must also have at most `LARGE_BYTES`.
     """
     data: list[Buffer] = []  # the code is flat because it is half of the cost of a small sample
     starts: list[int] = []
@@ -189,9 +192,11 @@ def _read_small(runs: Sequence[Run]) -> _RawSamples:
 
 
 def _check_edges(checks: Sequence[tuple[Run, int, int]], good: NDArray[np.bool_]) -> None:
-    """Verify the start and the end of each run of `checks` (see `_RawSamples`). If the sample before a run is not good,
-    set `good` to False for the samples of the run. Otherwise, if all samples of the run are good, set their `edges` in
-    the shard to 1. `good` is a result of `parse_samples`, with one value for each item of `_RawSamples.data`.
+    """Verify the offsets of each run of `checks` (see `_RawSamples`). `good` is the result of `parse_samples`, with one
+    value for each item of `_RawSamples.data`.
+
+    If the sample before a run is not good, set `good` to False for the samples of the run. Otherwise, if all samples of
+    the run are good, set the values of `IndexedShard.edges` from the run's start to its end to 1.
     """
     known = good.tolist()
     for (shard, first, count), row, before in checks:
@@ -209,7 +214,8 @@ def _merge_samples(
     fields: _Fields,
     viewed: Callable[[str], bool],
 ) -> SampleColumns | None:
-    """Merge parsed samples with samples that are read now, in order. Return None if the samples differ in their fields.
+    """Merge parsed samples with samples that are read now, in order. Return None if `runs` is empty, or if the samples
+    differ in their fields or in the fields' order. `IndexedShard.read` lists the errors.
 
     Args:
         runs: The runs of all samples.
@@ -274,7 +280,8 @@ def parse_samples(
 
     Returns:
         (rounds, good). `rounds` has the first members of all samples, then the second members, and so on. `good`, bool
-        (n,), is True for a sample of plain members with one key, if the member after the sample has another key.
+        (n,), is True for a sample of plain members with one key, if the block after the sample is the end marker, or a
+        header that has a whole name with another key.
     """
     ends = np.array(stops)
     good = np.ones(len(data), dtype=np.bool_)
@@ -308,8 +315,8 @@ def _blocks(data: Sequence[Buffer], starts: Sequence[int]) -> NDArray[np.uint8]:
 
 
 def _common_fields(rounds: Sequence[MemberRound], good: NDArray[np.bool_]) -> _Fields | None:
-    """Return where each field of the good samples starts and ends, by name; None if the good samples differ in their
-    fields.
+    """Return where each field of the good samples starts and ends, by name; empty if no sample is good. Return None if
+    the good samples differ in their fields, or if they have a field twice or a field with a reserved name.
     """
     fields: _Fields = {}
     num_good = np.count_nonzero(good)
@@ -326,8 +333,8 @@ def _common_fields(rounds: Sequence[MemberRound], good: NDArray[np.bool_]) -> _F
 
 
 def _common_field(names: NDArray[np.uint8], name_sizes: Ints, firsts: Ints) -> str | None:
-    """Return the field that all members have, in lower case; None if they differ. The field of `names[i]` starts at
-    byte `firsts[i]` and ends at byte `name_sizes[i]`.
+    """Return the field that all members have, in lower case. Return None if their fields differ, even in letter case
+    only. The field in the member name `names[i]` starts at byte `firsts[i]` and ends before byte `name_sizes[i]`.
     """
     lengths = name_sizes - firsts
     first, length = int(firsts[0]), int(lengths[0])

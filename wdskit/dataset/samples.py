@@ -33,11 +33,11 @@ _PACK_AGAIN = "Pack it again, with the fields of each sample side by side and un
 
 
 class PendingSample(NamedTuple):
-    """A sample that waits until the next sample is known, because both may be parts of one sample with a damaged name.
+    """A sample that is not yielded until the next sample is read, because the two may be parts of one damaged sample.
 
-    No checksum covers a name after its first 100 bytes. One changed byte there can split a sample in two, and one of
-    the two parts then has a single field. When the object is made, only the name of the next sample's first member has
-    been read.
+    No checksum covers a member's name after its first 100 bytes. One changed byte there can split a sample in two, and
+    one of the two parts then has a single field. When the object is made, only the name of the next sample's first
+    member has been read.
 
     Attributes:
         start: Byte offset of the sample's first header.
@@ -94,7 +94,7 @@ class ShardReader:
         on_member: Called with each member, also with members that belong to no sample. The result replaces the data.
         on_sample: Called with each sample before it is yielded; its exceptions are not caught.
         on_fault: Called for a repeated field and for a field with a reserved name; the field is left out. Repeated keys
-            are then not noticed. If None, such fields and repeated keys raise ShardError.
+            then raise no error. If `on_fault` is None, such fields and repeated keys raise ShardError.
         hold_bytes: Largest number of bytes of a member's data that are kept in memory. Larger data are replaced by
             `LargeData`, which has the number of bytes.
         spill: Opens a temporary file for the data of each member over `hold_bytes`; None discards the data.
@@ -135,7 +135,7 @@ class ShardReader:
 
     @property
     def offset(self) -> int:
-        """Byte offset after the last member that was read and its padding. Not available in a `HeaderReader`."""
+        """Byte offset after the last member that was read and its padding. AssertionError in a `HeaderReader`."""
         assert isinstance(self._reader, TarReader)
         return self._reader.offset
 
@@ -194,8 +194,8 @@ class ShardReader:
             yield self._finish(first, self.stop, sample)
 
     def _release(self, pending: PendingSample, first: int, sample: dict[str, Any]) -> dict[str, Any]:
-        """Return the pending sample, counted and passed to `on_sample` by `_finish`. ShardError: The pending sample and
-        `sample`, which is the next sample, are parts of one sample. `first` is the byte offset of `sample`.
+        """Finish a pending sample, and return it. `sample` is the whole next sample, and `first` is its byte offset.
+        Raises ShardError if the pending sample and the next sample are parts of one sample.
         """
         if pending.continues_in(sample):
             problem = f"keys {pending.sample['__key__']!r} and {sample['__key__']!r} differ in one byte of a long name"
@@ -218,6 +218,9 @@ class HeaderReader(ShardReader):
         file: The open shard. It is not closed, so that `read_span` can read the bytes of a field.
         shard: Path or URL of the shard, for messages and `__url__`.
         start: Byte offset of the first sample to read.
+
+    Raises:
+        StorageError: The size of the shard cannot be read.
     """
 
     def __init__(self, file: RangeFile, *, shard: str, start: int = 0) -> None:
@@ -260,7 +263,9 @@ def refuse_divided(file: LocalFile, *, shard: str) -> None:
 
 
 def read_span(file: RangeFile, span: Span) -> bytes:
-    """Return the bytes of a field of a `HeaderReader`. StorageError: The file cannot be read, or has become shorter."""
+    """Return the bytes of `span`, a field of a `HeaderReader`. Raises StorageError if the file cannot be read, or has
+    become shorter.
+    """
     is_long = span.size > _CHECKED_BYTES and span.offset + span.size > file.num_bytes  # before memory is allocated
     data = b"" if is_long else file.read_at(*span)
     if len(data) < span.size:

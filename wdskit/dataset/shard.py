@@ -45,7 +45,7 @@ class IndexedShard:
 
     Args:
         path: Path or URL, for messages.
-        file: The open shard. `close` closes it too.
+        file: The open shard. `close` closes the file, and so does the deletion of this object.
         offsets: Offset of the start of each sample, then of the end of the last one, int64 (num_samples + 1,).
         is_trusted: Whether the offsets are known to belong to this shard. If True, the samples before and after a
             sample are not read.
@@ -54,8 +54,9 @@ class IndexedShard:
         edges: For each offset: 1 if the samples before and after it are known to have different keys, otherwise 0.
         handle: Descriptor, offsets and edges, for wdskit-native. The descriptor is -1 for a remote shard, and after
             `close`.
-        find_fields: Returns all fields of the shard's samples; empty if unknown. Called only for samples with names
-            over 100 bytes, in which one changed byte can rename a field.
+        find_fields: A function without arguments that returns the names of all fields of the shard's samples, or an
+            empty set if unknown. The caller may set it. It is called only for samples with member names over 100 bytes,
+            in which one changed byte can rename a field.
     """
 
     def __init__(self, path: str, file: RangeFile, offsets: NDArray[np.int64], *, is_trusted: bool = False) -> None:
@@ -85,9 +86,7 @@ class IndexedShard:
         return self.read(index)[1]
 
     def key(self, index: int) -> str:
-        """Return the key of sample `index`; negative numbers count from the end. IndexError: `index` is out of range.
-        ShardError: The bytes are not one whole sample. StorageError: The shard is closed or cannot be read.
-        """
+        """Return the key of sample `index`; negative numbers count from the end. The errors are those of `read`."""
         return self.read(index)[0]
 
     def read(self, index: int) -> tuple[str, dict[str, memoryview]]:
@@ -111,8 +110,8 @@ class IndexedShard:
         return key, fields
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Return exactly `size` bytes from `offset`. ShardError: The file is too short. StorageError: The shard is
-        closed or cannot be read.
+        """Return exactly `size` bytes from `offset`. Raises ShardError if the file is too short, and StorageError if
+        the shard is closed or cannot be read.
         """
         if not self._closing.alive:
             raise StorageError(f"{self.path}: it has been closed.", url=self.path)
@@ -135,14 +134,19 @@ class IndexedShard:
         self.close()
 
     def _check_edge(self, edge: int, before: str, after: str) -> None:
-        """Set `edges[edge]` to 1. ShardError: `before` and `after`, the keys on both sides, are equal."""
+        """Set `edges[edge]` to 1. Raises ShardError if `before` and `after`, the keys on both sides of the edge, are
+        equal; `edges` then does not change.
+        """
         if before == after:
             raise self._error(self.offsets[edge], f"samples {edge - 1} and {edge} have the same key, {before!r}")
         self.edges[edge] = 1
 
     def _end_keys(self, number: int) -> tuple[str, str]:
-        """Return the keys of the first and the last member of sample `number`. ShardError: The bytes are not one whole
-        sample. StorageError: The shard is closed or cannot be read.
+        """Return the keys of the first and the last member of sample `number`; members without a key do not count.
+
+        Raises:
+            ShardError: The bytes are not one whole sample.
+            StorageError: The shard is closed or cannot be read.
         """
         keys: list[str] = []
         at, stop = self.offsets[number], self.offsets[number + 1]
@@ -162,8 +166,12 @@ class IndexedShard:
         return keys[0], keys[-1]
 
     def _parse(self, number: int) -> tuple[str, dict[str, memoryview]]:
-        """Return the key and the fields of sample `number`. If the header after the sample is plain, compare its key
-        too, and set `edges`. ShardError: The bytes are not whole members of one key, or the next key is the same.
+        """Return the key and the fields of sample `number`. If a plain header follows the sample, compare its key too,
+        and set `edges[number + 1]` to 1; otherwise do not change `edges`.
+
+        Raises:
+            ShardError: The bytes are not whole members of one key, or the key of the plain header is the same.
+            StorageError: The shard is closed or cannot be read.
         """
         start, stop = self.offsets[number], self.offsets[number + 1]
         data = self.read_at(start, stop - start + BLOCK_BYTES)
@@ -174,9 +182,12 @@ class IndexedShard:
         return key, fields
 
     def _parse_members(self, data: bytes, number: int, start: int, stop: int) -> tuple[str, dict[str, memoryview]]:
-        """Return the key and the fields of sample `number` with any form of headers. `data` has the shard's bytes from
-        offset `start`, where the sample starts, to at least `stop`, where it ends. ShardError: The bytes are not one
-        sample.
+        """Return the key and the fields of sample `number`, whose headers may have any form. `data` are the shard's
+        bytes from offset `start`, where the sample starts, to at least offset `stop`, where the sample ends.
+
+        Raises:
+            ShardError: The bytes are not one sample, a field is repeated or reserved, or a sample with a member name
+                over 100 bytes has a field that is not in `find_fields()`, if this set is not empty.
         """
         key, is_long = "", False
         fields: dict[str, memoryview] = {}
@@ -207,13 +218,13 @@ class LocalShard(IndexedShard):
 
     Args:
         path: Path of the shard. Its `.idx` is next to it.
-        idx_sha256: Hex digest of the `.idx` in the folder's index; None if unknown.
-        num_bytes: Size of the shard in the folder's index; None if unknown.
+        idx_sha256: Hex digest that the `.idx` must have, from the folder's index; None accepts any.
+        num_bytes: Size that the shard must have, from the folder's index; None accepts any.
 
     Raises:
-        StorageError: The shard cannot be opened.
+        StorageError: The shard cannot be opened or read.
         ShardError: The shard has another size, or the bytes before the first sample are damaged.
-        FolderIndexError: The `.idx` is missing or cannot belong to this shard.
+        FolderIndexError: The `.idx` is missing, has another digest or cannot belong to this shard.
     """
 
     file: LocalFile
@@ -234,7 +245,7 @@ class LocalShard(IndexedShard):
             raise
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        """Return what a pickle contains: the arguments of the constructor."""
+        """Return a function that opens the shard again, and the arguments of this function: the path."""
         return functools.partial(LocalShard, idx_sha256=self._idx_sha256, num_bytes=self._num_bytes), (self.path,)
 
     def _check_size(self, path: str, found: int) -> None:
@@ -246,7 +257,9 @@ class LocalShard(IndexedShard):
             raise ShardError(shard=path, offset=0, problem=problem, remedy=remedy)
 
     def _check_ends(self) -> None:
-        """Raise FolderIndexError if the first or last offset is wrong, as in a truncated `.idx`."""
+        """Raise FolderIndexError if the first or last offset is wrong, as in a truncated `.idx`. Raise ShardError if
+        the bytes before the first sample are damaged, and StorageError if the shard cannot be read.
+        """
         first, stop = self.offsets[0], self.offsets[-1]
         if any(self.read_at(stop, END_BYTES)):
             raise foreign_offsets(self.path, f"its last offset {stop} is not where the members end")
@@ -304,8 +317,8 @@ def offsets_path(shard: str | Path) -> Path:
 
 
 def write_offsets(shard: Path, offsets: Sequence[int], *, disk: Disk = DISK) -> None:
-    """Write the `.idx` of a shard. `shard` is the path of the shard, and `offsets` the start of each sample in bytes,
-    then the end of the last member. OSError: An operation of `disk` fails.
+    """Write the `.idx` of a shard. `shard` is the path of the shard. `offsets` are the byte offset of the start of each
+    sample, and last the offset of the end of the last member. Raises OSError if an operation of `disk` fails.
     """
     publish_bytes(offsets_path(shard), idx_bytes(offsets), disk=disk)
 
@@ -326,7 +339,7 @@ def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None
     Args:
         shard: Path of the shard.
         num_bytes: Size of the shard, which the offsets must fit.
-        sha256: Hex digest that the `.idx` must have, None if unknown.
+        sha256: Hex digest that the `.idx` must have; None accepts any.
 
     Raises:
         FolderIndexError: The `.idx` is missing or unreadable, cannot belong to this shard, or has another digest.
@@ -346,9 +359,16 @@ def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None
 
 
 def parse_offsets(data: bytes, shard: str, *, num_bytes: int, sha256: str | None = None) -> NDArray[np.int64]:
-    """Return the offsets in an `.idx` as int64 (num_samples + 1,). `data` are the bytes of the `.idx`, `shard` the path
-    or URL of its shard. FolderIndexError: The offsets do not fit a shard of `num_bytes` bytes, or the `.idx` does not
-    have the digest `sha256`.
+    """Return the offsets in an `.idx` as int64 (num_samples + 1,).
+
+    Args:
+        data: The bytes of the `.idx`.
+        shard: Path or URL of the shard, for messages.
+        num_bytes: Size of the shard, which the offsets must fit.
+        sha256: Hex digest that the `.idx` must have; None accepts any.
+
+    Raises:
+        FolderIndexError: The offsets do not fit the shard, or the `.idx` has another digest.
     """
     if not data or len(data) % 8:
         raise foreign_offsets(shard, f"it has {len(data)} bytes, not 8 per sample plus 8")

@@ -55,7 +55,8 @@ class ShardTable:
         where: Use only samples for which this condition on the folders' columns is true; None for all.
         has_columns: Whether `column` will be called. `split` and `where` imply it.
         bounds: (first, stop): use only this range of the samples that `split` and `where` leave, in the order of the
-            shards. A bound is a number, or a share of these samples. `stop` is excluded. None for all.
+            shards. `stop` is excluded. A bound is an int, the number of a sample from 0, or a Fraction from 0 to 1, a
+            share of these samples. None for all.
 
     Attributes:
         file_counts: Number of all samples of each shard, int64 (num_shards,).
@@ -64,8 +65,8 @@ class ShardTable:
     Raises:
         StorageError: No shard matches, a shard is missing or is named twice, a pattern or a URL is invalid, or a store
             cannot be read.
-        FolderIndexError: A folder has no index, its index does not match its shards, a bound is larger than the number
-            of samples, no sample is left, or a run in the folder is unfinished.
+        FolderIndexError: A folder has no index, its index does not match its shards, an int in `bounds` is larger than
+            the number of samples, no sample is left, or a run in the folder is unfinished.
         SelectionError: A column or the split is missing, a column is damaged or was made for other shards, or `where`
             is invalid.
     """
@@ -113,7 +114,9 @@ class ShardTable:
             raise FolderIndexError(f"{folder}: there are no samples{of} in {where}.", folder=folder)
 
     def _refuse_doubles(self) -> None:
-        """Raise StorageError if the patterns name a shard twice, through links to folders or files, too."""
+        """Raise StorageError if the patterns name a shard twice. Two paths that lead to one file through symbolic or
+        hard links name one shard.
+        """
         places = [index.place if index.url else os.path.realpath(index.place) for index in self._indexes]
         last = {place: number for number, place in enumerate(places)}  # one number for all spellings of a folder
         folders = np.array([last[place] for place in places], dtype=np.int64)[self._folder_numbers]
@@ -152,8 +155,18 @@ class ShardTable:
 
     @property
     def is_remote(self) -> bool:
-        """Whether at least one shard is in a store."""
+        """Whether at least one shard is remote."""
         return any(index.url for index in self._indexes)
+
+    @property
+    def remote(self) -> NDArray[np.bool_]:
+        """Whether each shard is remote: bool (num_shards,)."""
+        remote: NDArray[np.bool_] = np.array([bool(index.url) for index in self._indexes])[self._folder_numbers]
+        return remote
+
+    def is_remote_shard(self, shard: int) -> bool:
+        """Return True if a shard is remote."""
+        return bool(self._indexes[int(self._folder_numbers[shard])].url)
 
     def sample_bytes(self) -> NDArray[np.float64]:
         """Return the mean size of a sample of each shard in bytes, with headers and padding: float64 (num_shards,). The
@@ -179,8 +192,8 @@ class ShardTable:
         return SeenVersion(index.folder, index.url, index.digest, number, index.digests[number].tobytes().hex())
 
     def fields(self, shard: int) -> frozenset[str]:
-        """Return the names of all fields of a shard's samples; empty if unknown. The first call for a folder reads its
-        `index.json`. FolderIndexError: `index.json` is missing or invalid.
+        """Return the names of all fields of a shard's samples; empty if `index.json` does not list the shard. The first
+        call for a folder reads the folder's `index.json`. Raises FolderIndexError if it is missing or invalid.
         """
         folder = int(self._folder_numbers[shard])
         index = self._indexes[folder]
@@ -218,15 +231,18 @@ class ShardTable:
         return digest.hexdigest()
 
     def content(self) -> str:
-        """Return a hex sha256 that identifies the bytes of the shards and their order. Names do not change it."""
+        """Return a hex sha256 of the shards' digests in order. It identifies the bytes of the shards, and does not
+        depend on their names.
+        """
         digest = hashlib.sha256()
         for folder, numbers in self._runs():
             digest.update(np.ascontiguousarray(self._indexes[folder].digests[numbers]).data)
         return digest.hexdigest()
 
     def column(self, name: str) -> tuple[ColumnView, list[Column]]:
-        """Return (view, columns). `view` has the values of all samples of the shards, used or not. `columns` are the
-        stored columns of the folders. If several columns have equal files, only one of them is in the list.
+        """Return (view, columns) of the column `name`. `view` has the values of all samples of the shards, used or not.
+        `columns` has the stored column of each folder; of several columns with equal files, it has only one. The table
+        must have been made with `has_columns`, `split` or `where`.
 
         Raises:
             SelectionError: A folder does not have the column, the column is damaged, or its texts differ between
@@ -261,8 +277,8 @@ class ShardTable:
         self._firsts: Ints = np.zeros_like(self.file_counts)
 
     def _choose(self, split: str | None, where: str | None) -> NDArray[np.bool_] | None:
-        """Return for each sample whether it is in the split and fulfils the condition, bool (sum of file_counts,). None
-        if both arguments are None.
+        """Return for each sample whether it is in the split and fulfils the condition, bool (sum of file_counts,).
+        Return None if both arguments are None. The errors are those of `Columns.of_split` and `Where`.
         """
         if split is None and where is None:
             return None
@@ -275,8 +291,9 @@ class ShardTable:
         return np.concatenate([masks[folder][first : first + count] for folder, first, count in self._row_runs()])
 
     def _row_runs(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (folder, first, count) for each run of neighbouring samples: the number of the folder, the number of
-        the first sample in the folder, and the number of samples.
+        """Yield (folder, first, count) for each run of neighbouring samples of a folder. Together, the runs have all
+        samples of the shards, used or not, in order. `folder` is the number of the folder, `first` the number of the
+        run's first sample in the folder, and `count` the number of samples.
         """
         rows = [np.concatenate([[0], np.cumsum(index.counts, dtype=np.int64)]) for index in self._indexes]
         for folder, numbers in self._runs():
@@ -300,10 +317,12 @@ class ShardTable:
         return np.concatenate(parts, dtype=np.int64, casting="unsafe")
 
     def _use_range(self, first: Bound, stop: Bound) -> None:
-        """Narrow the used samples to those from number `first` to before number `stop`, counted over all shards.
+        """Narrow the used samples to those from number `first` to before number `stop`, counted over all shards. A
+        Fraction is a share of the used samples, rounded down to a number. If `stop` is not above `first`, no sample is
+        left.
 
         Raises:
-            FolderIndexError: A bound that is a number is larger than the number of used samples.
+            FolderIndexError: A bound that is an int is larger than the number of used samples.
         """
         total = int(self.counts.sum())
         beyond = [bound for bound in (first, stop) if isinstance(bound, int) and bound > total]
@@ -323,8 +342,8 @@ MAX_COMPARED = 100_000  # a folder with more shards is not listed: listing 10**6
 
 
 def find_indexed_shards(shards: str | Sequence[str], *, with_columns: bool = False) -> list[tuple[BinaryIndex, Ints]]:
-    """Return the shards that a user named, in order, as runs: (index of the folder, numbers of the shards in this index
-    (n,)).
+    """Return the shards that a user named, in order, as runs (index, numbers): the index of a folder, and the numbers
+    of one or more shards in this index, int64 (n,).
 
     Args:
         shards: A path, URL, glob, brace pattern or folder; several joined by `::`, or a list of them.
@@ -332,8 +351,9 @@ def find_indexed_shards(shards: str | Sequence[str], *, with_columns: bool = Fal
 
     Raises:
         StorageError: No shard matches, a shard is missing, a pattern or a URL is invalid, or a store cannot be read.
-        FolderIndexError: A folder has no index, or its index does not match its shards.
-        SelectionError: A remote folder has no list of columns, or a damaged one.
+        FolderIndexError: A folder has no index, or its index does not match its shards. Or no shard matches in a local
+            folder with an unfinished run.
+        SelectionError: `with_columns` is True, and a remote folder has no list of columns, or the list is damaged.
     """
     names = [COLUMNS_NAME] if with_columns else []
 
@@ -393,8 +413,8 @@ def _match_names(index: BinaryIndex, name: str) -> Ints:
 
 
 def _compare_with_disk(folder: str, index: BinaryIndex) -> None:
-    """Raise FolderIndexError if a folder and its index have different shards, or if the folder cannot be read. Accept
-    an index of over `MAX_COMPARED` shards without comparing.
+    """Raise FolderIndexError if a local folder and its index have different names of shards, or if the folder cannot
+    be read. Do nothing if the index has more than `MAX_COMPARED` shards.
     """
     if len(index) > MAX_COMPARED:
         return

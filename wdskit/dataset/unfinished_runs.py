@@ -16,7 +16,7 @@ from pathlib import Path
 from wdskit.dataset.braces import expand_patterns
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
 from wdskit.dataset.patterns import ShardList
-from wdskit.errors import FolderIndexError
+from wdskit.errors import FolderIndexError, StorageError
 from wdskit.files import read_own
 from wdskit.storage.urls import is_local, local_path
 
@@ -72,14 +72,17 @@ class UnfinishedRun:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the staging folders of all runs in `folder`, sorted; empty without a run. Links are ignored."""
+    """Return the staging folders of all runs in `folder`, sorted; empty without a run. Links are ignored.
+
+    Raises StorageError if the folder cannot be read.
+    """
     root = folder / RUN_FOLDER
-    if root.is_symlink():
-        return []
     try:
-        paths = list(root.iterdir())
+        paths = [] if root.is_symlink() else list(root.iterdir())
     except (FileNotFoundError, NotADirectoryError):  # no run, or it has just ended
         return []
+    except OSError as err:
+        raise StorageError(f"{root}: cannot be read: {err.strerror}.", url=str(folder)) from err
     return sorted(path for path in paths if RUN_NAME.fullmatch(path.name) and is_own_folder(path))
 
 
@@ -92,8 +95,9 @@ def find_unfinished(folder: Path, *, with_journals: bool = False) -> UnfinishedR
     """Return the progress of an unfinished run in a folder; None if no run is unfinished. If the run's description
     cannot be read, only `folder` is set in the result.
 
-    A run that has published its index is finished for readers. With `with_journals`, it is unfinished until its journal
-    is removed, because the same command performs the journal again.
+    A run that has published the folder's index counts as finished. If `with_journals` is True, the run counts as
+    unfinished as long as its staging folder has the journal and `index.json`, because the same command, run again,
+    would repeat the moves of the journal.
     """
     for path in run_folders(folder):
         try:
@@ -120,8 +124,8 @@ def find_unfinished(folder: Path, *, with_journals: bool = False) -> UnfinishedR
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Raise FolderIndexError if a run in the folder is unfinished, or has a journal that would undo later changes of
-    the columns.
+    """Raise FolderIndexError if a run in the folder is unfinished. A run with a journal that can still be repeated is
+    unfinished too, because the repeat would undo later changes of the folder's columns.
     """
     unfinished = find_unfinished(folder, with_journals=True)
     if unfinished is not None:

@@ -20,8 +20,8 @@ Floats = NDArray[np.float64]
 
 
 def are_whole(values: NDArray[Any]) -> bool:
-    """Return whether all stored values of a column are whole numbers; also True for texts and bool. A missing value in
-    a column of numbers is not whole.
+    """Return True if all stored values of a column are whole numbers. Texts and bools count as whole; NaN, which is a
+    missing number, and infinity do not.
     """
     return values.dtype.kind != "f" or bool((np.isfinite(values) & (values == np.floor(values))).all())
 
@@ -41,8 +41,8 @@ class SampleWeights:
         digest: Hex sha256 of the column and of which samples are used.
 
     Raises:
-        SelectionError: The column does not exist or is damaged. Without `balance`: it has text, or a weight that is
-            negative or not finite. With `balance`: a used sample has a fraction or no value.
+        SelectionError: The column does not exist or is damaged. Without `balance`: the column has text, or a used
+            sample's weight is negative or not finite. With `balance`: a used sample's value is missing or not whole.
         StorageError: A remote file cannot be copied.
     """
 
@@ -67,7 +67,7 @@ class SampleWeights:
 
     def _balance(self, column: Column, mask: NDArray[np.bool_] | None) -> None:
         """Set the weight of each value to 1 / number of used samples with the value. `mask` is True for used samples;
-        None if all are used. SelectionError: A used sample has a fraction or no value.
+        None if all are used. Raises SelectionError if the value of a used sample is missing or not whole.
         """
         values = self._view.all()
         used = values if mask is None else values[mask]

@@ -34,9 +34,9 @@ CHUNK = 8
 """Most samples that a thread takes at a time."""
 
 _MAX_SUBSTITUTES = 100
-_NUM_VOTES = 9  # samples that decide between groups of one size
 """Number of samples that are tried in place of a bad sample. If all are bad, the pipeline is probably wrong."""
 
+_NUM_VOTES = 9  # samples that decide between groups of one size
 
 _DO_DECODE = "Pack it again without this sample (`--skip-bad`), or allow some: `errors: {max_bad: 10}`."
 
@@ -65,12 +65,13 @@ class Batch(NamedTuple):
     has_arrays: bool = False
 
     def with_tensors(self) -> Batch:
-        """Return the batch with tensors in place of arrays; unchanged if `has_arrays` is False."""
+        """Return a batch whose `value` has tensors in place of arrays; this batch if `has_arrays` is False."""
         return self._replace(value=as_tensors(self.value), has_arrays=False) if self.has_arrays else self
 
 
 class BatchFactory(Protocol):
-    """Makes the batches of one process. A pool of threads or processes calls `open` for each job, then `__call__`.
+    """Makes the batches of one process. A pool of threads or processes calls `open` for each job, and then `__call__`
+    with the result of `open`.
 
     Attributes:
         num_loops: Number of threads that the pool starts to call `__call__`; the factory sets it.
@@ -123,7 +124,9 @@ class PlannedBatches:
         self._fetching: threading.Thread | None = None
 
     def open(self, job: Job) -> Outcome[OpenJob]:
-        """Find the samples of a job, and request the samples that are in a store. Return the open job, or the error."""
+        """Locate the samples of a job, and request those that are remote. Return an outcome with the open job or with
+        the error. Start the threads before the first job.
+        """
         program, reader = self._program, self._program.reader
         try:
             if program.run.num_threads > 1 and self._threads is None:
@@ -141,9 +144,9 @@ class PlannedBatches:
     def _fetch_ahead(self, job: Job) -> None:
         """Start a thread that fetches parts of shards into the cache, for the steps that follow the job.
 
-        The thread fetches for up to `program.num_ahead` positions, but for at least one step. It ignores errors:
-        reading the sample raises the error later. Do nothing if the last thread still runs, or if no step is left to
-        fetch.
+        The thread fetches for the next `program.num_ahead` positions in whole steps, and for at least one step. It
+        ignores errors of shards: reading the sample raises the error later. Do nothing if the last thread still runs,
+        or if no step is left to fetch.
         """
         program, steps, epoch = self._program, job.steps, (job.start, job.steps)
         num = max(1, program.num_ahead // steps.global_batch)
@@ -195,12 +198,12 @@ def make_batches(
         job: The job with its samples and their reader.
         memory: Gives the memory of batches.
         threads: The threads that make the samples; None for this thread.
-        is_cancelled: Returns True to end the job early. The outcome is then not complete.
+        is_cancelled: Returns True to end the job early. The outcome then may have an error, and not all batches.
 
     Returns:
-        All batches; or an error and the batches before the error. The error may be any BaseException. It is a
-        ShardError if a shard is damaged, a StorageError if a shard cannot be read, and a SampleError if a stage failed
-        on a sample that the error budget does not cover.
+        An outcome with all batches; or with an error and the batches before the error. The error may be any
+        BaseException, for example a ShardError if a shard is damaged, a StorageError or FolderIndexError if a shard
+        cannot be opened or read, or a SampleError if a stage failed on a sample that the error budget does not cover.
     """
     batches: list[Batch] = []
     board = program.run.board
@@ -233,17 +236,21 @@ def _make(
     batches: list[Batch],
     slot: Slot,
 ) -> Timings:
-    """Append the batches of a job to `batches` one by one, and return the timings. Raise the first error.
+    """Append the batches of a job to `batches` one by one, and return the timings. Raise the first error; `batches`
+    then has the batches before the error.
 
-    `slot` is this thread's slot of the board. It shows a sample of the batches while this thread reads columns or
-    collates samples.
+    `slot` is this thread's slot of `program.run.board`, which shows what each thread works on. Set the slot to the
+    job's first sample while this thread reads columns or collates samples.
     """
     _, numbers, is_sample, shards, samples = job.places
     bounds = job.bounds
     columns, timings = program.columns, program.pace.begin()
     first = int(numbers[0])
     slot[1] = first if columns is not None else IDLE
-    column_batches = None if columns is None else columns.make(job.reader, numbers, shards, samples, bounds, memory)
+    column_batches = None
+    if columns is not None:
+        has_origins = program.batch_stages is not None
+        column_batches = columns.make(job.reader, numbers, shards, samples, bounds, memory, has_origins=has_origins)
     if columns is not None and column_batches is None and len(bounds) > 1:  # a batch must be made sample by sample
         total = Timings()
         for number in range(len(bounds)):
@@ -298,7 +305,8 @@ def _make(
 class _SampleFactory:
     """Makes the samples of a job one by one, in threads, and collates them to batches.
 
-    After a sample failed, no later sample is started. A later chunk of samples that is already decoded is dropped.
+    After a sample failed, no later sample of the job is started. Earlier samples are still made, so that the batches
+    before the error are complete.
     """
 
     def __init__(self, program: Program, job: OpenJob, memory: Memory) -> None:
@@ -384,7 +392,8 @@ class _SampleFactory:
     def _decode_chunk(self, rows: range, timings: Timings | None, slot: Slot) -> dict[int, tuple[Any, Origin]]:
         """Read the samples in `rows` and apply the first stage, which decodes an image.
 
-        Return {row: (sample after the stage, origin)} without the rows that fail. `_make_sample` reports their errors.
+        Return {row: (sample after the stage, origin)}. Rows that fail are missing: `_make_sample` makes these samples
+        again, and raises their errors.
         """
         # All samples are read, then all are prepared, then all pixels are decoded. Sample by sample, all of this would
         # run with CPU caches that a decoder has filled, and hold Python's lock three to five times as long.
@@ -433,10 +442,10 @@ class _SampleFactory:
     def _make_sample(
         self, at: int, timings: Timings | None, decoded: tuple[Any, Origin] | None
     ) -> tuple[Any, Origin, str | None]:
-        """Return the sample of row `at` after all one-to-one stages, its origin, and None.
+        """Return (sample, origin, None): the sample of row `at` after all one-to-one stages, and its origin.
 
-        If the sample is bad and the error budget allows this, return a substitute, the origin of the bad sample, and
-        the text of its error.
+        If the sample is bad and the error budget covers its error, return (substitute, origin, reason): `origin` is
+        that of the bad sample, and `reason` is the text of the error.
 
         Args:
             at: The row.
@@ -475,13 +484,14 @@ class _SampleFactory:
 
         Args:
             bad: The error of the bad sample.
-            place: Position of the bad sample in the endless sequence.
+            place: Position of the bad sample in the endless sequence of `program.order`.
             out: The stage that writes its image into given memory, and this memory; None without such a stage.
             timings: Receives the timings of the tried samples, if not None.
             check: Called with the value and the origin of each tried sample. Raises SampleError to reject the sample.
 
         Raises:
-            SampleError: No tried sample is good, or the error budget does not cover the error of a tried sample.
+            SampleError: The order has no substitute, none of up to 100 substitutes is good, or the error budget does
+                not cover the error of a substitute.
             ShardError, StorageError, FolderIndexError: A tried sample cannot be read.
         """
         num_tried = 0
@@ -525,13 +535,15 @@ class _SampleFactory:
         return program.forgives and (program.forgives_functions or not err.is_function)
 
     def collate(self, number: int, bound: slice) -> _Collated:
-        """Return the batch `number` of the job, whose rows are `bound`; without `batched`, one sample.
+        """Return batch `number` of the job, whose rows are `bound`, with its origin, mask and bad samples: see
+        `_Collated`. Without `batched`, the batch is one sample.
 
         Raises:
             BaseException: The error of the first sample of the job that failed, if this sample is in this batch or an
                 earlier batch.
             SampleError: The samples cannot be collated, and the error budget does not cover this error or no substitute
                 fits.
+            ShardError, StorageError, FolderIndexError: A sample near the batch, needed as a substitute, cannot be read.
         """
         self._raise_before(bound.stop)
         try:
@@ -543,17 +555,21 @@ class _SampleFactory:
         return self._collate(number, bound)
 
     def _replace_misfits(self, bound: slice) -> None:
-        """Replace the samples of the batch `bound` that cannot be collated with the other samples of the batch.
+        """Replace the misfits among the rows `bound`: samples that cannot be collated with most samples of their batch.
 
-        The samples are divided into groups that can be collated, and the samples of the largest group stay. If several
-        groups are the largest, samples near the batch decide. Any other sample is replaced if it cannot be collated
-        with the first sample of the group that stays.
+        The samples are divided into groups; the samples of a group can be collated with the group's first sample. The
+        largest group stays. `_vote` decides between several largest groups. A sample outside this group is replaced if
+        it cannot be collated with the first sample of this group.
 
-        Raises SampleError if no substitute fits, or if the error budget does not cover the error of a substitute.
+        Raises:
+            SampleError: No substitute fits, or the error budget does not cover the error of a substitute.
+            ShardError, StorageError, FolderIndexError: A sample near the batch cannot be read.
         """
         batched = self._program.collate
         assert batched is not None
         rows = range(*bound.indices(len(self._locations)))
+        is_sample = self._job_samples.is_sample
+        voters = [at for at in rows if is_sample[at]] or rows  # padded rows are copies
         owned = {at: self._with_image_value(self._results[at][0], at) for at in rows}
         groups: list[list[int]] = []
 
@@ -566,7 +582,7 @@ class _SampleFactory:
             values = [*(owned[first] for first in firsts), self._with_image_value(value, at)]
             batched.collated(values, [*(self._results[first][1] for first in firsts), origin])
 
-        for at in rows:
+        for at in voters:
             for group in [*groups, None]:
                 try:
                     pair = [at] if group is None else [group[0], at]
@@ -593,12 +609,16 @@ class _SampleFactory:
             self._results[at] = found if reason is None else (found[0], origin, reason)
 
     def _vote(self, owned: Mapping[int, Any], groups: Sequence[Sequence[int]], at: int) -> int:
-        """Return the number of the largest group with which most samples near row `at` can be collated.
+        """Return the index in `groups` of one of the largest groups: the one with which most samples near row `at` can
+        be collated, the first of these if several have equally many. Bad samples near the row are left out.
 
         Args:
-            owned: The value of each row, with its own image.
+            owned: The value of each row, as `_with_image_value` returns it.
             groups: Rows that can be collated with each other.
             at: A row of the batch.
+
+        Raises:
+            ShardError, StorageError, FolderIndexError: A sample near the row cannot be read.
         """
         batched = self._program.collate
         assert batched is not None
@@ -621,9 +641,8 @@ class _SampleFactory:
         return max(votes, key=votes.__getitem__)
 
     def _with_image_value(self, value: Any, at: int) -> Any:
-        """Return `value`, the sample of row `at`, with an image of its own in place of a row of the batch's images.
-
-        Return `value` unchanged if the program has no `writer`.
+        """Return `_replace_image` of `value`, the sample of row `at`, and its image in the batch's images. Return
+        `value` itself if the program has no `writer`.
         """
         writer = self._program.writer
         return value if writer is None else _replace_image(value, self._sample_images[at], writer)
@@ -654,7 +673,9 @@ class _SampleFactory:
         return batch, origin, good, bad, place if is_raw else None
 
     def _raise_before(self, stop: int) -> None:
-        """Raise the error of the first sample that failed, if its row is below `stop`."""
+        """Raise the error of the first failed sample of the job if its row is below `stop`. The errors are then
+        forgotten, so a second call does not raise.
+        """
         if not self._errors or min(self._errors) >= stop:
             return
         err = self._errors[min(self._errors)]
@@ -666,9 +687,9 @@ class _SampleFactory:
 
 
 def _find_image_place(images: list[NDArray[Any]], values: list[Any]) -> int | str | None:
-    """Return the field name or tuple index at which each sample in `values` has its image of `images`.
+    """Return the field name or tuple index at which sample i in `values` has the array `images[i]` itself, for all i.
 
-    Return None if no place is the same for all samples, or if the first sample has its image at several places.
+    Return None if there is no such place, if the samples differ in type, or if the first sample has its image twice.
     """
     first = values[0]
     items = first.items() if isinstance(first, dict) else enumerate(first) if isinstance(first, tuple) else ()
@@ -695,8 +716,8 @@ def _replace_image(sample: Any, image: NDArray[Any], writer: FusedStep) -> Any:
 
 
 def _check_rows(value: Any, num_rows: int, origin: Origin) -> None:
-    """Check that each column of the batch `value` has `num_rows` rows. A column that is neither a list nor an array or
-    tensor with axes is not checked.
+    """Check that each column of the batch `value` has `num_rows` rows. Only lists, ragged batches, and arrays and
+    tensors with at least one axis are checked.
 
     Raises:
         PipelineError: A function after `batched` changed the number of rows. The message names the column.
@@ -716,7 +737,7 @@ def _check_rows(value: Any, num_rows: int, origin: Origin) -> None:
 
 
 def with_mask(value: Any, mask: Any) -> Any:
-    """Add a mask to a batch or sample, and return the result.
+    """Return a batch or sample with a mask in addition. The argument does not change.
 
     A dict gets the field `__valid__`, a tuple gets a last element. Any other value becomes (value, mask).
 

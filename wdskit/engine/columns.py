@@ -15,9 +15,9 @@ from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import NPY_FIELDS, is_path
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.sample_columns import Spans
-from wdskit.engine.reader import ColumnarSamples, SampleReader
+from wdskit.engine.reader import SampleReader
 from wdskit.order.base import Ints
-from wdskit.stages.base import Origin, Step
+from wdskit.stages.base import NO_ORIGIN, Origin, Step
 from wdskit.stages.batching import Batcher
 from wdskit.stages.collate import Collate, Memory, RaggedArrays, has_torch_dtype, make_ragged, offsets_of
 from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple, marked_array, warn_of_bytes
@@ -53,10 +53,13 @@ class BatchColumns:
         samples: Ints,
         bounds: Sequence[slice],
         memory: Memory,
+        *,
+        has_origins: bool,
     ) -> list[tuple[Any, Origin]] | None:
         """Return (batch, origin) for each batch. The origin's `members` are the origins of its first and last sample.
 
-        Return None if the batches must be made sample by sample, for example because a sample is bad.
+        Return None if the batches must be made sample by sample: the samples differ in their fields, or an error
+        occurred, for example because a sample is bad. No Exception is raised.
 
         Args:
             reader: Reads the samples.
@@ -65,29 +68,31 @@ class BatchColumns:
             samples: Numbers of the samples in their shards, (n,).
             bounds: The rows of each batch.
             memory: Gives the memory of batches.
+            has_origins: Whether the origins are needed. If False, each origin is `NO_ORIGIN`.
         """
         try:
             found = reader.read_columns(shards, samples, viewed=_is_viewed)
             if found is None:
                 return None
-            return [
-                self._make(places[at], [reader.part(int(shards[at][end])) for end in (0, -1)], found.part(at), memory)
-                for at in bounds
-            ]
+            columns: Any = {"__key__": found.keys, "__url__": found.paths, **found.fields}
+            for step in self.steps:
+                columns = _apply_step(step, columns)
+            ragged = self.collate.ragged_slots(columns)
+            slots = list(columns.items() if isinstance(columns, dict) else enumerate(columns))
+            batches: list[tuple[Any, Origin]] = []
+            for bound in bounds:
+                batch = {slot: _collate_column(slot, _part(column, bound), memory, ragged) for slot, column in slots}
+                origin = NO_ORIGIN
+                if has_origins:
+                    first, last = (
+                        Origin(found.paths[at], found.keys[at], 0, int(places[at]), reader.part(int(shards[at])))
+                        for at in (bound.start, bound.stop - 1)
+                    )
+                    origin = last._replace(members=(first, last))
+                batches.append((batch if isinstance(columns, dict) else tuple(batch.values()), origin))
         except Exception:  # noqa: BLE001 (raised again when the samples are made one by one)
             return None
-
-    def _make(self, places: Ints, parts: list[int], found: ColumnarSamples, memory: Memory) -> tuple[Any, Origin]:
-        columns: Any = {"__key__": found.keys, "__url__": found.paths, **found.fields}
-        for step in self.steps:
-            columns = _apply_step(step, columns)
-        first, last = (Origin(found.paths[at], found.keys[at], 0, int(places[at]), parts[at]) for at in (0, -1))
-        ragged = self.collate.ragged_slots(columns)
-        if isinstance(columns, dict):
-            batch: Any = {name: _collate_column(name, column, memory, ragged) for name, column in columns.items()}
-        else:
-            batch = tuple(_collate_column(place, column, memory, ragged) for place, column in enumerate(columns))
-        return batch, last._replace(members=(first, last))
+        return batches
 
 
 def columns_of(steps: Sequence[Step], batched: Batcher | None) -> BatchColumns | None:
@@ -111,12 +116,22 @@ def columns_of(steps: Sequence[Step], batched: Batcher | None) -> BatchColumns |
     return BatchColumns(field_steps, batched.collate)
 
 
+def _part(column: Column, at: slice) -> Column:
+    """Return the column of the samples in a slice."""
+    return column[at] if isinstance(column, list) else column.part(at)
+
+
 def _is_viewed(field: str) -> bool:
     return field.rpartition(".")[2] in NPY_FIELDS
 
 
 def _apply_step(step: FieldDecoder | Rename | ToTuple | ToDict, columns: Any) -> Any:
-    """Apply a stage to columns, which are a dict by field or a tuple, and return the changed columns."""
+    """Return the columns after a stage. `columns` is a dict by field name, or a tuple; it does not change.
+
+    Raises:
+        _NotColumns: A column has images that the stage decodes.
+        Exception: The stage fails.
+    """
     if not isinstance(step, FieldDecoder):
         return step(columns)
     step.check_fields(columns)
@@ -145,6 +160,7 @@ def _collate_column(slot: str | int, column: Column, memory: Memory, ragged: Col
 
     Raises:
         _NotColumns: The column has bytes, and `slot` is in `ragged`.
+        Exception: The values cannot be collated.
     """
     if slot in ragged:
         if isinstance(column, Spans):
@@ -154,13 +170,14 @@ def _collate_column(slot: str | int, column: Column, memory: Memory, ragged: Col
     if isinstance(column, Spans):
         return column.to_bytes()
     if isinstance(column, NpyColumn):
-        if len(set(column.shapes)) == 1:
-            stacked = _joined(column, (len(column), *column.shapes[0]), memory)
+        shapes = column.shapes
+        if len(set(shapes)) == 1:
+            stacked = _joined(column, (len(shapes), *shapes[0]), memory)
             if stacked is not None:
                 return stacked
         column = column.arrays()
     if set(map(type, column)) <= _LISTED:
-        return column.copy()  # two places of the sample may have the same field
+        return column
     return Collate()([(marked_array(value),) for value in column], memory)[0]
 
 
@@ -168,20 +185,22 @@ def _ragged(column: NpyColumn, memory: Memory) -> RaggedArrays | None:
     """Return the arrays of a column as a ragged batch. Return None if an array has no axis, if the arrays differ in
     more than the size of the first axis, or if `_joined` cannot join them.
     """
-    rests = {shape[1:] if shape else None for shape in column.shapes}
+    shapes = column.shapes
+    rests = {shape[1:] if shape else None for shape in shapes}
     if len(rests) > 1 or None in rests:
         return None
-    offsets = offsets_of([shape[0] for shape in column.shapes])
-    values = _joined(column, (int(offsets[-1]), *column.shapes[0][1:]), memory)
+    offsets = offsets_of([shape[0] for shape in shapes])
+    values = _joined(column, (int(offsets[-1]), *shapes[0][1:]), memory)
     return None if values is None else RaggedArrays(values, offsets)
 
 
 def _joined(column: NpyColumn, shape: tuple[int, ...], memory: Memory) -> NDArray[Any] | None:
-    """Return the values of a column as one array of this shape. Return None if the arrays differ in dtype, or if torch
-    has no such dtype.
+    """Return the arrays of a column, one after the other, as one array of `shape`. Return None if `column.dtype` is
+    None, or if torch has no such dtype or byte order.
     """
-    if column.dtype is None or not has_torch_dtype(column.dtype) or not column.dtype.isnative:
+    dtype = column.dtype
+    if dtype is None or not has_torch_dtype(dtype) or not dtype.isnative:
         return None
-    joined = memory.empty(shape, column.dtype)
+    joined = memory.empty(shape, dtype)
     column.copy_to(joined)
     return joined

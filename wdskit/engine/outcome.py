@@ -16,8 +16,9 @@ T = TypeVar("T")
 class Outcome(Generic[T]):
     """The result of a job: a value, an error, or both. Can be pickled with any error.
 
-    Unpickling restores the error and its chain of causes, and adds a `WorkerTraceback` as the last cause. An error that
-    cannot be pickled becomes a PipelineError with the same text. At a cause that cannot be pickled, the chain ends.
+    Unpickling restores the error and up to 16 causes of it, and adds a `WorkerTraceback` as the last cause. An error
+    that cannot be pickled becomes a PipelineError with the same text. The chain of causes ends before a cause that
+    cannot be pickled.
 
     Args:
         value: The result; with an error, the part of the result that was made before the error.
@@ -34,7 +35,7 @@ class Outcome(Generic[T]):
 
     @classmethod
     def of(cls, function: Callable[..., T], *args: Any) -> Outcome[T]:
-        """Call a function, and return an outcome with its result or its error."""
+        """Call a function, and return an outcome with its result or with the BaseException that it raised."""
         try:
             return cls(function(*args))
         except BaseException as err:  # noqa: BLE001 (the consumer receives every error)
@@ -95,7 +96,7 @@ def _unpickle_outcome(
 
 
 def _pickled(err: BaseException) -> bytes | None:
-    """Return the pickled exception; None if the exception cannot be pickled and unpickled."""
+    """Return the pickled exception. Return None if pickling or unpickling fails, or gives another type."""
     with contextlib.suppress(BaseException):  # its __reduce__ or __init__ may raise anything
         data = pickle.dumps(err)
         if type(pickle.loads(data)) is type(err):  # noqa: S301 (made above)

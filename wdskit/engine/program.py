@@ -29,10 +29,8 @@ from wdskit.stages.images.fused import FusedStep
 from wdskit.stages.images.jpeg_crop import OutputFormat
 from wdskit.stages.timing import TimingSampler
 
-_SAMPLES_A_JOB = 256
-"""Most samples of a job with several batches. Samples of 3 kB in batches of 64 then take half the time. With more JSON
-samples in a job, Python's garbage collector would take 5 % of the time.
-"""
+_BYTES_A_JOB = 4 << 20
+"""Most bytes of a job with several batches, because several jobs are in memory at a time."""
 
 WHOLE_BATCH = 1
 """`major` in the slot of a thread that works on a batch, not on one of its samples."""
@@ -62,7 +60,7 @@ class SampleLocations(NamedTuple):
     """The location of each row of a job's batches. Each array has shape (n,), with the rows of the first batch first.
 
     Attributes:
-        positions: Positions in the epoch; padded rows have the epoch's number of samples.
+        positions: Positions in the epoch. A padded row has the number of samples of the epoch in place of a position.
         numbers: Positions in the order's endless sequence; padded rows have the last position of their step.
         is_sample: False for padded rows.
         shards: Numbers of the samples' shards in the order.
@@ -77,12 +75,12 @@ class SampleLocations(NamedTuple):
 
 
 class OpenJob(NamedTuple):
-    """A job whose samples are located. Samples in a store are already requested.
+    """A job whose samples are located. Remote samples are already requested.
 
     Attributes:
         places: The locations of the job's samples.
         reader: Reads the samples.
-        bounds: The rows of each batch.
+        bounds: For each batch, the slice of the rows of `places` that belong to it.
         labels: Shape or largest length of each batch's bucket; None without buckets.
     """
 
@@ -187,8 +185,9 @@ class Program:
         """Return the name of the sample or batch on which a thread works: its shard, and the key of its sample.
 
         The key is read from the shard. For a remote shard, the name has the sample's number in place of the key.
-        `major` and `minor` are the values of the thread's slot of the `Board`. Raises ShardError or StorageError if a
-        local shard cannot be read.
+        `major` and `minor` are the values of the thread's slot of the `Board`: `major` is `WHOLE_BATCH` for a batch,
+        and `minor` is a position in the order's endless sequence. Raises ShardError, StorageError or FolderIndexError
+        if a local shard cannot be opened or read.
         """
         [shard], [sample] = self.order.take(np.array([minor]))
         name = f"sample {self.reader.describe(int(shard), int(sample))}"
@@ -202,10 +201,11 @@ class Program:
             rank_positions(self.order, job.start, steps, step, rank=rank, ranks_per_node=ranks_per_node)
             for step in range(job.first, job.stop)
         ]
-        # A padded row gets the last sample of its step, whose shape fits.
-        lasts = [steps.consumed_after(step) - 1 for step in range(job.first, job.stop)]
-        places = np.concatenate([np.minimum(part, last) for part, last in zip(parts, lasts, strict=True)]) + job.start
         positions = np.concatenate(parts)
+        places = positions + job.start
+        if steps.tail == "pad":  # a padded row gets the last sample of its step, whose shape fits
+            lasts = [steps.consumed_after(step) - 1 + job.start for step in range(job.first, job.stop)]
+            places = np.minimum(places, np.repeat(lasts, [len(part) for part in parts]))
         return SampleLocations(positions, places, positions < steps.num_samples, *self.order.take(places))
 
     def open(self, job: Job, reader: SampleReader, places: SampleLocations) -> OpenJob:
@@ -223,7 +223,7 @@ class Program:
 
     @property
     def needs_torch(self) -> bool:
-        """True if the stages need torch for samples with JPEGs. Samples without JPEGs may need torch in any case."""
+        """True if the stages need torch for samples with JPEGs. If False, samples without JPEGs may still need it."""
         return self.batch_stages is not None or any(
             self._step_needs_torch(step.function) for each in self.stages for step in each.steps
         )
@@ -242,9 +242,10 @@ class Program:
         """
         if self.collate is None:
             return _UNBATCHED_A_JOB
-        if self.columns is None or self.batch_stages is not None or self.reader.has_large_samples():
+        if self.columns is None or self.batch_stages is not None:
             return 1
-        return max(1, min(_MOST_BATCHES_A_JOB, _SAMPLES_A_JOB // self.epoch.batch))
+        samples = min(self.reader.most_samples(), int(_BYTES_A_JOB / self.reader.most_mean_bytes()))
+        return max(1, min(_MOST_BATCHES_A_JOB, samples // self.epoch.batch))
 
     def with_uint8_images(self) -> tuple[Program, OutputFormat | None]:
         """Return a program whose images stay uint8, and the format to which `finish_batch` later converts the images.

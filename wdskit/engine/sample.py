@@ -61,7 +61,8 @@ class SampleStages:
 
         Raises:
             SampleError: A stage failed. The error names stage, shard and key.
-            BaseException: A stage raised a KeyboardInterrupt, SystemExit or the like, which is raised unchanged.
+            BaseException: A stage raised this error, which is not an Exception, such as SystemExit. `add_origin_note`
+                adds a note about stage and sample.
         """
         for step in self.steps[start:] if start else self.steps:
             try:
@@ -99,10 +100,11 @@ class StreamStages:
         self._pace = TimingSampler(every=8)
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield each value of `source` after all stages. Bad samples are skipped, as far as `errors.max_bad` allows.
+        """Yield each value of `source` after all stages. Bad samples are skipped, up to `run.max_bad` in an epoch.
 
         Raises:
-            SampleError: A stage failed on a sample that the error budget does not cover.
+            SampleError: A stage failed on a sample that `_skips` does not skip.
+            BaseException: `source` raised this error, or a stage raised this error, which is not an Exception.
         """
         run = self.run
         if run.num_threads > 1:
@@ -180,10 +182,12 @@ class StreamStages:
         yield done
 
     def _skips(self, err: SampleError, origin: Origin) -> bool:
-        """Return True if a bad sample is skipped, and count the sample. Return False if the caller must raise `err`.
+        """Return True if a bad sample is skipped; the sample is then counted and added to `run.bad`. Return False if
+        the caller must raise `err`: no bad sample is allowed, `errors` does not cover this kind of error, or the value
+        is a batch.
 
         Raises:
-            SampleError: The epoch has more bad samples than `errors.max_bad` allows.
+            SampleError: The epoch of this worker has more bad samples than `errors.max_bad` allows.
         """
         run = self.run
         is_function = err.is_function and not run.forgives_functions

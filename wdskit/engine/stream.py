@@ -33,15 +33,15 @@ class Layout:
     """Properties of the stages of a running stream.
 
     Attributes:
-        draws: The order of the shards; None for another library's source.
+        draws: Gives the order of the shards; None for another library's source.
         cut: Index of the stage `with_epoch` in `DataPipeline.pipeline`; None without `with_epoch`.
         split_none: Whether the source has `split: none`, which allows a missing splitter.
-        count: Takes a worker's number and the number of workers. Returns how many items an epoch of this worker yields.
-            None if unknown.
+        count: Takes a worker's number and the number of workers, and returns how many items an epoch of this worker
+            yields. `count` is None if this number is unknown.
         uneven: Start of a message that says what drops values after `with_epoch`, such as "`select` drops values". The
             ranks then end at different steps. Empty if nothing drops values there.
         length: The length that `with_length` sets; None without `with_length`.
-        batch: Number of samples in an item.
+        batch: Number of samples in an item; 1 without batches.
         fingerprint: The settings that decide the order of samples, as plain JSON, for the state.
     """
 
@@ -87,27 +87,27 @@ class _Epochs:
         self._set[0] += 1
 
     def next(self, worker: int) -> int:
-        """Return the epoch that a worker runs next.
+        """Return the epoch that worker number `worker` runs next.
 
-        This is the epoch after the last one that the worker finished. If `set` was called later, it is the epoch of
-        `set`.
+        The first epoch is 0. After `set(epoch)`, the next epoch of the worker is `epoch`. Otherwise it is the epoch
+        after the last epoch that the worker finished.
         """
         if self._workers[worker, 0] != self._set[0]:
             self._workers[worker] = self._set
         return int(self._workers[worker, 1])
 
     def finish(self, worker: int, epoch: int) -> None:
-        """Note that a worker has finished `epoch`."""
+        """Make `epoch` + 1 the next epoch of the worker, unless `set` was called during the epoch."""
         self._workers[worker, 1] = epoch + 1
 
 
 @dataclass
 class _OpenStream:
-    """The running stages before `with_epoch`, which continue from epoch to epoch in this process.
+    """The iterator of the stages that precede the `with_epoch` stage. It continues from epoch to epoch in this process.
 
     Attributes:
-        values: The values that the stages yield.
-        next_epoch: The epoch that may continue with these values; None while an epoch runs.
+        values: Yields the values of these stages.
+        next_epoch: The only epoch that may continue with `values`; None while an epoch runs or after a `break`.
         readers: Process id, worker number and number of workers of the process that reads `values`.
         close: Closes `values`.
     """
@@ -119,7 +119,7 @@ class _OpenStream:
 
 
 def empty_epoch(epoch: int, *, num_bad: int = 0) -> PipelineError:
-    """Return the error for an epoch without values. The caller raises it. `num_bad` samples of the epoch are bad."""
+    """Return the error for an epoch without values, for the caller to raise. `num_bad` samples were bad."""
     if num_bad:
         msg = f"epoch {epoch} is empty: {plural(num_bad, 'sample')} of it {'are' if num_bad > 1 else 'is'} bad."
         return PipelineError(f"{msg}\n  Set `errors: {{max_bad: 0}}` to see the first error.")
@@ -133,9 +133,10 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
     It is an `IterableDataset`, so torch's DataLoader and webdataset's WebLoader take it, with `batch_size=None`.
 
     Each iteration is one epoch. After a finished epoch, the next iteration has the next epoch number. `set_epoch` sets
-    another number. Without `with_epoch`, an epoch reads each shard once. With `with_epoch`, the stream continues where
-    the last epoch ended, as long as the process lives. After an unfinished epoch, such as after a `break`, the next
-    iteration starts with new draws, which depend on the epoch number.
+    another number. Without `with_epoch`, an epoch reads each shard once, or never ends if the source is resampled. With
+    `with_epoch`, the stream continues where the last epoch ended, as long as the process lives. After an unfinished
+    epoch, such as after a `break`, the next iteration has the same epoch number, and the stream starts again with the
+    first shard of this epoch.
 
     Args:
         stages: The running stages; the first is a source.
@@ -165,8 +166,8 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
     def describe(self, major: int, minor: int) -> str:
         """Return the name of the sample on which a thread works: its shard, and its number in the shard.
 
-        `major` and `minor` are the values of the thread's slot of the `Board`. Return "" for another library's source,
-        and for a value after a foreign stage.
+        `major` and `minor` are the values of the thread's slot of the `Board`. Return "" if another library made the
+        source, or if `major` is negative, as for a value after a stage of another library.
         """
         source = self.pipeline[0]
         if major < 0 or not isinstance(source, StreamSource):
@@ -219,10 +220,11 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         return self._iterate(epoch, token)
 
     def _iterate(self, epoch: int, token: object) -> Iterator[Any]:
-        """Yield the values of an epoch. `token` is the value of `_token` as long as no other iteration starts.
+        """Yield the values of an epoch. `token` identifies this iteration: a later iteration replaces `_token`.
 
         Raises:
-            PipelineError: Another iteration has started; or the rank has one worker, and the epoch has no values.
+            PipelineError: Another iteration has started, `close` was called before the end of the epoch, or the rank
+                has one worker and the epoch has no values.
         """
         is_empty = self.run.num_workers == 1
         for batch in self.items(StreamJob(epoch, is_first=True, continues=True)):
@@ -253,7 +255,12 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
             stream.close()
 
     def items(self, job: StreamJob) -> Iterator[Batch]:
-        """Yield the items of one epoch of this worker, each as a `Batch`. The last batch has `is_end` and no value."""
+        """Yield the items of one epoch of this worker, each as a `Batch`. The last batch has `is_end` and no value.
+
+        Raises:
+            PipelineError: Before the end of the epoch, `close` was called, or (with `with_epoch`) another iteration
+                began.
+        """
         cut, stop = self.layout.cut, len(self.pipeline)
         self.run.num_bad = 0
         if cut is None:  # ends after reading each shard once (a resampled source never ends)
@@ -284,12 +291,12 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         yield Batch(None, 0, self.run.take_bad(), is_end=True)
 
     def _check_open(self, number: int) -> None:
-        """Raise PipelineError if `close` ended the stream `number`, so that its last values are missing."""
+        """Raise PipelineError if `run.stream` differs from `number`: the stream ended early, and values are missing."""
         if self.run.stream != number:
             raise PipelineError("this pipeline was closed, or iterated again, before the epoch ended.")
 
     def _begin(self, epoch: int) -> None:
-        """Prepare `run` for an epoch, from its first draw on."""
+        """Reset `run` to the first draw of an epoch."""
         draws = self.layout.draws
         stop = None if draws is None or self.layout.cut is not None else draws.stop(epoch)
         self.run.begin(epoch, first_draw=0 if draws is None else draws.first(epoch), stop_draw=stop)
@@ -323,7 +330,10 @@ class StreamBatches:
         return job
 
     def __call__(self, job: StreamJob, *_: object) -> Outcome[list[Batch]]:
-        """Return a list with the epoch's next item, or the error. After the end of the epoch, the list is empty."""
+        """Return an `Outcome` of a list with the next batch of `StreamPipeline.items`, or of the error of a stage.
+
+        The list is empty after the batch with `is_end` and after an error.
+        """
         if job.is_first:
             self._items = self._pipeline.items(job)
         try:
@@ -341,10 +351,11 @@ class StreamBatches:
 
 
 def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers: int) -> None:
-    """Check that ranks and workers read different shards of a stream, and at least one shard each.
+    """Check that a stream can be divided among ranks and workers. A source of another library is not checked.
 
     Raises:
-        PipelineError: A splitter is missing, ranks would end at different steps, or the shards are too few.
+        PipelineError: Without `split: none`, a splitter is missing, or ranks would end at different steps. Or an epoch
+            without `with_epoch` has fewer shards than readers.
     """
     if layout.draws is None:
         return
@@ -378,10 +389,10 @@ def _no_splitter(name: str, who: str) -> str:
 
 
 def _num_samples(value: Any, batch: int) -> int:
-    """Return the number of samples in an item.
+    """Return the number of samples in an item, for a pipeline with `batch` samples in each full batch.
 
     This is 1 if `batch` is 1. Otherwise it is the length of the first column that has a length and is not text or
-    bytes, or `batch` if there is no such column.
+    bytes; without such a column, it is `batch`. An item that is not a mapping or tuple is one column.
     """
     if batch == 1:
         return 1

@@ -44,7 +44,7 @@ class Threads:
             torch.set_num_threads(before)  # the new threads keep 1
 
     def submit(self, function: Callable[..., None], *args: Any) -> None:
-        """Queue a call of the function."""
+        """Queue a call of `function` with `args`. After `close`, the call never runs."""
         self._calls.put((function, *args))
 
     def run_all(self, function: Callable[[int], None], num: int) -> None:

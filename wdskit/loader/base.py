@@ -101,6 +101,8 @@ class Loader(ABC):
     def remaining(self) -> int:
         """Number of items of the running or next epoch (see `epoch`) that the consumer has not received yet.
 
+        A `break` does not change the number.
+
         Raises:
             TypeError: The stages of a stream do not define the length of an epoch.
         """
@@ -124,7 +126,8 @@ class Loader(ABC):
         Args:
             state: Result of `state_dict`. The numbers of ranks, workers and threads may differ from those of the saved
                 run.
-            strict: If True, refuse a state that belongs to another order of samples. If False, only log the difference.
+            strict: If True, refuse a state that belongs to another order of samples. If False, load this state too and
+                log the difference.
 
         Raises:
             StateError: `state` is not a state of this kind of loader, or `strict` is True and the state belongs to
@@ -145,8 +148,9 @@ class Loader(ABC):
     def close(self) -> None:
         """End the running iteration, the threads and the worker processes, within a second even if a worker hangs.
 
-        The next iteration starts new workers and runs the interrupted epoch again from its beginning. A `with`
-        statement closes the loader at its end: `with wdskit.make_loader("train.yaml") as loader: ...`.
+        The next `next()` of the ended iteration raises PipelineError. A new iteration starts new workers and runs the
+        interrupted epoch again from its beginning. A `with` statement closes the loader at its end:
+        `with wdskit.make_loader("train.yaml") as loader: ...`.
         """
         running = self._running() if self._running is not None else None
         if running is not None and running.gi_frame is not None:
@@ -169,16 +173,17 @@ class Loader(ABC):
     def stats(self) -> LoaderStats:
         """Return speed, waits and times of the stages in the running epoch; between two epochs, in the last epoch.
 
-        `print(loader.stats())` shows a table, and `.to_dict()` is for wandb or TensorBoard. At the end of each epoch,
-        the loader logs a summary in one line, at level INFO.
+        `print(loader.stats())` shows a table, and `.to_dict()` is for wandb or TensorBoard. At the end of each whole
+        epoch, the loader logs a summary in one line, at level INFO.
         """
         return self._meter.stats()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch (>= 0) that the next iteration runs. If a loaded state is in this epoch, its position is kept.
+        """Set the epoch (>= 0) that the next iteration runs. A loaded state of the same epoch keeps its position.
 
-        During an iteration, the running epoch continues, and `epoch`, `remaining` and `state_dict` describe it until
-        its end. A call with the number that `epoch` has now only cancels an earlier call in this iteration.
+        A call during an iteration takes effect when the running epoch ends; until then `epoch`, `remaining` and
+        `state_dict` describe the running epoch. A call with the number of the running epoch cancels earlier calls in
+        this iteration, and has no other effect.
 
         Raises:
             PipelineError: `epoch` is not a whole number from 0 to 10**9.
@@ -223,7 +228,7 @@ class Loader(ABC):
             )
         self._check_rank()
         items = self._items()
-        self._running = weakref.ref(items)
+        own = self._running = weakref.ref(items)
         self._is_in_epoch, self._next_epoch = True, None
         self._was_closed = False
         error: Exception | None = None
@@ -239,8 +244,9 @@ class Loader(ABC):
             error = err
         finally:
             items.close()
-            self._end_epoch()
-        if self._was_closed:
+            if self._running is own:
+                self._end_epoch()
+        if self._was_closed or self._running is not own:  # a new iteration began after `close`
             msg = "this loader was closed in the middle of an epoch. Start a new iteration."
             raise PipelineError(msg) from error
         logger.info("%s", self._meter.stats().line())
@@ -266,7 +272,7 @@ class _Sampler:
         self._loader = loader
 
     def set_epoch(self, epoch: int) -> None:
-        """Call `loader.set_epoch` for a framework that counts epochs itself, such as Lightning.
+        """Set the epoch as `Loader.set_epoch` does, for a framework that counts epochs itself, such as Lightning.
 
         After a state was loaded, `epoch` may differ by one from the epoch of the state:
         - `epoch` is one less if the framework saved the state before it counted the finished epoch. The loader keeps

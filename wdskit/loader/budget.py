@@ -23,7 +23,7 @@ class Budget:
 
     Attributes:
         count: Number of bad samples of the running epoch until now.
-        limit: Largest number of bad samples that an epoch of this rank may have.
+        limit: Largest number of bad samples that an epoch of this rank may have; at least 1 for a limit in per cent.
 
     Raises:
         PipelineError: `errors.dir` is a file, or is below a file.
@@ -42,7 +42,9 @@ class Budget:
                 break
 
     def spend(self, epoch: int, bad: Sequence[RejectedSample]) -> None:
-        """Count the bad samples of a batch that is about to be yielded, and append them to the file in `errors.dir`.
+        """Count the bad samples of a batch that is about to be yielded.
+
+        If `errors.dir` is set, append the samples to the file of this rank in this folder.
 
         Args:
             epoch: Number of the epoch, for the file and for messages.

@@ -65,7 +65,10 @@ class ToDevice:
         self._finish = finish
 
     def send(self, value: Any) -> Any:
-        """Start to copy and finish a batch. Return (batch on the device, CUDA event at the end of this work)."""
+        """Start to copy a batch and call `finish`. Return (batch on the device, CUDA event at the end of this work).
+
+        Objects other than tensors that have a method `to` are copied only by `receive`.
+        """
         with torch.cuda.stream(self._stream):
             moved = map_tensors(value, lambda tensor: pinned(tensor).to(self._device, non_blocking=True))
             moved = self._finish(moved)
@@ -75,7 +78,7 @@ class ToDevice:
         """Return the batch on the device. `sent` is the result of `send`.
 
         This call does not wait for the copy, but later work on the consumer's CUDA stream does. An object with a method
-        `to`, such as torch's PackedSequence, is copied only now, on the consumer's stream.
+        `to`, such as torch's PackedSequence, is copied in this call, on the consumer's stream.
         """
         # An object with a method `to` is copied here because `record_stream` cannot reach its tensors.
         moved, event = sent
@@ -143,16 +146,16 @@ def map_tensors(
     *,
     own: Callable[[Any], Any] = lambda value: value,
 ) -> Any:
-    """Return a copy of a batch with `function` applied to every tensor in it.
+    """Return a copy of a batch with `function` applied to the tensors in its tuples, lists, mappings and dataclasses.
 
-    Tuples, lists, mappings (transformers' BatchEncoding) and dataclasses keep their type. Dataclasses and mutable
-    mappings keep their other attributes too. A mapping that cannot be copied becomes a dict.
+    These containers keep their type, transformers' BatchEncoding too. Dataclasses and mutable mappings keep their other
+    attributes. A mapping that cannot be copied becomes a dict. Other objects are not copied.
 
     Args:
         value: The batch, or a part of it.
         function: Takes a tensor and returns the new tensor.
-        own: Takes any other object that has a method `to`, such as torch's PackedSequence, and returns the new object.
-            Default: the object itself.
+        own: Takes an object with a method `to` that is neither a tensor nor a mapping, such as torch's PackedSequence,
+            and returns the new object. Default: returns the object itself.
     """
     if isinstance(value, torch.Tensor):
         return function(value)
@@ -196,17 +199,18 @@ def _rebuild_mapping(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 def move_ahead(source: Iterator[Any], mover: Mover, is_ready: Callable[[], bool]) -> Iterator[Any]:
-    """Yield the values of `source` in order, each moved by `mover`. A thread moves the next values ahead of the
-    consumer.
+    """Yield the values of `source` in order, each moved by `mover`. A thread moves the next values before the consumer
+    asks for them.
 
     Args:
-        source: Gives the values, in the consumer's thread. It is closed at the end.
+        source: Gives the values, in the consumer's thread. `source` is closed at the end, after an error, and when the
+            returned iterator is closed.
         mover: Moves each value.
-        is_ready: Returns True if `next(source)` would not wait. Values are taken ahead of the consumer only then.
+        is_ready: Returns True if `next(source)` would not wait. Values are taken before the consumer asks only then.
 
     Raises:
-        Exception: `source` raised this error. The values before the error are yielded first. A BaseException of
-            `source` that is not an Exception, such as KeyboardInterrupt, is raised at once.
+        Exception: `source` raised this error. The values before the error are yielded first. An error of `is_ready`,
+            and an error of `source` that is not an Exception, such as KeyboardInterrupt, are raised at once.
         BaseException: `mover` raised this error. The values before the error are yielded first.
     """
     unsent: SimpleQueue[Any] = SimpleQueue()

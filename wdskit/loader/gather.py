@@ -44,8 +44,8 @@ def gather_valid(
 ) -> Tensor | list[Any]:
     """Collect the results of all ranks for a batch, each sample once.
 
-    Every rank must call this function with the same number of rows, as `tail: pad` ensures. Without torch.distributed,
-    this process is the only rank.
+    Every rank must call this function. If `rows` is a tensor and `reduce` is None, every rank must give the same number
+    of rows, as `tail: pad` ensures. Without torch.distributed, this process is the only rank.
 
     With `tail: pad`, the rows are in the order of their samples. With `tail: drop`, the rows are ordered by rank, and
     `positions=loader.positions` sorts them by sample.
@@ -56,7 +56,7 @@ def gather_valid(
             batch is a tuple. None: all rows are valid.
         positions: `loader.positions` of the batch, (batch,): sorts the rows.
         reduce: None returns the rows. "sum" adds the valid rows, in float64 for floating point and int64 for whole
-            numbers; "mean" divides their sum in float64 by their number.
+            numbers; without a valid row the sum is 0. "mean" divides their sum in float64 by their number.
         group: A torch.distributed group, or one dimension of a DeviceMesh, as given to the loader. Default: the default
             group.
 
@@ -65,9 +65,11 @@ def gather_valid(
         `reduce`: the sum or the mean of these rows, as a tensor with the shape of one row.
 
     Raises:
-        PipelineError: On every rank. The mask or the positions of a rank do not fit its rows; the rows of the ranks
-            differ in dtype or shape; `reduce` is another word, or is set and the rows are not a tensor; or `reduce` is
-            "mean" and no rank has a valid row.
+        PipelineError: On every rank. The mask or the positions of a rank do not fit its rows; the ranks differ in the
+            dtype or shape of their rows, in `reduce`, or in whether they give positions; a value of a list cannot be
+            pickled; `reduce` is another word, or is set and the rows are not a tensor; or `reduce` is "mean" and no
+            rank has a valid row.
+        Exception: Without torch.distributed, the error of pickle for a value that cannot be pickled.
         RankError: `group` is a DeviceMesh of several dimensions.
     """
     group = as_group(group)
@@ -108,8 +110,9 @@ class _RankRows:
     pickled = b""
 
     def prepare(self, rows: Tensor | Sequence[Any], valid: Tensor | None, positions: Any, reduce: Any) -> bytes:
-        """Check the rows and set the attributes. Return a text that must be equal on all ranks: dtype and shape of the
-        rows, `reduce`, and whether positions are given.
+        """Check the rows and set the attributes. Return an encoded text that the caller compares between ranks: dtype
+        and shape of the rows, `reduce`, and whether positions are given. The number of rows of a list, or with
+        `reduce`, is not in the text.
 
         Raises:
             PipelineError: The mask or the positions do not fit the rows. Or `reduce` is unknown, or is set and the rows
@@ -139,8 +142,8 @@ class _RankRows:
 
 
 def _exchange(make: Callable[[], bytes], group: Any) -> list[bytes]:
-    """Call `make` here, and return the results of all ranks of a group in the order of ranks. Every rank must call this
-    function. Each result is cut to `_RECORD_BYTES - 1` bytes, and zero bytes at its end are removed.
+    """Call `make` on this rank, and return the results of all ranks of a group in the order of ranks. Every rank must
+    call this function. Each result is cut to `_RECORD_BYTES - 1` bytes, and zero bytes at its end are removed.
 
     Without torch.distributed, the list has only the whole result of this process.
 
@@ -171,7 +174,7 @@ def _exchange(make: Callable[[], bytes], group: Any) -> list[bytes]:
 
 
 def _ranks(group: Any) -> list[int]:
-    """Return the rank of each member of `group` in the default group. If `group` is None, it is the default group."""
+    """Return the rank in the default group of each member of `group`. A `group` of None is the default group."""
     return torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD)
 
 
@@ -181,8 +184,9 @@ def _reduce(rows: Tensor, mask: Tensor, reduce: Reduction, group: Any) -> Tensor
     Raises:
         PipelineError: `reduce` is "mean", and no rank has a valid row.
     """
-    exact = rows.dtype.is_floating_point or reduce == "mean"
-    total = _as_supported(rows)[mask].view(rows.dtype).to(torch.float64 if exact else torch.int64).sum(0)
+    has_fractions = rows.dtype.is_floating_point or reduce == "mean"
+    dtype = torch.complex128 if rows.dtype.is_complex else torch.float64 if has_fractions else torch.int64
+    total = _as_supported(rows)[mask].view(rows.dtype).to(dtype).sum(0)
     count = mask.sum()
     if _is_distributed():
         torch.distributed.all_reduce(total, group=group)
@@ -195,7 +199,10 @@ def _reduce(rows: Tensor, mask: Tensor, reduce: Reduction, group: Any) -> Tensor
 
 
 def _gather_objects(own: _RankRows, group: Any) -> list[Any]:
-    """Return the valid values of all ranks, sorted by position; without positions, in the order of ranks."""
+    """Return the valid values of all ranks, sorted by position; without positions, in the order of ranks.
+
+    `own` has the rows of this rank, as a pickled list.
+    """
     parts: list[Any] = [own.pickled]
     if _is_distributed():
         parts = [None] * torch.distributed.get_world_size(group)
@@ -219,7 +226,7 @@ def _all_gather(rows: Tensor, group: Any) -> list[Tensor]:
 
 def _as_supported(rows: Tensor) -> Tensor:
     """Return `rows` in a dtype that torch can index and `_all_gather` can send. Whole numbers and float8 become a view
-    as uint8, int16, int32 or int64 of the same size. Other rows are returned unchanged.
+    as uint8, int16, int32 or int64, the dtype with the same number of bytes. Other rows are returned unchanged.
     """
     if rows.dtype.is_complex or rows.dtype.itemsize > 8:
         return rows

@@ -69,35 +69,39 @@ def make_loader(
             `loader`. Default, if the stages of a planned source decode images and `threads` is not set: one per two
             cores of this machine, at most 8, with two threads each. Default, if the stages call functions of yours:
             one per core, at most 16, with one thread each. Otherwise 1. The ranks of a machine divide its cores.
-        threads: Threads in each process, for one-to-one stages. Default: 1 if `workers` is 0, for a stream, if there is
-            little to do, or if functions of yours are called, because several threads would call them at the same time.
-            Otherwise the cores of this machine, divided among its ranks and workers, at most 8.
+        threads: Threads in each process, for one-to-one stages. Default: 1 if `workers` is 0, for a stream, with `on`,
+            if there is little to do, or if functions of yours are called, because several threads would call them at
+            the same time. Otherwise the cores of this machine, divided among its ranks and workers, at most 8.
         on: Where the workers of a planned source run: "ray" (the Ray cluster of the environment, which RAY_ADDRESS may
             name) or the address of a cluster, "ray://head:10001". Needs `workers`. Default: on this machine.
         prefetch: Largest number of batches that are made before the consumer asks for them. With a planned source, this
             is the number for all workers together, and at least two per worker. With a stream, this is the number for
-            each worker. Default: 4; with small batches of a planned source more, because a worker makes up to 256
-            samples together. After an epoch, the loader of a planned source keeps at most 256 MiB of the next epoch.
-        persistent_workers: Whether workers stay alive between epochs. Workers of a stream always stay alive.
+            each worker. Default: 4; with small batches of a planned source more, because a worker makes up to 1,024
+            samples together. After an epoch, the loader of a planned source keeps at most about 256 MiB of the next
+            epoch.
+        persistent_workers: Whether workers stay alive between epochs. Default: True. Workers of a stream always stay
+            alive.
         start_method: "fork", "spawn" or "forkserver". Default: torch's default, but never "fork" once CUDA is
             initialised, or if a planned source reads shards in a store.
         timeout: Longest wait for a batch in seconds. Then the loader raises a PipelineError that names the worker and
             its sample. Default, and 0: no limit. Every wait of a minute is logged in any case, unless `workers` is 0
-            and `threads` is 1.
-        pin_memory: Whether batches are in page-locked memory, if there is a GPU.
+            and the source is a stream or `threads` is 1.
+        pin_memory: Whether batches are in page-locked memory, if there is a GPU. Default: False.
         device: Device for the batches of a planned source: "cuda" (the current device) or "cuda:1". The next batch is
-            copied there ahead, on a separate CUDA stream; images are copied as uint8 and normalized on the device.
+            copied to it on a separate CUDA stream while the consumer works; where possible, images are copied as uint8
+            and normalized on the device. Default: batches stay in main memory.
         errors: What to do with bad samples, `{"max_bad": 10, "dir": "bad"}`; overrides the configuration's `errors`.
         cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrides the
             configuration's `cache`.
 
     Raises:
-        ConfigError: The configuration or the arguments have problems; all of them are listed.
+        ConfigError: The configuration or an argument has problems; the message lists them.
         PipelineError: The stages, the settings and the machine do not fit together.
         StorageError, FolderIndexError: The file or the shards cannot be read, a planned source has no index, or a label
             means different classes in two folders.
         SelectionError: A split, condition or column of a source is missing or invalid.
         RankError: Rank and world size are invalid, or differ from `process_group`.
+        Exception: The import of a module in `plugins` failed with this error.
     """
     _check_functions(transforms)
     _import_plugins(plugins)
@@ -156,7 +160,7 @@ def _check_cluster(spec: LoaderSpec, pipe: Pipeline) -> None:
     """Check the settings of a loader whose workers run on a cluster.
 
     Raises:
-        PipelineError: The source is a stream, or the number of workers is not set.
+        PipelineError: The source is a stream, or the number of workers is 0 or not set.
     """
     if not isinstance(pipe.stages[0], PlannedSource):
         msg = f"loader.on: {spec.on}: a stream continues only in the worker that started it, not on another node."
@@ -171,8 +175,8 @@ def _check_functions(functions: Mapping[str, Callable[..., Any]] | None) -> None
     """Check the argument `transforms` of `make_loader`.
 
     Raises:
-        ConfigError: `functions` is not a dict, a name is invalid or belongs to a stage of wdskit, or a value cannot be
-            called.
+        ConfigError: `functions` is neither a dict nor None, a name is invalid or belongs to a stage of wdskit, or a
+            value cannot be called.
     """
     if functions is None:
         return

@@ -58,7 +58,7 @@ def find_versions() -> dict[str, str]:
     nodes.
 
     The version of torch has no build (`+cu121`); without torch it is "(not installed)". The version of wdskit-native is
-    `_NOT_USED` if this process does without the package.
+    `_NOT_USED` if this process does not use the package.
     """
     found = {"wdskit": __version__, "Python": ".".join(platform.python_version_tuple()[:2]), "torch": "(not installed)"}
     with contextlib.suppress(metadata.PackageNotFoundError):
@@ -68,8 +68,11 @@ def find_versions() -> dict[str, str]:
 
 
 class _ReferencePickler(pickle.Pickler):
-    """Pickles a program for other machines. The index and the columns of a folder in a store are pickled by URL,
-    without the path of the local copy. PicklingError: A function or class is defined in the main script.
+    """Pickles a program for other machines. For the index and the columns of a folder in a store, the pickle has the
+    URL in place of the path of the local copy.
+
+    Raises:
+        PicklingError: A function or class is defined in the main script.
     """
 
     def persistent_id(self, value: object) -> tuple[str, Any] | None:
@@ -154,9 +157,10 @@ class NodeWorker:
         self._making = threading.Semaphore(self._factory.num_loops)
 
     def make(self, ticket: int, job: Any) -> Answer:
-        """Make the batches of a job, and return their Outcome as an `Answer`, whose buffers are views of reused memory.
+        """Make the batches of a job, and return their Outcome, or the Outcome of an error, as an `Answer`.
 
-        `ticket` is the number of the job, for `cancel`. The Outcome of a cancelled job is empty.
+        The buffers of the answer are views of memory that is reused after the views are garbage-collected. `ticket` is
+        the number of the job, for `cancel`. The Outcome of a cancelled job is empty.
         """
         with self._opening:
             opened = self._factory.open(job)  # requests samples of a store while earlier jobs are made
@@ -176,7 +180,7 @@ class NodeWorker:
         return pickled, [find(part) for part in message.buffers]
 
     def _lend(self, number: int) -> Bytes:
-        """Return the bytes of a block that `pack_outcome` holds. When the result is collected, this hold ends."""
+        """Return the bytes of the block `number`. The block is reused after the result is garbage-collected."""
         memory: Bytes = np.frombuffer(self._memory.hold(number).memory, np.uint8)
         self._memory.give_back(number)  # ends this method's own `hold`
         weakref.finalize(memory, self._memory.give_back, number).atexit = False
@@ -196,7 +200,7 @@ class NodeWorker:
         threading.Event().wait()
 
     def free_memory(self) -> None:
-        """Return the memory that no batch uses to the operating system."""
+        """Free the memory that no batch uses, so that other processes can use it."""
         self._memory.free_pages()
 
 

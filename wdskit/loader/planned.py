@@ -22,6 +22,7 @@ from wdskit.loader.prefetch import Prefetch, jobs_ahead
 from wdskit.loader.start_method import start_method_of
 from wdskit.loader.state import EpochCounter, Pass
 from wdskit.loader.watch import Watch
+from wdskit.order.steps import Steps
 from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec
 
 logger = logging.getLogger(__name__)
@@ -30,14 +31,14 @@ logger = logging.getLogger(__name__)
 class PlannedLoader(Loader):
     """The loader of a planned source. Each iteration is one epoch, with the same number of items on every rank.
 
-    `state_dict` is the position of the consumer, the same on every rank. A loader with any number of ranks, workers and
-    threads can load this state, and then continues the sequence of samples at this position.
+    `state_dict` is the position of the consumer, the same on every rank except the count of bad samples. A loader with
+    any number of ranks, workers and threads can load this state, and then continues the sequence of samples there.
 
     Args:
         program: The pipeline, built for this rank.
         spec: The settings: workers, prefetch and so on.
-        errors: How many bad samples an epoch may have.
-        origin: Keyword arguments of `Loader`.
+        errors: The settings `errors`: how many bad samples an epoch may have. None for the defaults.
+        origin: Keyword arguments for the constructor of `Loader`: `name`, `stages` and so on.
 
     Attributes:
         most_ahead: Largest number of batches that are made before the consumer asks for them.
@@ -65,7 +66,9 @@ class PlannedLoader(Loader):
         self._last: tuple[Pass, int] | None = None
         self._own_rank = [self._rank_info.rank, self._rank_info.world_size]
         self._steps_per_job, num_ahead = jobs_ahead(spec, self.program)
-        num_samples = len(self._counter) * layout.batch
+        steps = layout.steps(self._rank_info.world_size)
+        num_samples = steps.num_samples - (steps.num_dropped if isinstance(steps, Steps) else 0)
+        num_samples //= self._rank_info.world_size
         self._budget = Budget(errors or ErrorsSpec(), rank=self._rank_info.rank, num_samples=num_samples)
         self._prefetch = Prefetch(self._make_pool(), num_ahead)
         self.most_ahead = num_ahead * self._steps_per_job + self._steps_per_job - 1
@@ -137,11 +140,12 @@ class PlannedLoader(Loader):
 
         Args:
             state: Result of `state_dict`, on any number of ranks, workers and threads.
-            strict: If True, refuse a state of another sequence of samples. If False, only log the difference.
+            strict: If True, refuse a state of another sequence of samples. If False, load this state too and log the
+                difference.
 
         Raises:
             StateError: `state` is not a state of a planned source, or `strict` is True and the state belongs to another
-                sequence of samples. The message names the field.
+                sequence of samples. The message names the difference.
         """
         self._counter.load_state_dict(state, strict=strict)
         self._is_in_epoch = False

@@ -66,15 +66,18 @@ class Pool(Protocol):
         ...
 
     def forget(self, tickets: Sequence[Any]) -> None:
-        """Cancel the jobs of these tickets. Their outcomes cannot be taken any more."""
+        """Cancel the jobs of these tickets. The tickets become invalid for `take`."""
         ...
 
     def free_memory(self) -> None:
-        """Return the memory that no batch uses to the operating system. Called at the end of an epoch."""
+        """Free the memory that no batch uses, so that other processes can use it. Called at the end of an epoch."""
         ...
 
     def close(self) -> None:
-        """End the threads and processes, within a second. The next job starts new threads and processes."""
+        """End the threads and processes, within a second. All tickets become invalid.
+
+        The next job starts new threads and processes.
+        """
         ...
 
 
@@ -85,8 +88,10 @@ def make_pool(
     start_method: Callable[[], StartMethod],
     timeout_s: float | None,
 ) -> Pool:
-    """Return a `ProcessPool`. Without worker processes, return an `InlinePool` if one thread is enough and there is no
-    timeout, otherwise a `ThreadPool`. With worker processes, the fork server is started now if they need it.
+    """Return a `ProcessPool` if `num_workers` is at least 1. If its start method needs a fork server, start the server.
+
+    If `num_workers` is 0, return an `InlinePool` if the factory has one loop (`num_loops`) and the wait has no limit;
+    otherwise a `ThreadPool`.
 
     Args:
         program: A `Program`, or a `StreamPipeline`.
@@ -140,7 +145,7 @@ class InlinePool:
         """Do nothing, because no job has started."""
 
     def free_memory(self) -> None:
-        """Return the memory that no batch uses to the operating system."""
+        """Free the memory that no batch uses, so that other processes can use it."""
         self._memory.free_pages()
 
     def close(self) -> None:
@@ -215,12 +220,12 @@ class ThreadPool:
         return ticket.done.is_set()
 
     def forget(self, tickets: Sequence[Task]) -> None:
-        """Cancel jobs. The threads that work on them stop after their current sample."""
+        """Cancel jobs and drop their outcomes. The threads that work on the jobs stop after their current sample."""
         for ticket in tickets:
             ticket.cancel()
 
     def free_memory(self) -> None:
-        """Return the memory that no batch uses to the operating system."""
+        """Free the memory that no batch uses, so that other processes can use it."""
         self._memory.free_pages()
 
     def close(self) -> None:
@@ -326,7 +331,7 @@ class _Worker:
         return reply
 
     def look(self, watch: Watch) -> None:
-        """Tell `watch` that the main process still waits for this worker.
+        """Call `watch.look` for this worker, while the main process waits for the worker.
 
         Raises:
             PipelineError: The wait has lasted for the `timeout`.
@@ -341,12 +346,17 @@ class _Worker:
         )
 
     def borrow(self, block: int) -> Bytes:
-        """Return all bytes of block number `block`. When the result is collected, the worker may reuse the block."""
+        """Return all bytes of block number `block`. The worker may reuse the block after the result is
+        garbage-collected.
+        """
         return borrow(self.blocks[block], self.returned, block)
 
     @property
     def death(self) -> str:
-        """A text for messages: the worker, how it ended, and the likely reason. Waits up to 0.5 s for its end."""
+        """A text for messages: the worker, how the worker ended, and the likely reason.
+
+        Waits up to 0.5 s for the end of the worker.
+        """
         self.process.join(_PATIENCE_S)
         how = explain_exit(self.process.exitcode, has_started=self.has_started)
         return f"worker {self.number} (pid {self.process.pid}) {how}"
@@ -449,7 +459,7 @@ class ProcessPool:
             worker.forget(tickets)
 
     def free_memory(self) -> None:
-        """Let the workers return the memory that no batch uses to the operating system."""
+        """Ask the workers to free the memory that no batch uses. Do nothing in a forked process."""
         if self._workers and self._owner == os.getpid():
             for worker in self._workers:
                 worker.free_memory()
@@ -528,7 +538,7 @@ class ProcessPool:
             self._drop((worker, reply.message))
 
     def _drop(self, reply: tuple[_Worker, Message] | None) -> None:
-        """Return the blocks of a reply to its worker, which gets them with the next request. Ignore None."""
+        """Return the blocks of a reply to its worker, with the next request. If `reply` is None, do nothing."""
         if reply is not None:
             worker, message = reply
             worker.returned.extend(message.blocks)
@@ -555,5 +565,6 @@ def _close_workers(workers: list[_Worker], owner: int) -> None:
             if worker.process.exitcode is None:
                 worker.process.kill()
                 worker.process.join()
-            worker.process.close()
+            with contextlib.suppress(ValueError):  # the program has reaped it, or ignores SIGCHLD
+                worker.process.close()
     workers.clear()

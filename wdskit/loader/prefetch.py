@@ -18,6 +18,8 @@ from wdskit.loader.pools import Pool
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, LoaderSpec
 from wdskit.stages.marks import is_tensor
 
+_JOBS_A_WORKER = 4  # at least, in an epoch with enough batches, so that all workers have work up to its end
+
 MOST_FOLLOWING_BYTES = 256 << 20
 """Limit for the next epoch's batches that a loader makes at the end of an epoch, and keeps while other loaders run."""
 
@@ -25,14 +27,16 @@ MOST_FOLLOWING_BYTES = 256 << 20
 def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
     """Return (number of batches in a job, number of jobs that are made before the consumer asks for them).
 
-    If this thread makes the batches and the shards are local, the number of jobs is 0. Otherwise, if `spec.prefetch` is
-    set, these jobs have at most `spec.prefetch` batches in total, or two per worker if this is more. If `spec.prefetch`
-    is None, a job has several batches if the batches are small, and the number of jobs is `DEFAULT_PREFETCH`, or two
-    per worker if this is more.
+    Without workers, with one thread and local shards, the number of jobs is 0. Otherwise, if `spec.prefetch` is set,
+    all these jobs together have at most `spec.prefetch` batches, or two per worker if this is more. If `spec.prefetch`
+    is None, a job has several batches if the batches are small and the epoch has many, and the number of jobs is
+    `DEFAULT_PREFETCH`, or two per worker if this is more.
     """
     size, workers = program.batches_a_job, spec.workers
     if not workers and program.run.num_threads == 1 and not program.reader.is_remote:
         return size, 0
+    num_steps = len(program.epoch.steps(program.run.rank_info.world_size))
+    size = max(1, min(size, num_steps // (_JOBS_A_WORKER * max(1, workers))))
     most = max(spec.prefetch or DEFAULT_PREFETCH, 2 * workers)
     if spec.prefetch is None:
         return size, most
@@ -41,10 +45,10 @@ def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
 
 
 class Prefetch:
-    """Keeps `num_ahead` jobs running ahead of the consumer.
+    """Keeps `num_ahead` jobs running before the consumer asks for their batches.
 
-    Near the end of an epoch, the first jobs of the next epoch start, up to `MOST_FOLLOWING_BYTES`. They are discarded
-    if the consumer then asks for another epoch.
+    Near the end of an epoch, the first jobs of the next epoch start. Together, their batches have at most about
+    `MOST_FOLLOWING_BYTES`. These jobs are discarded if the consumer then asks for another epoch.
 
     Args:
         pool: Makes the batches.
@@ -66,7 +70,8 @@ class Prefetch:
             number: Number of jobs of the epoch.
 
         Raises:
-            BaseException: The error of a batch, after the batches before it.
+            BaseException: The error of a batch, after the batches before it. Or an error of the pool, such as
+                PipelineError. In both cases all started jobs are discarded.
         """
         jobs = self._skip_started(jobs)
         for left in reversed(range(number)):
@@ -113,8 +118,10 @@ class Prefetch:
         self._pool.close()
 
     def _skip_started(self, jobs: Iterator[Any]) -> Iterator[Any]:
-        """Return the jobs of `jobs` that are still to start. If `jobs` begins with all jobs that were started already,
-        leave out the started jobs. Otherwise discard the started jobs, and return all of `jobs`.
+        """Return an iterator over the jobs of `jobs` that are not started.
+
+        If `jobs` begins with all started jobs, the result leaves them out. Otherwise cancel the started jobs, drop
+        their batches, and return all of `jobs`.
         """
         first = list(itertools.islice(jobs, len(self._waiting)))
         if first == [job for job, _ in self._waiting]:
@@ -123,7 +130,7 @@ class Prefetch:
         return itertools.chain(first, jobs)
 
     def _fill(self, jobs: Iterator[Any], number: int) -> None:
-        """Start the next jobs of `jobs`, until `number` started jobs wait for the consumer."""
+        """Start the next jobs of `jobs`, until `number` started jobs wait for the consumer or `jobs` ends."""
         for job in itertools.islice(jobs, max(0, number - len(self._waiting))):
             self._waiting.append((job, self._pool.submit(job)))
 

@@ -82,7 +82,7 @@ class _SubmittedJob:
 
     Attributes:
         job: The argument of `NodeWorker.make`.
-        lost_on: Names of the nodes that lost the job.
+        lost_on: Names of the nodes that lost the job, one name for each loss.
         num_deaths: Number of actors that died while this job was their oldest job.
     """
 
@@ -103,7 +103,7 @@ class _Crew:
         on: The address of the cluster, for messages.
 
     Attributes:
-        changed: Has the lock of all attributes. Notified when a job is done and at a failure.
+        changed: A Condition, whose lock protects the attributes. Notified after each answer or error of an actor.
         done: Maps the ticket of each finished job to its outcome.
         failure: The error that ends the pool; None without an error.
         is_closed: Whether `close` was called.
@@ -163,7 +163,9 @@ class _Crew:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Send queued jobs to free actors, the oldest first, as long as their answers fit into the object stores."""
+        """Send queued jobs to free actors, the oldest first, as long as their answers fit into the object stores. The
+        oldest job of the crew is sent even if its answer does not fit. The caller holds `changed`.
+        """
         while self._queue and not self.is_closed:
             free = [each for each in self.actors if each.node and len(each.tickets) < self._most_jobs]
             ticket = self._queue[0]
@@ -185,7 +187,9 @@ class _Crew:
         return outcome
 
     def forget(self, tickets: Sequence[int]) -> None:
-        """Cancel the jobs of these tickets and drop their outcomes. The caller holds `changed`."""
+        """Cancel the jobs of these tickets and drop their outcomes. Unknown tickets have no effect. The caller holds
+        `changed`.
+        """
         for ticket in tickets:
             self._jobs.pop(ticket, None)
             self.done.pop(ticket, None)
@@ -252,7 +256,10 @@ class _Crew:
                     self.done[ticket] = found
 
     def _unpack(self, answer: Answer) -> tuple[Outcome[list[Batch]], int]:
-        """Return (outcome, size of the answer in bytes). The arrays of the outcome are copied to reused memory."""
+        """Return (outcome, size of the answer in bytes). The arrays of the outcome are copied to reused memory.
+
+        If the answer cannot be unpickled, the outcome has this error.
+        """
         pickled, arrays = answer
         buffers = [self._copy(array) for array in arrays]
         # The pickle is from our own actor.
@@ -305,7 +312,8 @@ class _Crew:
         self.failure = self.failure or error
 
     def look(self, ticket: int, watch: Watch) -> None:
-        """Tell `watch` that the consumer still waits for a job. The caller holds `changed`.
+        """Call `watch.look` for the worker that has the job, or for all workers if none has the job. The caller holds
+        `changed`.
 
         Raises:
             PipelineError: The wait has lasted for the `timeout`.
@@ -325,7 +333,7 @@ class _Crew:
             watch.look(asked, os.getpid(), None, start_hint=has)
 
     def close(self) -> None:
-        """End the actors, the thread and the connection to the cluster."""
+        """End the actors, the thread and the connection to the cluster. Do nothing in a forked process."""
         if os.getpid() != self._owner:  # a forked process has a copy of the crew, but no connection
             return
         with block_sigint():
@@ -381,8 +389,8 @@ class RayPool:
         """Queue a job for the next free actor and return its ticket. `worker` has no effect.
 
         Raises:
-            PipelineError: The cluster cannot be reached, the connection has ended, or this process was forked from the
-                process that has the actors.
+            PipelineError: The cluster cannot be reached, or the job cannot be sent; the pool is closed then. Or this
+                process was forked from the process that has the actors.
         """
         if self._crew is None:
             connection = connect(self._given[-1], PipelineError, starts_cluster=False)
@@ -442,7 +450,7 @@ class RayPool:
                 self._crew.forget(tickets)
 
     def free_memory(self) -> None:
-        """Return the memory that no batch uses to the operating system, here and on the nodes."""
+        """Free the memory that no batch uses, here and on the nodes. Do nothing in a forked process."""
         if self._crew is not None and not self._crew.is_closed and self._owner == os.getpid():
             self._crew.free_memory()
 

@@ -1,9 +1,9 @@
 """Reused memory of batches, which can be shared between processes.
 
 A worker process writes a batch into a block (`Ring.allocate`) and sends the block with `pack`. The main process maps
-each block once, and unpacks tensors and arrays that are views of the block. When all these views are collected, the
-next request tells the worker the number of the block. The worker releases the block (`Ring.give_back`) and writes
-another batch into it.
+each block once, and unpacks tensors and arrays that are views of the block. After Python has garbage-collected all
+these views, the next request to the worker has the number of the block. The worker releases the block
+(`Ring.give_back`) and writes another batch into it.
 
 A float batch of 64 images in new memory costs 9,408 page faults, 0.44 ms of CPU per image. In a reused block, it costs
 no page fault.
@@ -55,7 +55,8 @@ class Block:
     Attributes:
         address: Address of the first byte.
         holders: Number of arrays and messages that use the block.
-        last_used: Number of the loan, among all loans of the ring, that lent this block last; 0 if it was never lent.
+        last_used: Number of the last loan of this block; 0 if it was never lent. The ring counts the loans of all its
+            blocks from 1.
     """
 
     def __init__(self, number: int, num_bytes: int) -> None:
@@ -70,7 +71,7 @@ class Block:
         return mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def free_pages(self) -> None:
-        """Return the pages to the operating system. The block can be used again, but its content is undefined."""
+        """Give the pages back to the operating system. The block can be used again, but its content is undefined."""
         _libc.madvise(self.address, self.num_bytes, mmap.MADV_DONTNEED)
 
 
@@ -88,7 +89,9 @@ class SharedBlock(Block):
         return map_file(self.file, self.num_bytes)
 
     def send(self, connection: Connection) -> None:
-        """Send the descriptor to the process at the other end of `connection`, and close the descriptor here."""
+        """Send the descriptor to the process at the other end of `connection`, and close the descriptor in this
+        process. A block can be sent only once.
+        """
         # Not by multiprocessing's `send_handle`: since Python 3.14 it waits for an answer, and would read the first
         # byte of a request as the answer.
         assert self.file is not None
@@ -97,7 +100,7 @@ class SharedBlock(Block):
         self.close_file()
 
     def free_pages(self) -> None:
-        """Return the memory to the operating system. All processes that have mapped the block lose its content. On
+        """Give the memory back to the operating system. All processes that have mapped the block lose its content. On
         systems other than Linux, do nothing.
         """
         if hasattr(mmap, "MADV_REMOVE"):  # Linux
@@ -122,7 +125,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def map_file(file: int, num_bytes: int) -> Any:
-    """Return the first `num_bytes` bytes of a file, mapped as shared memory until the result is collected.
+    """Return the first `num_bytes` bytes of a file, mapped as shared memory until the result is garbage-collected.
 
     `file` is a descriptor, which the caller may close at once.
 
@@ -203,8 +206,8 @@ class Ring:
         return self.allocate(num_bytes)[:num_bytes].view(dtype).reshape(tuple(shape))
 
     def allocate(self, num_bytes: int) -> Bytes:
-        """Return a uint8 array of at least `num_bytes` bytes in a block. When the array and all its views are
-        collected, and each `hold` has ended, the block can be lent again.
+        """Return a uint8 array of at least `num_bytes` bytes in a block. The block can be lent again after the array
+        and all its views are garbage-collected, and each `hold` has ended.
         """
         with self._lock:
             self._collect()
@@ -224,7 +227,7 @@ class Ring:
         return None
 
     def hold(self, number: int) -> Block:
-        """Keep a lent block from being lent again until `give_back` is called with its number. Return the block."""
+        """Return the lent block with this number. The block is not lent again before `give_back(number)` is called."""
         with self._lock:
             block = self._borrowed[number]
             block.holders += 1
@@ -235,7 +238,7 @@ class Ring:
         self._back.append(number)
 
     def free_pages(self) -> None:
-        """Return the pages of all free blocks to the operating system. The blocks can be used again."""
+        """Give the pages of all free blocks back to the operating system. The blocks can be used again."""
         with self._lock:
             self._collect()
             for block in self._free:
@@ -267,7 +270,9 @@ class Ring:
 
 
 def borrow(memory: Any, back: deque[int], number: int) -> Bytes:
-    """Return `memory` as a uint8 array. When this array and all its views are collected, append `number` to `back`."""
+    """Return `memory` as a uint8 array. After this array and all its views are garbage-collected, `number` is appended
+    to `back`.
+    """
     array: Bytes = np.frombuffer(memory, np.uint8)
     weakref.finalize(array, back.append, number).atexit = False
     return array
@@ -293,8 +298,8 @@ class Message(NamedTuple):
     """A value that `pack` has prepared for another process.
 
     Attributes:
-        pickled: The pickle of the value, or the place of the pickle in a block if the pickle is large.
-        buffers: The places of the value's large tensors and arrays, in blocks.
+        pickled: The pickle of the value; if the pickle is large, the part of a block that has the pickle.
+        buffers: The parts of blocks that have the value's large tensors and arrays.
     """
 
     pickled: bytes | Part
@@ -332,11 +337,12 @@ def pack(value: Any, ring: Ring) -> Message:
     Args:
         value: Any object that pickles.
         ring: A ring of shared blocks. Tensors and arrays in these blocks are not copied. Other large tensors and arrays
-            are copied once, into another block. The message holds its blocks until `ring.give_back` releases them.
+            are copied once, into another block. The message holds each block in `message.blocks` until `ring.give_back`
+            is called with the number of the block.
 
     Raises:
         OSError: No memory or no file descriptor is left.
-        BaseException: A part of `value` raised it when it was pickled.
+        BaseException: Pickling a part of `value` raised this error.
     """
     parts: list[Part | None] = []
     copied: list[Bytes] = []
@@ -363,7 +369,7 @@ def pack(value: Any, ring: Ring) -> Message:
 
 
 def can_pack(value: Any) -> bool:
-    """Return whether `pack` can pickle a value."""
+    """Return True if `pack` can pickle a value, that is, if its pickling raises no Exception."""
     try:
         _Pickler(_Chunks(), protocol=5, buffer_callback=lambda _: False).dump(value)
     except Exception:  # noqa: BLE001 (a user's `__reduce__` may raise anything)
@@ -413,8 +419,8 @@ def unpack(message: Message, borrowed: Callable[[int], Bytes]) -> Any:
 
 
 def _reduce_array(array: NDArray[Any]) -> Any:
-    """Return how to pickle an array (see `object.__reduce__`) of images (batch, channels, height, width) whose memory
-    is channels_last: as the contiguous array (batch, height, width, channels) of the same memory.
+    """Return the result of `object.__reduce__` for images (batch, channels, height, width) whose memory is
+    channels_last. They are pickled as the contiguous array (batch, height, width, channels) of the same memory.
 
     For any other array, return NotImplemented: numpy then pickles the array itself.
     """
@@ -430,8 +436,10 @@ def _channels_first(images_bhwc: NDArray[Any]) -> Any:
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
-    """Return how to pickle a CPU tensor (see `object.__reduce__`): as bytes, dtype, shape and strides. Return
-    NotImplemented for a tensor that torch must pickle: sparse, nested, quantized, on a GPU, or with gradients.
+    """Return the result of `object.__reduce__` for a CPU tensor, which is pickled as bytes, dtype, shape and strides.
+
+    Return NotImplemented for a tensor that torch must pickle: sparse, nested, quantized, not on the CPU, or with
+    `requires_grad`.
     """
     import torch
 

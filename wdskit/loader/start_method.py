@@ -15,6 +15,7 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver, spawn
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
@@ -131,10 +132,24 @@ class _UserCodePickler(ForkingPickler):
         self.has_user_code = False
 
     def reducer_override(self, value: Any) -> Any:
-        """Set `has_user_code` if `value` or its class is user code. The value is pickled as usual."""
+        """Set `has_user_code` if `value` or its class is user code. The value is pickled as usual.
+
+        Raises PicklingError for code of a program that workers cannot import, such as a notebook.
+        """
         owner = value if isinstance(value, (type, FunctionType)) else type(value)
+        if owner.__module__ == "__main__" and not _can_import_main():
+            raise pickle.PicklingError(f"workers cannot import the program that defines `{owner.__qualname__}`")
         self.has_user_code = self.has_user_code or str(owner.__module__).partition(".")[0] not in _NOT_USERS
         return NotImplemented
+
+
+def _can_import_main() -> bool:
+    """Return whether workers can import the main program: a script, or a module run by `python -m`. They cannot import
+    a notebook, `python -c`, standard input, or the `__main__` of a package, a folder or a zip file.
+    """
+    main = sys.modules["__main__"]
+    is_package = str(getattr(main.__spec__, "name", "")).endswith("__main__")
+    return not is_package and Path(getattr(main, "__file__", None) or "").is_file()
 
 
 @contextlib.contextmanager
@@ -157,8 +172,8 @@ def without_script() -> Iterator[None]:
 
 
 def start_fork_server(method: StartMethod) -> None:
-    """Start the fork server, so that it is ready for the first batch. Do nothing if the start method is not
-    "forkserver", or if this process is a daemon.
+    """Start the fork server if it does not run, so that it is ready for the first batch. Do nothing if the start method
+    is not "forkserver", or if this process is a daemon.
 
     The server imports wdskit once for all workers, and torch too if the first loader of the program needs torch. If the
     program has set its own list of modules to preload, the server imports only the modules of this list.
@@ -173,10 +188,11 @@ def start_fork_server(method: StartMethod) -> None:
 
 
 def check_guard(method: StartMethod) -> None:
-    """Check that the line of the main script that starts the workers is not run again by each worker.
+    """Check that a worker which runs the main script does not run again the line that starts the workers.
 
     Raises:
-        PipelineError: The line is not under `if __name__ == "__main__":`. The message names the line.
+        PipelineError: Workers run the script, and this line is not under `if __name__ == "__main__":`. The message
+            names the line.
     """
     # In a worker that runs the script, a loop at module level would start workers again, and `init_process_group` at
     # module level would wait for ever.
@@ -206,7 +222,7 @@ def check_guard(method: StartMethod) -> None:
 
 
 def explain_exit(code: int | None, *, has_started: bool) -> str:
-    """Return a text for messages that says how a worker ended, and the likely reason.
+    """Return how a worker ended and the likely reason, as the end of a sentence that starts with the worker's name.
 
     Args:
         code: The exit code of the worker; None if the worker still runs.

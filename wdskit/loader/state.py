@@ -72,11 +72,12 @@ class EpochCounter:
 
     @property
     def remaining(self) -> int:
-        """Number of steps of the epoch that the consumer has not received yet."""
+        """Number of steps of the epoch `self.epoch` that the consumer has not received yet."""
         return len(self._steps(self._start_of(self.epoch), self._samples_of(self.epoch), self.consumed))
 
     def set_epoch(self, epoch: int, *, is_counted_elsewhere: bool = False) -> None:
-        """Set the epoch of the next pass. If a loaded state is in this epoch, the position of the state is kept.
+        """Set the epoch of the next pass, which runs the whole epoch. If a loaded state has the same epoch, the next
+        pass starts at the position of the state.
 
         Args:
             epoch: 0 or more.
@@ -123,8 +124,10 @@ class EpochCounter:
         return Pass(running.epoch + 1, start, self._steps(start, self._layout.num_samples, 0))
 
     def received(self, running: Pass, step: int) -> None:
-        """Count step number `step` of a pass, before its batch is yielded. After the last step, the next epoch becomes
-        the current epoch. Do nothing if a state was loaded, or another pass was started, since `running` started.
+        """Count a step of a pass, before its batch is yielded. `step` is the number of the step in the pass, from 0.
+
+        After the last step, the next epoch becomes the current epoch. Do nothing if a state was loaded, or another pass
+        was started, since `running` started.
         """
         if running is not self._running:
             return
@@ -133,7 +136,7 @@ class EpochCounter:
             self._roll_over()
 
     def _roll_over(self) -> None:
-        """Move on to the start of the next epoch."""
+        """Make the next epoch the current epoch, with no positions consumed."""
         stop = self._start_of(self.epoch) + self._samples_of(self.epoch)
         self.epoch += 1
         self.consumed = 0
@@ -172,11 +175,12 @@ class EpochCounter:
 
         Args:
             state: From `state_dict`, of this pipeline on any number of ranks and workers.
-            strict: If True, refuse a state of another sequence of samples. If False, only log the difference.
+            strict: If True, refuse a state of another sequence of samples. If False, log the difference, and continue
+                in the same epoch after about the same number of samples.
 
         Raises:
             StateError: `state` is not a state of a planned loader, or `strict` is True and the state belongs to another
-                sequence of samples. The message names the field.
+                sequence of samples. The message names the difference.
         """
         numbers = _check_numbers(state)
         is_same = compare_fingerprints(self._layout.fingerprint, state["fingerprint"], strict=strict)
@@ -232,7 +236,9 @@ def _digest_of(fingerprint: Mapping[str, Any]) -> str:
 
 
 def _with_whole_numbers(value: Any) -> Any:
-    """Return plain JSON with an int in place of each equal float, because `==` takes 1 and 1.0 for the same."""
+    """Return a copy of plain JSON in which each float without a fraction, such as 1.0, is an int. So equal numbers
+    give the same text.
+    """
     if isinstance(value, Mapping):
         return {str(name): _with_whole_numbers(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -258,8 +264,8 @@ def compare_fingerprints(own: Mapping[str, Any], saved: Mapping[str, Any], *, st
 def _differences(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
     """Return a text for each field in which two fingerprints differ; an empty list if no field differs.
 
-    If the same source has another order version, the list has only this difference. Digests are compared if no other
-    field differs, and only where both fingerprints have one.
+    If the same source has another order version, the list has only this difference. Digests are compared only if all
+    other fields are equal; a digest that one fingerprint lacks counts as equal.
     """
     own_digest, saved_digest = _digest_of(own), saved.get(_DIGEST)
     own, saved = ({name: value for name, value in each.items() if name != _DIGEST} for each in (own, saved))

@@ -45,7 +45,7 @@ class LoaderStats:
         epoch: Number of the running epoch. Between two epochs: number of the last epoch.
         steps: Number of items that the consumer has received.
         samples: Number of samples in these items, without padding.
-        replaced: Number of bad samples that were replaced by others.
+        replaced: Number of bad samples. A planned source replaces each by another sample; a stream skips them.
         elapsed_s: Seconds between the first and the last item that the consumer has received.
         wait_s: Seconds of `elapsed_s` in which the consumer waited.
         wait_ratio: `wait_s` as a share of `elapsed_s`, 0 to 1.
@@ -53,7 +53,7 @@ class LoaderStats:
         samples_per_s: Samples per second from the first item to the last item.
         bytes_read: Bytes read from shards for these samples.
         bytes_per_s: Mean bytes of a sample times `samples_per_s`.
-        traffic: Bytes that came from stores and from the cache.
+        traffic: Bytes that came from stores and from the cache, and the number of repeated requests.
         stages: The time of each stage, in the order of the stages.
         nodes: The batches, bytes and lost jobs of each node of a cluster; empty without a cluster.
     """
@@ -127,7 +127,9 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a time with three digits and its unit: `12.3 us`, `1.23 ms`, `1,234 s`."""
+    """Return a time with its unit: `12.3 us`, `1.23 ms`, `1,234 s`. It has at most three significant digits, but a time
+    from 1000 s on is rounded to whole seconds.
+    """
     if seconds >= 999.5:
         return f"{seconds:,.0f} s"
     for unit, scale in (("s", 1), ("ms", 1000)):
@@ -165,12 +167,17 @@ class Meter:
         """Start the wait for the next item. Called when the consumer asks for the item."""
         self._asked_s = self._clock()
 
+    def count_replaced(self, number: int) -> None:
+        """Count bad samples that were replaced or skipped."""
+        with self._lock:
+            self._replaced += number
+
     def received(self, samples: int, *, replaced: int = 0, timings: Timings | None = None) -> None:
         """Count an item, and end the consumer's wait for it.
 
         Args:
             samples: Number of samples in the item.
-            replaced: Number of bad samples that were replaced by others.
+            replaced: Number of bad samples that were replaced by others or skipped.
             timings: The time of each stage for these samples; None if the item has no timings.
         """
         now_s = self._clock()
@@ -189,7 +196,9 @@ class Meter:
         self._received_s = now_s
 
     def stats(self) -> LoaderStats:
-        """Return the statistics since the running epoch began."""
+        """Return the statistics since the running epoch began; between two epochs, of the last epoch. Before the first
+        epoch, all counts are 0.
+        """
         with self._lock:
             elapsed_s, wait_s, timings = self._elapsed_s, self._wait_s, self._timings
             samples_per_s = self._later_samples / elapsed_s if elapsed_s else 0.0

@@ -30,16 +30,15 @@ class StreamLoader(Loader):
     """The loader of a stream. Each iteration is one epoch of the items that its worker processes yield.
 
     The workers live as long as the loader, so that an epoch of `with_epoch` continues the stream where the last epoch
-    ended. The state is only the number of the epoch. After a `break`, or after a state was loaded, the stream starts at
-    its beginning, with the random numbers of the epoch.
-
-    `len(loader)` is the number of items of an epoch. It raises TypeError if the stages do not define this number.
+    ended. The state is only the number of the epoch. After a `break`, or after a state was loaded, the workers start a
+    new stream, whose shards and random numbers depend on the seed and on the number of the epoch.
 
     Args:
         pipeline: The pipeline, built for this rank.
         spec: The settings: workers, prefetch and so on.
-        errors: How many bad samples an epoch may have. Bad samples are skipped.
-        origin: Keyword arguments of `Loader`.
+        errors: The settings `errors`: how many bad samples an epoch may have; None for the defaults. Bad samples are
+            skipped.
+        origin: Keyword arguments for the constructor of `Loader`: `name`, `stages` and so on.
 
     Raises:
         PipelineError: The splits or the length do not fit the ranks and workers, a stage cannot be sent to the workers,
@@ -111,8 +110,8 @@ class StreamLoader(Loader):
     def state_dict(self) -> dict[str, Any]:
         """Return a state with the number of the running or next epoch, as plain JSON, the same on every rank.
 
-        A run that loads the state starts this epoch again with new draws. In the middle of an epoch, the first call
-        logs a warning about this.
+        A run that loads the state starts this epoch from its beginning. With `with_epoch`, the samples may differ
+        from the samples of this run. The first call in the middle of an epoch logs a warning about this.
         """
         if not self._has_warned and self._epoch == self._started_epoch and self._num_received:
             self._has_warned = True
@@ -129,7 +128,8 @@ class StreamLoader(Loader):
 
         Args:
             state: Result of `state_dict`, on any number of ranks, workers and threads.
-            strict: If True, refuse a state that belongs to another order of samples. If False, only log the difference.
+            strict: If True, refuse a state that belongs to another order of samples. If False, load this state too and
+                log the difference.
 
         Raises:
             StateError: `state` is not the state of a stream, or `strict` is True and the state belongs to another order
@@ -160,7 +160,7 @@ class StreamLoader(Loader):
         num_items = 0
         self._budget.count = 0
         for batch in moved:
-            self._budget.spend(epoch, batch.bad)
+            self._spend(epoch, batch)
             if batch.is_end:
                 continue
             num_items += 1
@@ -168,26 +168,30 @@ class StreamLoader(Loader):
                 self._num_received = num_items
             if num_items == expected:  # before the last item is yielded: a state that is saved then has the next epoch
                 for end in moved:  # let each worker reach its end
-                    self._budget.spend(epoch, end.bad)
+                    self._spend(epoch, end)
                     num_items += not end.is_end
                 self._check_length(epoch, num_items, expected)
                 self._finish(epoch)
-            self._meter.received(batch.num_samples, replaced=len(batch.bad), timings=batch.timings)
+            self._meter.received(batch.num_samples, timings=batch.timings)
             value = batch.value
             del batch
             yield value
             del value
             self._meter.asked()
-        if expected is None or self._budget.count:  # skipped samples after `with_epoch` make an epoch shorter
+        if not expected or self._budget.count:  # skipped samples after `with_epoch` make an epoch shorter
             if num_items == 0:
                 raise empty_epoch(epoch, num_bad=self._budget.count)
             self._finish(epoch)
         else:
             self._check_length(epoch, num_items, expected)
 
+    def _spend(self, epoch: int, batch: Batch) -> None:
+        self._budget.spend(epoch, batch.bad)
+        self._meter.count_replaced(len(batch.bad))
+
     def _take(self, job: StreamJob) -> Iterator[Batch]:
         """Yield the items of an epoch, one from each worker in turn. After the last item of each worker, yield a batch
-        with `is_end`, which is not an item.
+        with `is_end`, which is not an item. An error of a worker is raised in place of its item.
         """
         pool = self._pool
         turns = range(max(1, self.spec.workers))

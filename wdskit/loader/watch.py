@@ -51,9 +51,9 @@ class Watch:
         return max(0.001, min(_LOOK_S, progress.REPORT_S / 4, longest_s / 4, until_s - time.monotonic()))
 
     def look(self, who: str, pid: int, slots: NDArray[np.int64] | None, *, start_hint: str = "") -> None:
-        """Once a minute, log the sample that a process works on. Raise if the wait for its batch is too long.
+        """Log the sample that a process works on, at most once a minute. Raise if the wait for its batch is too long.
 
-        Call this method every `step_s` seconds during the wait.
+        The caller calls this method every `step_s` seconds during the wait.
 
         Args:
             who: Name of the process that makes the batch, for messages.

@@ -60,7 +60,7 @@ class Task:
         return outcome
 
     def cancel(self) -> None:
-        """Cancel the job: its thread stops after the current sample, and the outcome is dropped."""
+        """Cancel the job: its thread stops after the current sample, and the outcome is dropped. Does not wait."""
         self.cancelled.set()
         self.take()  # the traceback of an error refers to this task
 
@@ -98,7 +98,7 @@ class Request(NamedTuple):
     Attributes:
         forgotten: Tickets of cancelled jobs.
         returned: Numbers of memory blocks that the worker can use again.
-        ticket: Ticket of the new job.
+        ticket: Ticket of the new job; 0 if the message has no new job.
         job: The new job; None if the message has no new job.
         frees_memory: Whether the worker frees the memory that no batch uses. True after an epoch.
     """
@@ -137,7 +137,9 @@ class WorkerSetup(NamedTuple):
 
 
 def ignore_signals() -> None:
-    """Ignore Ctrl-C and the signals that a cluster sends to all processes of a job."""
+    """Ignore SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2. A cluster sends such signals to all processes of a
+    job.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
@@ -188,8 +190,8 @@ def _work_or_exit(channel: _Channel, factory: BatchFactory) -> None:
 def seed_worker(program: Any, number: int, num_workers: int) -> None:
     """Seed the generators of `random`, numpy and torch, and set torch's `get_worker_info`, as torch's DataLoader does.
 
-    The seeds depend on the seed and the rank of `program.run`, and on the number of the worker. If torch is not
-    imported yet, a later import seeds torch. Torch is also limited to one thread.
+    The seeds depend on the seed and the rank of `program.run`, and on the number of the worker. Torch is also limited
+    to one thread. If torch is not imported yet, torch is prepared in this way when it is imported.
     """
     run = program.run
     words = np.random.SeedSequence([run.seed, run.rank_info.rank, number]).generate_state(3)
@@ -259,7 +261,8 @@ class _Channel:
             self._waiting.append(task)
 
     def answer(self, task: Task, outcome: Outcome[list[Batch]]) -> None:
-        """Send the outcome of a job, packed by `pack_outcome`. If the job is cancelled, send nothing.
+        """Send the outcome of a job, packed by `pack_outcome`. If the job is cancelled, or the main process has ended,
+        send nothing.
 
         Raises:
             OSError: A block cannot be sent. The connection cannot be used any more.

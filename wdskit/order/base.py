@@ -33,15 +33,16 @@ class Order(Protocol):
 
         Returns:
             (shard, sample), int64 (n,) each: the number of the shard among all shards, and the number of the
-            sample in the shard.
+            sample among those samples of the shard that the pipeline uses. `ShardTable.numbers` returns the number
+            among all samples.
         """
         ...
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the part of the mixture and the depth of each position.
 
-        The depth is about the place of the sample in the part's data: positions with close depths mostly read the same
-        shards. `ResampledOrder` is the exception.
+        The depth is about the place of the sample in the part's data: positions of one part with close depths mostly
+        read the same shards. In a `ResampledOrder`, the depth does not depend on the shard.
 
         Args:
             positions: int64 (n,), each at least 0.

@@ -42,7 +42,7 @@ class BucketPlan:
 
     Args:
         counts: Number of samples of each bucket.
-        sizes: Number of samples of a global batch (the batches of all ranks) of each bucket, each at least 1.
+        sizes: For each bucket, the number of rows of a global batch (the batches of all ranks together), at least 1.
         tail: For the samples of a bucket that do not fill a global batch: "drop" leaves out the samples, "pad" pads the
             batch.
         seed: 0 <= seed < 2**64.
@@ -61,7 +61,7 @@ class BucketPlan:
 
     @functools.cached_property
     def num_samples(self) -> int:
-        """Number of positions of an epoch."""
+        """Number of positions of an epoch, one per sample. Dropped samples and padded rows have no position."""
         if self.tail == "pad":
             return sum(self.counts)
         return sum(number * size for number, size in zip(self.num_batches, self.sizes, strict=True))
@@ -121,22 +121,22 @@ class BucketSteps:
 
     @property
     def tail(self) -> Tail:
-        """Whether incomplete batches are dropped or padded."""
+        """What happens to incomplete batches: "drop" or "pad"."""
         return self.plan.tail
 
     @property
     def num_samples(self) -> int:
-        """Number of positions of the epoch."""
+        """Number of positions of the epoch, one per sample. Dropped samples and padded rows have no position."""
         return self.plan.num_samples
 
     @property
     def batch(self) -> int:
-        """Size of a rank's largest batch."""
+        """Largest number of rows of a rank's batch, over all buckets. Padded rows count."""
         return max(self.plan.sizes) // self.world_size
 
     @property
     def global_batch(self) -> int:
-        """Number of positions of the largest step."""
+        """Largest number of rows of a global batch, over all buckets. Padded rows count."""
         return max(self.plan.sizes)
 
     @property
@@ -170,7 +170,9 @@ class BucketSteps:
         return max(0, len(self.plan.epoch(self.epoch).buckets) - self._before)
 
     def batch_at(self, step: int) -> int:
-        """Return the size of a rank's batch at a step. Steps are counted from the resume point."""
+        """Return the number of rows of a rank's batch at a step. Padded rows count. Steps are counted from the resume
+        point.
+        """
         return self.plan.sizes[self.bucket_at(step)] // self.world_size
 
     def bucket_at(self, step: int) -> int:
@@ -178,7 +180,7 @@ class BucketSteps:
         return int(self.plan.epoch(self.epoch).buckets[self._before + step])
 
     def first(self, step: int) -> int:
-        """Return the first position of a step in its epoch. Steps are counted from the resume point."""
+        """Return the first position of a step, counted in the epoch. Steps are counted from the resume point."""
         return int(self.plan.epoch(self.epoch).edges[self._before + step])
 
     def consumed_after(self, step: int) -> int:
@@ -191,7 +193,7 @@ class BucketOrder:
 
     Args:
         plan: The batches of all epochs.
-        orders: The order of the samples of each bucket. The orders number the shards of the whole pipeline.
+        orders: For each bucket, the order of its samples. A shard has the same number in all orders.
 
     Attributes:
         plan: `plan`.
@@ -210,7 +212,10 @@ class BucketOrder:
         self.window = max(getattr(order, "window", 0) for order in orders)
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, number in the shard) of the sample at each position (at least 0): int64 (n,) each."""
+        """Return (shard, number in the shard) of the sample at each position: int64 (n,) each.
+
+        Each position is at least 0.
+        """
         wanted = np.asarray(positions, dtype=np.int64)
         buckets, inner = self._inner(wanted)
         shards, samples = np.empty_like(wanted), np.empty_like(wanted)
@@ -221,8 +226,8 @@ class BucketOrder:
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the part (always 0) and the depth of each position: int64 (n,) each.
 
-        The depth is the place in the bucket's data, 0 <= depth < 2**20. Positions with close depths read the same
-        shards.
+        The depth is the place in the bucket's data, 0 <= depth < 2**20. Positions of one bucket with close depths
+        mostly read the same shards.
         """
         buckets, inner = self._inner(positions)
         depths = np.empty_like(positions)
@@ -233,7 +238,8 @@ class BucketOrder:
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
         """Return (shard, sample) that replaces the bad sample at `position`; None if no substitute is left.
 
-        The substitute is a sample of the same bucket. `attempt` is 1 for the first substitute, 2 for the second.
+        The substitute is a sample of the same bucket. `attempt` is 1 for the first substitute, 2 for the second, and so
+        on.
         """
         [bucket], [inner] = self._inner(np.array([position]))
         other: tuple[int, int] | None = self.parts[bucket].substitute(int(inner), attempt)

@@ -1,7 +1,7 @@
 """The draws of a stream: an endless sequence of shards.
 
-Draw d depends only on (seed, d). With n workers on all ranks together, each worker takes the draws with its own
-remainder d mod n. So each draw is taken once, for any number of ranks and workers.
+Draw d depends only on (seed, d). If n workers on all ranks together share a stream, each worker takes the draws of one
+remainder d mod n, a different one for each worker. So each draw is taken once, for any number of ranks and workers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Draws:
         return int(self._order[place])
 
     def first(self, epoch: int) -> int:
-        """Return the first draw of an epoch. An epoch has `num_shards` draws; if `resampled`, the epoch is endless."""
+        """Return the first draw of an epoch: epoch * num_shards, or epoch * 2**32 if `resampled`."""
         return epoch << _EPOCH_SHIFT if self.resampled else epoch * self.num_shards
 
     def stop(self, epoch: int) -> int | None:

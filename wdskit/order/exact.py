@@ -19,8 +19,8 @@ class _Pass(NamedTuple):
     Attributes:
         shards: The shards in the order of the pass.
         stack: Numbers the samples of `shards` consecutively.
-        cuts: The cut of each lane.
-        lane_starts: Number of the first sample of each lane's cut.
+        cuts: For each lane, the number of the cut that the lane reads.
+        lane_starts: For each lane, the number in `stack` of the first sample of its cut.
     """
 
     shards: Ints
@@ -71,7 +71,7 @@ class ExactOrder:
         lanes = default_lanes(self.num_samples) if lanes is None else lanes
         longest = -(-self.num_samples // max(1, lanes))
         self.num_lanes, self.window = lanes, -(-longest // -(-longest // window)) if window > 0 else window
-        self._lanes = Lanes(self.num_lanes, self.window, purpose="exact-window", seed=seed)
+        self._lanes = Lanes(lanes, self.window, self.num_samples, purpose="exact-window", seed=seed)
         least, num_longer = divmod(self.num_samples, lanes)
         self._sizes = least + (np.arange(lanes) < num_longer)
         num_shards = len(self._counts)
@@ -94,13 +94,16 @@ class ExactOrder:
         self._make_cache()
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, number in the shard) of the sample at each position (at least 0): int64 (n,) each."""
+        """Return (shard, number in the shard) of the sample at each position: int64 (n,) each.
+
+        Each position is at least 0.
+        """
         passes, places = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
         shards, samples = np.empty_like(places), np.empty_like(places)
         for number, at in group_indices(passes):
             order = self._passes(number)
             rows, lanes = np.divmod(places[at], self.num_lanes)
-            shuffled = self._lanes.shuffle(number, lanes, rows, self._sizes[lanes])
+            shuffled = self._lanes.shuffle(number, lanes, rows)
             stacked, samples[at] = order.stack.find(order.lane_starts[lanes] + shuffled)
             shards[at] = order.shards[stacked]
         return shards, samples
@@ -108,8 +111,8 @@ class ExactOrder:
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the part (always 0) and the depth of each position: int64 (n,) each.
 
-        The depth is the place of the lane's cut in the pass, 0 <= depth < 2**20. Positions with close depths read the
-        same shards.
+        The depth is the place of the lane's cut in the pass, 0 <= depth < 2**20. Positions of one pass with close
+        depths mostly read the same shards.
         """
         passes, places = np.divmod(positions, self.num_samples)
         cuts = np.empty_like(places)
@@ -124,7 +127,7 @@ class ExactOrder:
         `attempt` is 1 for the first substitute, 2 for the second, and so on.
         """
         number, place = divmod(position, self.num_samples)
-        other = self._lanes.near_position(place, attempt, self.num_samples)
+        other = self._lanes.near_position(place, attempt)
         return None if other is None else take_one(self, number * self.num_samples + other)
 
 

@@ -55,11 +55,11 @@ class PartInterleaver:
         schedules: For each part, a mapping of positions to the part's weights from these positions on. The first
             position is 0. Weights are finite and at least 0. At every position, one part or more has a weight above 0.
         change: Between two positions of a schedule, the weight keeps its earlier value ("step"), or changes linearly
-            ("linear").
+            ("linear"). After the last position of a schedule, the weight stays the same.
 
     Raises:
-        ValueError: A schedule does not start at 0, a weight is negative or not finite, or all weights of a position are
-            0.
+        ValueError: `schedules` is empty, a schedule does not start at 0, a weight is negative or not finite, or all
+            weights are 0 at a position.
     """
 
     def __init__(self, schedules: Sequence[Schedule], *, change: Change = "step") -> None:
@@ -102,7 +102,10 @@ class PartInterleaver:
 
 
 def _weights(schedule: Schedule, keys: Sequence[int], change: Change) -> list[Fraction]:
-    """Return the weight of a part at each of `keys`. ValueError: Position 0 is missing, or a weight is invalid."""
+    """Return the weight of a part at each of the positions `keys`.
+
+    Raises ValueError if `schedule` does not start at position 0, or a weight is negative or not finite.
+    """
     if min(schedule, default=-1) != 0 or any(not 0 <= weight < math.inf for weight in schedule.values()):
         msg = f"a schedule must start at position 0 and have weights of 0 or more, not {dict(schedule)}"
         raise ValueError(msg)
@@ -112,7 +115,7 @@ def _weights(schedule: Schedule, keys: Sequence[int], change: Change) -> list[Fr
 
 
 def _normalised(weights: Sequence[Fraction]) -> list[Fraction]:
-    """Return weights divided by their sum. ValueError: All weights are 0."""
+    """Return the weights divided by their sum. Raises ValueError if all weights are 0."""
     total = sum(weights, Fraction(0))
     if not total:
         raise ValueError(_NO_WEIGHT)
@@ -123,8 +126,8 @@ def _block_size(columns: Sequence[Sequence[Fraction]], *, scheduled: bool) -> in
     """Return the number of positions of a block, so that each part gets a whole number of samples.
 
     `columns` has the shares of all parts at each position of a schedule. If the block would have more than `MAX_BLOCK`
-    positions, return `MAX_BLOCK`: the shares are then rounded. If the weights are `scheduled`, the block has at least
-    `MIN_SCHEDULED_BLOCK` positions.
+    positions, return `MAX_BLOCK`: the shares are then rounded. If `scheduled`, the weights change during the sequence,
+    and the block has at least `MIN_SCHEDULED_BLOCK` positions.
     """
     denominator = min(MAX_BLOCK, math.lcm(*(share.denominator for column in columns for share in column)))
     return denominator * -(-MIN_SCHEDULED_BLOCK // denominator) if scheduled else denominator
@@ -133,8 +136,9 @@ def _block_size(columns: Sequence[Sequence[Fraction]], *, scheduled: bool) -> in
 def _pieces(keys: Sequence[int], change: Change, block: int) -> list[tuple[int, int]]:
     """Return (first position, block size) of each piece, sorted. The last piece is endless.
 
-    The weights change at the positions `keys`; if `change` is "linear", also at positions between them. Between two
-    changes, the first piece has blocks of `block` positions. Positions that do not fill a block are one smaller block.
+    The weights change at the positions `keys`; if `change` is "linear", also at positions between the keys. From one
+    change to the next, there is a piece with blocks of `block` positions, then a piece of one smaller block for the
+    positions that do not fill a block. A piece without positions is left out.
     """
     changes = set(keys)
     if change == "linear":
@@ -153,8 +157,8 @@ def _pieces(keys: Sequence[int], change: Change, block: int) -> list[tuple[int, 
 def _weight_at(weights: Sequence[Fraction], keys: Sequence[int], change: Change, position: int) -> Fraction:
     """Return a part's weight at a position.
 
-    `weights` are its weights at the positions `keys`. Between two keys the weight is that of the first key, or changes
-    linearly, as `change` says. After the last key it stays.
+    `weights` are the part's weights at the positions `keys`. Between two keys, the weight is the weight at the lower
+    key ("step"), or changes linearly ("linear"). After the last key, the weight stays the same.
     """
     at = bisect.bisect_right(keys, position) - 1
     if change == "step" or at + 1 == len(keys):
@@ -166,6 +170,7 @@ def _apportion(shares: Sequence[Fraction], total: int) -> list[int]:
     """Divide `total` into whole numbers in proportion to `shares`, whose sum is 1, and return these numbers.
 
     Each number is rounded down. Then the parts with the largest remainders get 1 more each, until the sum is `total`.
+    Of parts with equal remainders, the first part gets 1 more first.
     """
     exact = [share * total for share in shares]
     counts = [math.floor(value) for value in exact]

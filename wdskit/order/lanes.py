@@ -11,6 +11,7 @@ import threading
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wdskit.order.base import Ints, group_indices
 from wdskit.order.keys import permutation
@@ -19,7 +20,6 @@ DEFAULT_LANES = 240
 DEFAULT_WINDOW = 4096
 
 _MIN_PER_LANE = 64  # samples, for the default number of lanes
-_ENDLESS = -1  # size of an endless lane
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
@@ -46,6 +46,7 @@ class Lanes:
     Args:
         num_lanes: Number of lanes, at least 1.
         window: Number of consecutive places of a lane that are shuffled with each other, at least 1.
+        num_positions: Number of positions of all lanes together. None: the lanes are endless.
         purpose: Part of the random key: orders with different purposes get different shuffles.
         seed: Seed of the order.
 
@@ -53,83 +54,84 @@ class Lanes:
         ValueError: `num_lanes` or `window` is below 1.
     """
 
-    def __init__(self, num_lanes: int, window: int, *, purpose: str, seed: int) -> None:
+    def __init__(self, num_lanes: int, window: int, num_positions: int | None, *, purpose: str, seed: int) -> None:
         if num_lanes < 1 or window < 1:
             msg = f"lanes and window must be 1 or more, not {num_lanes} and {window}"
             raise ValueError(msg)
         self.num_lanes = num_lanes
         self.window = window
+        self.num_positions = num_positions
         self._purpose = purpose
         self._seed = seed
         self._make_buffers()
 
     def _make_buffers(self) -> None:
-        # The last even and the last odd window of each lane, because a batch may extend over the end of a window.
-        # Unused rows take no memory; used rows take 2 bytes per place with windows of 4096.
-        self._shuffles = np.empty((2, self.num_lanes, self.window), dtype=np.min_scalar_type(self.window - 1))
-        self._keys = np.full((3, 2, self.num_lanes), -1, dtype=np.int64)  # pass, window and size of each row
+        # Row 2 * lane + number % 2 has the last even or the last odd window of each lane, because a batch may extend
+        # over the end of a window. Unused rows take no memory; used rows take 2 bytes per place with windows of 4096.
+        num_rows = 2 * self.num_lanes
+        self._shuffles = np.empty((num_rows, self.window), dtype=np.min_scalar_type(self.window - 1))
+        self._passes = np.full(num_rows, -1, dtype=np.int64)
+        self._windows = np.full(num_rows, -1, dtype=np.int64)
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in {"_shuffles", "_keys", "_lock"}}
+        buffers = {"_shuffles", "_passes", "_windows", "_lock"}
+        return {name: value for name, value in self.__dict__.items() if name not in buffers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._make_buffers()
 
-    def shuffle(self, pass_number: int, lanes: Ints, places: Ints, sizes: Ints | None) -> Ints:
+    def shuffle(self, pass_number: int, lanes: Ints, places: Ints) -> Ints:
         """Return the new place of each place after the shuffle. A place stays in its window and its lane.
 
         Args:
             pass_number: Number of the pass; each pass has a different shuffle.
             lanes: Lane of each place, (n,).
             places: Places before the shuffle, counted in their lanes, (n,).
-            sizes: Number of places of the lane of each place, (n,). None: the lanes are endless.
 
         Returns:
             New places, counted in their lanes, int64 (n,).
         """
         numbers, within = np.divmod(places, self.window)
-        odd = numbers & 1
-        lane_sizes = np.full_like(lanes, _ENDLESS) if sizes is None else sizes
-        shuffled = np.empty_like(places)
+        rows = 2 * lanes + (numbers & 1)
         with self._lock:
-            pass_known, number_known, size_known = self._keys[:, odd, lanes]
-            missing = (pass_known != pass_number) | (number_known != numbers) | (size_known != lane_sizes)
-            if not missing.any():
-                shuffled[:] = self._shuffles[odd, lanes, within]
+            if (self._passes.take(rows) == pass_number).all() and (self._windows.take(rows) == numbers).all():
+                shuffled = self._shuffles.reshape(-1).take(rows * self.window + within)
             else:
-                self._shuffle_windows(pass_number, lanes, numbers, within, lane_sizes, shuffled)
+                shuffled = np.empty_like(places)
+                for window, at in group_indices(numbers * self.num_lanes + lanes):
+                    shuffled[at] = self._window(pass_number, *divmod(window, self.num_lanes))[within[at]]
         return numbers * self.window + shuffled
 
-    def _shuffle_windows(
-        self, pass_number: int, lanes: Ints, numbers: Ints, within: Ints, sizes: Ints, shuffled: Ints
-    ) -> None:
-        """Write the new place in the window, for each place, to `shuffled`. Make the permutations that are not cached.
+    def _window(self, pass_number: int, number: int, lane: int) -> NDArray[Any]:
+        """Return the permutation of a lane's window with this number. The caller holds the lock."""
+        row = 2 * lane + (number & 1)
+        if (self._passes[row], self._windows[row]) != (pass_number, number):
+            size = self._window_size(number, lane)
+            self._windows[row] = -1  # until the row is whole: Ctrl-C may come in between
+            self._shuffles[row, :size] = permutation(size, self._purpose, self._seed, pass_number, lane, number)
+            self._passes[row] = pass_number
+            self._windows[row] = number
+        shuffle: NDArray[Any] = self._shuffles[row]
+        return shuffle
 
-        `numbers` has the number of each place's window in its lane. `within` has the place in the window. `sizes` has
-        the size of the lane, or `_ENDLESS`. The caller holds the lock.
-        """
-        for window, at in group_indices(numbers * self.num_lanes + lanes):
-            number, lane = divmod(window, self.num_lanes)
-            lane_size = int(sizes[at[0]])
-            key, row = (pass_number, number, lane_size), self._shuffles[number & 1, lane]
-            if tuple(self._keys[:, number & 1, lane].tolist()) != key:
-                size = self.window if lane_size == _ENDLESS else min(self.window, lane_size - number * self.window)
-                row[:size] = permutation(size, self._purpose, self._seed, pass_number, lane, number)
-                self._keys[:, number & 1, lane] = key
-            shuffled[at] = row[within[at]]
+    def _window_size(self, number: int, lane: int) -> int:
+        """Return the number of places in a lane's window with this number."""
+        if self.num_positions is None:
+            return self.window
+        lane_size = (self.num_positions - lane + self.num_lanes - 1) // self.num_lanes
+        return min(self.window, lane_size - number * self.window)
 
-    def near_position(self, position: int, attempt: int, num_positions: int | None = None) -> int | None:
-        """Return a position near `position`. With a rising `attempt`, these are the other positions of the same window
-        and lane, and then the positions after `position`, of all lanes.
+    def near_position(self, position: int, attempt: int) -> int | None:
+        """Return a position near `position`. With a rising `attempt`, these are first the other positions of the same
+        window and lane, then the positions after `position`, of all lanes. So a position of the window can come twice.
 
-        After the end of the sequence, the positions continue at its start.
+        After the end of a sequence that is not endless, the positions continue at its start.
 
         Args:
             position: Position in the sequence of all lanes.
             attempt: 1 for the first near position, 2 for the second, and so on.
-            num_positions: Length of the sequence; None for an endless sequence.
 
         Returns:
             The near position. None if no near position is left: at most `DEFAULT_WINDOW` positions after `position`
@@ -137,12 +139,10 @@ class Lanes:
         """
         place, lane = divmod(position, self.num_lanes)
         first = place - place % self.window
-        size = self.window
-        if num_positions is not None:
-            size = min(size, (num_positions - lane + self.num_lanes - 1) // self.num_lanes - first)
+        size = self._window_size(place // self.window, lane)
         if attempt < size:
             return (first + (place - first + attempt) % size) * self.num_lanes + lane
         step = attempt - size + 1  # the window is used up: with little data, a lane has one or two samples
-        if num_positions is None:
+        if self.num_positions is None:
             return position + step if step <= DEFAULT_WINDOW else None
-        return (position + step) % num_positions if step < min(num_positions, DEFAULT_WINDOW) else None
+        return (position + step) % self.num_positions if step < min(self.num_positions, DEFAULT_WINDOW) else None

@@ -22,7 +22,7 @@ class MixtureOrder:
         num_shards: Number of shards of each part.
         weights: Weight of each part: a number, or a mapping of positions to the weights from these positions on.
         change: Between two positions of such a mapping, the weight keeps its earlier value ("step"), or changes
-            linearly ("linear").
+            linearly ("linear"). After the last position of a mapping, the weight stays the same.
 
     Attributes:
         parts: The order of each part.
@@ -30,7 +30,8 @@ class MixtureOrder:
         first_shards: Number of the first shard of each part, int64 (num_parts,).
 
     Raises:
-        ValueError: A weight is negative or not finite, a mapping does not start at position 0, or all weights are 0.
+        ValueError: `weights` is empty, a weight is negative or not finite, a mapping does not start at position 0, or
+            all weights are 0 at a position.
     """
 
     def __init__(
@@ -47,7 +48,10 @@ class MixtureOrder:
         self.first_shards: Ints = np.cumsum([0, *num_shards])[:-1]
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, number in the shard) of the sample at each position (at least 0): int64 (n,) each."""
+        """Return (shard, number in the shard) of the sample at each position: int64 (n,) each.
+
+        Each position is at least 0.
+        """
         parts, indices = self.interleaver.take(positions)
         shards, samples = np.empty_like(parts), np.empty_like(parts)
         for part, at in group_indices(parts):
@@ -58,7 +62,8 @@ class MixtureOrder:
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the part and the depth of each position: int64 (n,) each.
 
-        The depth is the place in the part's data, 0 <= depth < 2**20. Positions with close depths read the same shards.
+        The depth is the place in the part's data, 0 <= depth < 2**20. Positions of one part with close depths mostly
+        read the same shards.
         """
         parts, indices = self.interleaver.take(positions)
         depths = np.empty_like(parts)
@@ -69,7 +74,8 @@ class MixtureOrder:
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
         """Return (shard, sample) that replaces the bad sample at `position`; None if no substitute is left.
 
-        The substitute is a sample of the same part. `attempt` is 1 for the first substitute, 2 for the second.
+        The substitute is a sample of the same part. `attempt` is 1 for the first substitute, 2 for the second, and so
+        on.
         """
         parts, indices = self.interleaver.take([position])
         part = int(parts[0])

@@ -15,7 +15,8 @@ DEFAULT_CHUNK = 64
 
 
 class ResampledOrder:
-    """An endless sequence of chunks of consecutive samples. The first sample of each chunk is drawn uniformly.
+    """An endless sequence of chunks of consecutive samples. The first sample of each chunk is drawn uniformly from all
+    samples.
 
     Implements `order.base.Order`. A chunk that reaches the end of its shard continues at the shard's start, so all
     samples are equally likely. Position p is in lane p mod L, and each lane is shuffled in windows.
@@ -23,7 +24,7 @@ class ResampledOrder:
     Args:
         counts: Number of samples of each shard, (num_shards,).
         seed: 0 <= seed < 2**64.
-        chunk: Number of samples of a chunk, >= 1.
+        chunk: Number of samples of a chunk, >= 1. The last chunk of a window may be cut.
         lanes: L >= 1, the number of lanes.
         window: Number of samples of a lane that are shuffled with each other, >= 1.
 
@@ -52,14 +53,17 @@ class ResampledOrder:
         self._seed = seed
         self._chunk = chunk
         self.num_lanes, self.window = lanes, window
-        self._lanes = Lanes(lanes, window, purpose="resampled-window", seed=seed)
+        self._lanes = Lanes(lanes, window, None, purpose="resampled-window", seed=seed)
         self.num_samples = self._stack.num_samples
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, number in the shard) of the sample at each position (at least 0): int64 (n,) each."""
+        """Return (shard, number in the shard) of the sample at each position: int64 (n,) each.
+
+        Each position is at least 0.
+        """
         num_lanes, window = self.num_lanes, self.window
         places, lanes = np.divmod(np.asarray(positions, dtype=np.int64), num_lanes)
-        numbers, within = np.divmod(self._lanes.shuffle(0, lanes, places, None), window)
+        numbers, within = np.divmod(self._lanes.shuffle(0, lanes, places), window)
         chunks, steps = np.divmod(within, self._chunk)
 
         windows = numbers * num_lanes + lanes
@@ -90,7 +94,8 @@ class ResampledOrder:
 
 @functools.lru_cache(maxsize=1 << 13)  # 8 bytes per chunk; each lane uses one window at a time
 def _draw(seed: int, number: int, lane: int, num_chunks: int, num_samples: int) -> Ints:
-    """Return the first sample of each chunk of one window of a lane, drawn uniformly: int64 (num_chunks,).
+    """Return the number, over all shards, of the first sample of each chunk of one window of a lane: int64
+    (num_chunks,), drawn uniformly.
 
     `number` is the number of the window in the lane.
     """

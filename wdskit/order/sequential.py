@@ -19,7 +19,7 @@ class SequentialOrder:
         num_samples: Number of samples of a pass.
 
     Raises:
-        ValueError: All counts are 0.
+        ValueError: All counts are 0, or a count is negative.
     """
 
     def __init__(self, counts: ArrayLike) -> None:
@@ -27,13 +27,16 @@ class SequentialOrder:
         self.num_samples = self._stack.num_samples
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, number in the shard) of the sample at each position (at least 0): int64 (n,) each."""
+        """Return (shard, number in the shard) of the sample at each position: int64 (n,) each.
+
+        Each position is at least 0.
+        """
         return self._stack.find(np.asarray(positions, dtype=np.int64) % self.num_samples)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the part (always 0) and the depth of each position: int64 (n,) each.
 
-        The depth is the place in the pass, 0 <= depth < 2**20. Positions with close depths read the same shards.
+        The depth is the place in the pass, 0 <= depth < 2**20. Positions with close depths mostly read the same shards.
         """
         return np.zeros_like(positions), positions % self.num_samples * DEPTHS // self.num_samples
 

@@ -4,9 +4,10 @@ With R ranks and batches of B samples per rank, a step takes a global batch of G
 resume point c takes the positions from c + k * G on. `rank_positions` divides these positions between the ranks. This
 division decides only which rank computes which sample.
 
-With `tail: drop`, the positions of a step are sorted by their depth in the data, and each node takes one block. The
-block is about the same part of the data at every step, so a node reads its own shards. The ranks of a node take the
-positions of the block in turn, separately for each part of a mixture. So each rank gets all parts.
+With `tail: drop`, the positions of a step are sorted by their depth in the data and cut into one block per node. The
+block of a node is about the same part of the data at every step, so a node mostly reads the same shards. The positions
+of a block are sorted by the part of a mixture, and the ranks of the node take them in turn. So each rank gets about its
+share of each part.
 
 With `tail: pad`, each rank takes consecutive positions, and the first rank takes the first positions. So the rows of
 all ranks, concatenated, are in the order of their samples. The positions of the last step are divided evenly.
@@ -47,11 +48,11 @@ class Steps:
 
     @property
     def global_batch(self) -> int:
-        """Number of positions of a step: the batches of all ranks."""
+        """Number of rows of a step: the batches of all ranks, with padded rows."""
         return self.batch * self.world_size
 
     def __len__(self) -> int:
-        """Return the number of steps from the resume point to the end of the epoch."""
+        """Return the number of steps from the resume point to the end of the epoch. A padded last step counts."""
         left = max(0, self.num_samples - self.consumed)
         return left // self.global_batch if self.tail == "drop" else -(-left // self.global_batch)
 
@@ -77,11 +78,11 @@ class Steps:
         return 0 if self.tail == "drop" else len(self) * self.global_batch - max(0, self.num_samples - self.consumed)
 
     def batch_at(self, step: int) -> int:  # noqa: ARG002 (BucketSteps needs it)
-        """Return the size of a rank's batch at a step, which is equal at all steps."""
+        """Return the number of rows of a rank's batch at a step, with padded rows. It is equal at all steps."""
         return self.batch
 
     def first(self, step: int) -> int:
-        """Return the first position of a step in its epoch. Steps are counted from the resume point."""
+        """Return the first position of a step, counted in the epoch. Steps are counted from the resume point."""
         return self.consumed + step * self.global_batch
 
     def consumed_after(self, step: int) -> int:

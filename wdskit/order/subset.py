@@ -32,9 +32,12 @@ class SampleSubset(Protocol):
 class PickedOrder:
     """An order over the selected samples of shards. Implements `order.base.Order`.
 
+    `take` and `substitute` return shards 0 to S - 1, and the number of the sample among the samples of the shard from
+    which the subsets select.
+
     Args:
-        order: An order over n x S shards, for n subsets of S shards. Its shard k * S + s has the samples of shard s
-            that subset k selects, numbered from 0.
+        order: An order over n x S shards, for n subsets of S shards. Shard k * S + s of `order` has the samples of
+            shard s that subset k selects, numbered from 0.
         subsets: The n subsets, all of the same S shards. A sample comes once in a pass for each subset that selects it.
 
     Attributes:
@@ -51,21 +54,24 @@ class PickedOrder:
         self.num_samples = sum(int(subset.counts.sum()) for subset in subsets)
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, number in the shard) of the sample at each position (at least 0): int64 (n,) each."""
+        """Return (shard, number in the shard) of the sample at each position: int64 (n,) each.
+
+        Each position is at least 0.
+        """
         return self._map(*self._order.take(positions))
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the part and the depth of each position: int64 (n,) each. Without a mixture, the part is 0.
 
-        The depth is the place in the selected data, 0 <= depth < 2**20. Positions with close depths read the same
-        shards.
+        The depth is the place in the selected data, 0 <= depth < 2**20. Positions of one part with close depths mostly
+        read the same shards.
         """
         return self._order.locate(positions)
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
         """Return (shard, sample) that replaces the bad sample at `position`; None if no substitute is left.
 
-        The substitute is a selected sample. `attempt` is 1 for the first substitute, 2 for the second.
+        The substitute is a selected sample. `attempt` is 1 for the first substitute, 2 for the second, and so on.
         """
         other = self._order.substitute(position, attempt)
         if other is None:
@@ -74,8 +80,9 @@ class PickedOrder:
         return int(shard), int(sample)
 
     def _map(self, shards: Ints, places: Ints) -> tuple[Ints, Ints]:
-        """Return (shard, number in the shard) of samples: int64 (n,) each. The arguments are shards and places of
-        `order`.
+        """Return (shard, number in the shard) of each sample, as `take` does: int64 (n,) each.
+
+        `shards` and `places` are the numbers of the shard and of the sample in `order`.
         """
         if len(self._subsets) == 1:
             return shards, self._subsets[0].take(shards, places)

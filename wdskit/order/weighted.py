@@ -35,7 +35,7 @@ class WeightedOrder:
         num_samples: Length of a pass. A pass can have a sample several times or never.
 
     Raises:
-        ValueError: All counts or all weights are 0.
+        ValueError: All counts or all weights are 0, or a count is negative.
     """
 
     def __init__(self, counts: ArrayLike, weigh: Weigh, *, num_samples: int, seed: int) -> None:
@@ -85,7 +85,10 @@ class WeightedOrder:
         return numbers
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, number in the shard) of the sample at each position (at least 0): int64 (n,) each."""
+        """Return (shard, number in the shard) of the sample at each position: int64 (n,) each.
+
+        Each position is at least 0.
+        """
         return self._stack.find(self.numbers(np.asarray(positions, dtype=np.int64)))
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:

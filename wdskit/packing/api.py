@@ -42,7 +42,7 @@ _SAME_DRAW = (
 
 @dataclass(frozen=True)
 class PackResult:
-    """The result of `pack`.
+    """The result of `pack` or `finish_pack`.
 
     Attributes:
         folder: The folder that the shards were written to: a path, or a URL as text.
@@ -110,7 +110,7 @@ def pack(
             only once, from a generator or standard input, are packed as they arrive.
         dest: The folder to write to, created if it is missing. It cannot be inside the source. Or a folder of a bucket,
             `s3://bucket/train`: each filled shard is uploaded, then its local file is removed; the index comes last.
-        options: Keyword arguments, each with the name of an option below. docs/pack.md explains them.
+        options: Keyword arguments: fields of `PackOptions`. docs/pack.md explains them.
 
     Raises:
         RowError: A row cannot be packed, or has the key of another row or of an existing sample. `where` of the error
@@ -203,8 +203,9 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
         disk: Performs the file operations; tests replace it.
 
     Raises:
-        PackError: The folder does not exist, nothing was packed in it, its stopped run is not divided into parts, or a
-            file cannot be written. Or shards are missing; the message names the missing shards and their parts.
+        PackError: `dest` is not an existing local folder, nothing was packed in the folder, its stopped run is not
+            divided into parts, or a file cannot be written or has a name that the run needs. Or shards are missing; the
+            message names the missing shards and their parts.
         FolderIndexError: A part of the run, or another process, is writing in the folder.
         SelectionError: The values of a column in two parts do not fit together.
         StorageError: The folder cannot be locked.
@@ -270,8 +271,8 @@ def read_plan(dest: Destination, source: Source, *, skip_bad: bool, keep_first: 
 def _warn_of_shares(shares: Mapping[str, Fraction], divided: Mapping[str, Sequence[RowRange]]) -> None:
     """Log a warning for the first split whose number of samples is far from its share of all samples.
 
-    `shares` has the share of each split, by name, and `divided` has the split's shards. "Far" means more than five
-    standard deviations of a random draw, plus one sample.
+    `shares` has the share of each split, and `divided` the rows of each shard of a split, both by the split's name.
+    "Far" means more than five standard deviations of a random draw, plus one sample.
     """
     counts = {split: sum(span.stop - span.start for span in spans) for split, spans in divided.items()}
     total = sum(counts.values())

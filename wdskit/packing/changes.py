@@ -27,7 +27,8 @@ class Changes:
         rename: Maps old names of fields to new names.
         made: The fields to make from values in a sample's JSON; None makes no fields.
         keys: "given" keeps the keys. "clean" replaces characters that some readers refuse by `_`. "hashed" replaces the
-            key by its hash. Both store the old key as the member `key` of the field `json`.
+            key by its hash. Both store the old key as the member `key` of the field `json`, which is made if it is
+            missing.
 
     Raises:
         PackError: `keep` and `drop` are both set, a dropped field is renamed, a name is not a valid field name, a field
@@ -141,7 +142,7 @@ def _with_label(json_bytes: bytes, old_label: bytes, new_label: bytes) -> bytes:
 
     `old_label` and `new_label` are the field `cls` before and after the change. The JSON is returned unchanged if it
     has no member `cls`, or if this member is not the number in `old_label`.
-    DecodeError: `json_bytes` is not valid JSON. ValueError: The member is repeated.
+    Raises DecodeError if `json_bytes` is not valid JSON, ValueError if the member is repeated.
     """
     value = decode_field("json", json_bytes)
     if not isinstance(value, dict) or type(value.get(CLASS_FIELD)) is not int:
@@ -166,7 +167,7 @@ def make_changes(
         keep: The fields to keep: a text, `jpg,cls`, or a list of such texts; None keeps all fields.
         drop: The fields to drop, as a text or list like `keep`; None drops no field.
         rename: A text, `jpeg=jpg,class=cls`, a list of such texts, or a mapping of old names to new names.
-        keys: "given", "clean" or "hashed", as in `Changes`.
+        keys: "given", "clean" or "hashed", as in `Changes`. Other values are not refused here.
         made: Makes fields from values in a sample's JSON; None makes no fields.
 
     Raises:

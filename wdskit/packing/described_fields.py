@@ -74,7 +74,7 @@ def update_field(field: str, data: bytes, changes: list[ImageChange]) -> bytes:
 
     Raises:
         DecodeError: The field describes places in an image in a form that cannot be updated, several images fit its
-            sizes or digests, or its JSON is invalid.
+            sizes or digests, or its JSON is invalid or nested too deeply.
     """
     has_moved = not all(change.geometry.is_same for change in changes)
     if has_moved and names_places(field):
@@ -108,10 +108,11 @@ def _update_json(data: bytes, changes: list[ImageChange], *, has_moved: bool) ->
 def _update_measures(value: dict[str, Any], changes: list[ImageChange]) -> dict[str, Any]:
     """Return the new values of the members `width`, `height`, `bytes` and `sha256` of a JSON object, by name.
 
-    The result has only members whose old value is that of an image before its transform, stored or upright. `width` and
-    `height` must be those of one image. Each value keeps its type: a text stays a text.
+    The result has only members whose old value describes an image before its transform. The old size may be the size of
+    the stored pixels, or of the pixels turned upright by the EXIF orientation. `width` and `height` must fit the same
+    image; one of them may be missing. Each value keeps its type: a text stays a text.
 
-    DecodeError: An old value matches several images, and their new values differ.
+    Raises DecodeError if an old value matches several images, and their new values differ.
     """
     numbers = {name: _whole_number(value.get(name)) for name in ("width", "height", "bytes")}
     known = {name: number for name, number in numbers.items() if number is not None}
@@ -131,7 +132,9 @@ def _update_measures(value: dict[str, Any], changes: list[ImageChange]) -> dict[
 
 
 def _whole_number(value: Any) -> int | None:
-    """Return a whole number, or a text of fewer than 20 digits, as an int; None for other values."""
+    """Return an int, a float without a fraction, or a text of fewer than 20 digits, as an int. Return None for a bool
+    and all other values.
+    """
     if isinstance(value, str):
         return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else None
     return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0 else None
@@ -144,7 +147,8 @@ def _sha256(data: bytes) -> str:
 def _single_values(names: list[str], matches: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a dict with the value of each name in `names`. All dicts in `matches` must have this value.
 
-    The dict is empty if `matches` is empty. DecodeError: Two dicts in `matches` have different values for a name.
+    The dict is empty if `matches` is empty. Raises DecodeError if two dicts in `matches` have different values for a
+    name.
     """
     values = {tuple(each[name] for name in names) for each in matches}
     if len(values) > 1:
@@ -256,7 +260,7 @@ def _move_run_lengths(shape: dict[str, Any], move: Move, where: str) -> tuple[di
     """Return a run-length mask of COCO after `move`, and the number of its pixels with the value 1.
 
     `shape` is the mask: an object with `size` and `counts`. `where` is its path, for messages.
-    DecodeError: The mask is invalid, or does not have the size of the image.
+    Raises DecodeError if the mask is invalid, or does not have the size of the image before `move`.
     """
     if set(shape) != {"size", "counts"}:
         raise DecodeError(f"{where} has other members than size and counts")
@@ -280,7 +284,7 @@ def _move_run_lengths(shape: dict[str, Any], move: Move, where: str) -> tuple[di
 
 
 def _run_lengths(flat: NDArray[np.uint8]) -> list[int]:
-    """Return the lengths of the runs of 0 and 1 in an array (n,). The first run is of 0; its length may be 0."""
+    """Return the lengths of the runs of 0 and 1 in an array (n,), n > 0. The first run is of 0; its length may be 0."""
     ends = [0, *(np.flatnonzero(np.diff(flat)) + 1).tolist(), len(flat)]
     lengths = [stop - start for start, stop in itertools.pairwise(ends)]
     return [0, *lengths] if flat[0] else lengths
@@ -289,7 +293,7 @@ def _run_lengths(flat: NDArray[np.uint8]) -> list[int]:
 def _decode_counts(text: str, where: str) -> list[int]:
     """Return the run lengths in `text`, the compressed `counts` of a COCO mask (maskApi.c of pycocotools).
 
-    `where` is the path of the mask, for messages. DecodeError: `text` is invalid.
+    `where` is the path of the mask, for messages. Raises DecodeError if `text` is invalid.
     """
     lengths: list[int] = []
     value = shift = 0
@@ -335,9 +339,9 @@ def _refuse_places(value: Any, where: str) -> None:
 def _find_places(value: Any, where: str) -> Iterator[tuple[str, str]]:
     """Yield path and name of the members of a JSON value that are places in an image. `where` is the value's path.
 
-    A place is a list, an object or a text whose name has a word for places. The text must have digits; it is neither a
-    number nor the name of an image file. If an object has several numbers with names of coordinates (`x1`, `left`), the
-    first of these numbers is a place.
+    A place is a list, an object or a text whose name has a word for places. The list or object is not empty. The text
+    has digits, and is neither a number nor the name of an image file. If an object has several numbers with names of
+    coordinates (`x1`, `left`), the first of these numbers is a place.
     """
     if isinstance(value, list):
         for at, each in enumerate(value):
@@ -356,7 +360,7 @@ def _find_places(value: Any, where: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_number(value: Any) -> bool:
-    """Return True if the value is a number or the text of a number."""
+    """Return True if the value is a number, a bool, or the text of a number."""
     return isinstance(value, int | float) or (isinstance(value, str) and _NUMBER.fullmatch(value) is not None)
 
 

@@ -150,7 +150,8 @@ def divide(blocks: NDArray[Any], limits: Limits) -> list[RowRange]:
 def _divide_at_limits(ends: NDArray[np.int64], limits: Limits, max_blocks: int) -> Iterator[RowRange]:
     """Yield shards with as many rows as the limits allow. A shard has at most `max_blocks` blocks of 512 bytes.
 
-    `ends[i]` is the number of blocks of the rows 0 to i together, int64 (num_rows,).
+    `ends[i]` is the number of blocks of the rows 0 to i together, int64 (num_rows,). No row may have more than
+    `max_blocks` blocks.
     """
     start = done = 0
     while start < len(ends):
@@ -164,7 +165,7 @@ def _divide_evenly(ends: NDArray[np.int64], limits: Limits, num_shards: int) -> 
     """Return `num_shards` shards. The first shards may have one row more than the last shards.
 
     `ends[i]` is the number of 512-byte blocks of the rows 0 to i together, int64 (num_rows,).
-    PackError: There are fewer rows than shards, or a shard exceeds the limits.
+    Raises PackError if there are fewer rows than shards, or a shard exceeds the limits.
     """
     if num_shards > len(ends):
         msg = f"{len(ends)} samples cannot fill {num_shards} shards; each holds at least one. Use fewer shards."
@@ -263,7 +264,8 @@ class ShardNames:
         """Return the name of shard `number`.
 
         Raises:
-            PackError: The number has more digits than the pattern, so the names would not sort.
+            PackError: The number has more digits than the N of `%0Nd`, so the names would not sort. With `%d` or
+                `%01d`, every number has a name.
         """
         if self._width > 1 and number >= 10**self._width:
             raise PackError(f"pattern: {self.pattern!r} has no name for shard {number}. Use more digits.")
@@ -285,7 +287,7 @@ def names_of(folder: Path, pattern: str | None, splits: Iterable[str] | None) ->
     begin with the name of `folder`.
 
     Raises:
-        PackError: The pattern is invalid, or the folder's name cannot begin a file name of a shard.
+        PackError: The pattern is invalid, or the name of the folder or of a split cannot begin a file name of a shard.
     """
     if splits is not None:
         return [ShardNames(f"{split}-%06d.tar") for split in splits]

@@ -198,7 +198,8 @@ def _fill(
 def _read_unchanged(
     rows: Iterable[Row], writer: TarWriter
 ) -> Generator[tuple[Row, Iterable[tuple[str, Buffer]]], None, None]:
-    """Yield each row with (name, bytes) of its fields, which are read when they are iterated.
+    """Yield each row with an iterable of (name, bytes) of its fields. In a row with a large file, a field is read when
+    the iteration reaches the field.
 
     For a large file, the bytes may be a memoryview: the member is then in the buffer of `writer` already, and the
     memoryview is valid until the next member. The caller must write the other members, in order.

@@ -47,10 +47,11 @@ def to_json(value: Any) -> bytes:
 def add_metadata(data: bytes, metadata: Mapping[str, Any], *, at_end: bool = False) -> bytes:
     """Return the JSON object `data` with the members of `metadata` before its own members, or after them with `at_end`.
 
-    A member that `data` already has with the same value is not added again. All bytes of `data` are kept.
+    A member that `data` already has with the same value is not added again. All bytes of `data` are kept. The values of
+    `metadata` must not contain dicts.
 
     Raises:
-        ValueError: `data` is not a JSON object in UTF-8, or has a name of `metadata` twice.
+        ValueError: `data` is not a JSON object in UTF-8, is nested too deeply, or has a name of `metadata` twice.
         MetadataConflict: `data` has a name of `metadata` with a different value.
     """
     try:
@@ -142,7 +143,10 @@ _decode = json.JSONDecoder(
 
 
 def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Convert the members of a JSON object to a dict, as `object_pairs_hook`. ValueError: A name comes twice."""
+    """Convert the members of a JSON object to a dict, as `object_pairs_hook` of `json.loads`.
+
+    Raises ValueError if a name comes twice.
+    """
     row = dict(pairs)
     if len(row) != len(pairs):
         [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)

@@ -40,11 +40,11 @@ def read_label(value: Any) -> Label | None:
     """Convert a value to a label. 2, 2.0, "2" and "2.0" give the same label. None, NaN and blank text give no label.
 
     Returns:
-        An int for a whole number; a float for any other number; a str for a name; None for no label. A float above
-        2**53 stays a float, because it may not be exact.
+        An int for a whole number; a float for any other number; the unchanged text for a name; None for no label. A
+        float above 2**53 stays a float, because it may not be exact.
 
     Raises:
-        ValueError: The value is not a number or text, or is text that is not UTF-8.
+        ValueError: The value is not a number or text (a bool is neither), or is text that is not UTF-8.
     """
     if isinstance(value, str):
         if not value or value.isspace():
@@ -233,8 +233,8 @@ def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[s
 
 
 def checked_classes(names: Sequence[str], where: str) -> ClassNames:
-    """Return the classes with these names, in the order of the class numbers. There is at least one name. `where` is
-    the source of the names, for messages.
+    """Return the classes with these names, in the order of the class numbers. `names` must not be empty. `where` is the
+    source of the names, for messages.
 
     Raises:
         PackError: A name is blank or not UTF-8, or two names mean the same label, such as `1` and `1.0`.
@@ -254,7 +254,10 @@ def checked_classes(names: Sequence[str], where: str) -> ClassNames:
 
 
 def _read_names(path: str) -> Sequence[str]:
-    """Return the class names in a folder or file. PackError: The path does not exist, or has no valid list of names."""
+    """Return the class names in a folder or file.
+
+    Raises PackError if the path does not exist, cannot be read, or has no valid list of names.
+    """
     if not os.path.exists(path):
         raise PackError(f"{path}: classes: {describe_missing(path, 'file or folder')}")
     try:

@@ -124,7 +124,10 @@ def takes_options(
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options that `pack`, `reshard` and `select` share. PackError: An option is out of range or not allowed."""
+    """The options that `pack`, `reshard` and `select` share.
+
+    Raises PackError if an option is out of range, or is not one of the listed words.
+    """
 
     workers: int = option("Run", 1, "Processes that read and write.", "N", least=1)
     overwrite: bool = option("Existing shards, restart", False, "Replace the shards in DEST.")
@@ -359,7 +362,10 @@ class WriteOptions(RunOptions):
 
     @cached_property
     def limits(self) -> Limits:
-        """The limits of a shard, from `max_samples`, `max_bytes` and `num_shards`. PackError: An option is invalid."""
+        """The limits of a shard, from `max_samples`, `max_bytes` and `num_shards`.
+
+        Raises PackError if one of these options is invalid, or cannot be used with the other options.
+        """
         from wdskit.packing.division import make_limits
 
         return make_limits(
@@ -383,7 +389,10 @@ class WriteOptions(RunOptions):
 
     @cached_property
     def class_names(self) -> ClassNames | None:
-        """The classes of the option `classes`; None without the option. PackError: The classes cannot be read."""
+        """The classes of the option `classes`; None without the option.
+
+        Raises PackError if the classes cannot be read or are not valid.
+        """
         from wdskit.packing.labels import find_class_names
 
         return None if self.classes is None else find_class_names(self.classes)
@@ -396,8 +405,8 @@ class WriteOptions(RunOptions):
         return None if self.split is None else parse_shares(self.split)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the options that can change the bytes of shards, and the versions of the libraries that encode images,
-        by name.
+        """Return options that can change the bytes of shards, and the versions of the libraries that encode images, by
+        name. Subclasses add more options.
         """
         from wdskit.packing.transforms import transform_versions
         from wdskit.shards.split import format_shares
@@ -419,7 +428,7 @@ class PackOptions(WriteOptions):
     """The options of `pack`.
 
     Raises:
-        PackError: An option is out of range, or two options contradict each other.
+        PackError: An option is out of range or has no effect, or two options contradict each other.
         ConfigError: `export` names an unknown kind.
         SelectionError: `split` or `columns` is invalid.
     """
@@ -475,7 +484,7 @@ class PackOptions(WriteOptions):
     @cached_property
     def records(self) -> Records:
         """The converter from records of a table or of JSON to rows. Its `folder` is empty; a reader sets it.
-        PackError: The classes of the option `classes` cannot be read.
+        Raises PackError if the classes of the option `classes` cannot be read or are not valid.
         """
         from wdskit.packing.sources.records import Records
 
@@ -485,7 +494,7 @@ class PackOptions(WriteOptions):
 
     @property
     def keeps_order(self) -> bool:
-        """True if rows keep the source's order: without `shuffle`, and in a dry run, which packs no row."""
+        """True if rows keep the source's order: without `shuffle`, or in a dry run, which packs no row."""
         return self.shuffle is None or self.dry_run
 
     def to_dict(self) -> dict[str, object]:

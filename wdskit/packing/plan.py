@@ -31,7 +31,7 @@ from wdskit.codecs.fields import decode_field, follow_path, is_json_field, is_pa
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import DecodeError, PackError, RowError, WdskitError
-from wdskit.files import describe_os_error, temp_path
+from wdskit.files import temp_path
 from wdskit.limits import BLOCK_BYTES
 from wdskit.order.keys import permutation
 from wdskit.packing.division import Limits, PlannedShard, RowRange, RowTooLarge, divide, row_bytes
@@ -159,7 +159,10 @@ class FileRows:
 
 
 def _records(connection: sqlite3.Connection, numbers: Ints) -> Iterator[bytes]:
-    """Yield the records of the rows with these numbers, in this order. sqlite3.DatabaseError: A row is missing."""
+    """Yield the records of the rows with these numbers, in this order.
+
+    Raises sqlite3.DatabaseError if a row is missing.
+    """
     chosen: list[int] = numbers.tolist()
     sql = "SELECT record FROM rows WHERE number"
     if chosen and (np.diff(numbers) == 1).all():  # one query takes a fifth of the time
@@ -184,7 +187,7 @@ class Plan:
     """The rows of a source, in order, and which of them are packed. `close` removes the plan.
 
     Args:
-        get_folder: Returns the folder for the plan. It is called only if the plan is too large for memory.
+        get_folder: Returns the folder for the plan. Called only if the plan is too large for memory, or after an error.
         name: Name of the plan's file in this folder.
         is_held: True if the caller keeps the rows in memory, so that the plan does not store them.
         shares: Share of each split; None without splits.
@@ -192,12 +195,12 @@ class Plan:
 
     Attributes:
         blocks: Number of 512-byte blocks that each row takes in its shard, by row number.
-        num_fields: Number of packed rows with exactly these field names, by a tuple of field names.
+        num_fields: For each tuple of field names, the number of packed rows with exactly these fields.
         kept: Numbers of the rows that are packed, int64 (n,), sorted; None if all rows are packed.
         splitter: Draws the split of each row; None without splits.
 
     Raises, in all methods:
-        PackError: The plan cannot be written to the disk.
+        PackError: The plan cannot be written or read.
     """
 
     def __init__(
@@ -353,7 +356,7 @@ class Database:
     """A SQLite database in memory, which can move to a temporary file. Only one process may write to it.
 
     Args:
-        get_folder: Returns the folder for the file. It is called when the database moves.
+        get_folder: Returns the folder for the file. It is called when the database moves, and after an error.
         name: Name of the file.
         schema: SQL that makes the tables.
 
@@ -407,12 +410,12 @@ class Database:
         return os.fspath(self._path)
 
     def records(self, numbers: Ints) -> list[bytes]:
-        """Return the records of the rows with these numbers, in this order."""
+        """Return the column `record` of the rows with these numbers in the table `rows`, in the order of `numbers`."""
         with self._errors():
             return [*_records(self._connection, numbers)]
 
     def insert(self, sql: str, values: Iterable[Sequence[Any]]) -> int:
-        """Run a statement once for each item of `values`, its parameters. Return the number of changed rows."""
+        """Run a statement once with each item of `values` as its parameters. Return the number of changed rows."""
         with self._errors():
             return self._connection.executemany(sql, values).rowcount
 
@@ -441,7 +444,7 @@ class Database:
         try:
             yield
         except (sqlite3.Error, OSError) as err:
-            problem = describe_os_error(err) if isinstance(err, OSError) else str(err)
+            problem = (isinstance(err, OSError) and err.strerror) or err
             msg = f"{self._get_folder()}: the plan of this run cannot be written there: {problem}."
             raise PackError(f"{msg}\n  Free some space there, or pack into a folder on another disk.") from err
 
@@ -466,7 +469,8 @@ class StreamedKeys:
     """Finds repeated keys of rows that can be read only once. `close` removes the stored keys.
 
     Args:
-        get_folder: Returns the folder for a file of the keys. It is called only for more than `ROWS_IN_MEMORY` keys.
+        get_folder: Returns the folder for a file of the keys. Called only for more than `ROWS_IN_MEMORY` keys, or after
+            an error.
 
     Raises, in all methods:
         PackError: The file of the keys cannot be read or written.
@@ -521,10 +525,10 @@ def read_rows(
         on_progress: Called with the progress.
 
     Raises:
-        RowError: A row cannot be packed, or two rows have the same key.
+        RowError: Without `skip_bad`, a row cannot be packed. Without `keep_first`, two rows have the same key.
         PackError: No row is left, an option names a field that no row has, an option is for images and no row has an
             image, or the plan cannot be written.
-        WdskitError: A process that reads files was killed.
+        WdskitError: A process that reads files was killed, or an object in a store cannot be read.
     """
     bad: list[tuple[int, RowError]] = []
     with contextlib.ExitStack() as stack:
@@ -552,7 +556,8 @@ def read_rows(
 def _paths_in(row: Row, transforms: Transforms) -> Iterator[str]:
     """Yield the required paths into JSON, such as `json.caption`, that exist in the row.
 
-    `transforms.require` has the required paths. RowError, StorageError: A JSON field cannot be read.
+    `transforms.require` has the required paths. A field that is not valid JSON has no paths.
+    Raises RowError or StorageError if a JSON field cannot be read.
     """
     wanted = [name for names in transforms.require for name in names.split(";") if is_path(name)]
     for name, source in row.fields if wanted else ():
@@ -621,10 +626,10 @@ def required_rows(
 
 
 def packed_names(names: Sequence[str], transforms: Transforms) -> Sequence[str]:
-    """Return the names that the fields of a row get when the row is packed. `names` are the old names.
+    """Return the sorted names that the fields of a row get when the row is packed. `names` are the old names.
 
     A name that depends on the bytes of the field stays unchanged. If the transforms refuse these fields, `names` is
-    returned.
+    returned unchanged.
     """
     try:
         return transforms.field_names(names)
@@ -730,7 +735,9 @@ def image_digest(fields: Iterable[tuple[str, bytes]], image_fields: Sequence[str
 
 
 class Splitter:
-    """Draws the split of each row from the row's key. `shares` has the share of each split, by name; at most 100."""
+    """Draws the split of each row from the row's key. `shares` has the share of each split, by name: at most 100
+    splits.
+    """
 
     def __init__(self, shares: Shares) -> None:
         self.shares = shares
@@ -772,7 +779,8 @@ def divide_plan(plan: Plan, *, limits: Limits, shuffle: int | None) -> tuple[Int
 
     Returns:
         Numbers of the rows in packing order, int64 (n,), or None for all rows in the order of the source. And the
-        shards of each split, by the split's name, as places in the packing order. Without splits, the name is empty.
+        shards of each split, by the split's name, as places in the packing order. A split without rows has no shards.
+        Without splits, there is one item with an empty name.
 
     Raises:
         RowError: A row is larger than `limits.max_bytes` allows.
@@ -806,7 +814,7 @@ def _divide_rows(
     """Return the packing order of the rows in `kept`, and their shards as places in this order.
 
     For `kept` and for the order, None means all rows in the order of the source.
-    RowError: A row is too large for a shard. PackError: The number of shards in `limits` is not possible.
+    Raises RowError if a row is too large for a shard, PackError if the number of shards in `limits` is not possible.
     """
     order = kept
     if kept is not None and not len(kept):

@@ -2,15 +2,15 @@
 
 A run fills its shards in a staging folder (`run_journal`). Then it publishes: it moves the shards, the lists and the
 index to the destination, step by step. A journal in the staging folder lists the files to remove and to add. Once the
-journal is on the device, the run will be completed: after a kill or a full disk, the next process that writes in the
-folder repeats the steps first. Each step can be repeated.
+journal is on the disk, the run can be completed: after a kill or a full disk, the next `pack`, `reshard` or
+`pack-finish` in the folder first repeats the steps. Each step can be repeated.
 
-1. Remove the replaced index, then the other replaced files. An addition removes nothing.
+1. With `overwrite`, remove the replaced index, then the other replaced files.
 2. Link the new shards into the folder, then the other new files. The files keep their names in the staging folder. On
    a disk without hard links, the files are moved.
 3. Write `.wdskit.last-run`, which describes the run that made the new index.
 4. Write `index.bin`, then `index.json`.
-5. Remove the staging folder. The journal is removed last.
+5. Remove old columns, then the staging folder. The journal is removed last.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, FolderIndex, compare_na
 from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.unfinished_runs import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
-from wdskit.errors import FolderIndexError, PackError, RowError, SelectionError
+from wdskit.errors import FolderIndexError, PackError, RowError, SelectionError, StorageError
 from wdskit.files import (
     Disk,
     append_lines,
@@ -66,7 +66,7 @@ from wdskit.files import (
 from wdskit.packing.division import PlannedShard, ShardNames, names_of
 from wdskit.packing.options import WriteOptions
 from wdskit.packing.plan import Plan
-from wdskit.packing.row import OnProgress, Progress, Row, row_error
+from wdskit.packing.row import KEYS_REMEDY, OnProgress, Progress, Row, row_error
 from wdskit.packing.run_journal import (
     DUPLICATES_NAME,
     LIST_NAMES,
@@ -137,10 +137,13 @@ def _raises_pack_errors(
 def open_destination(dest: str, options: WriteOptions) -> Iterator[Destination]:
     """Open a local folder, or a folder of a bucket, to pack into. Yield its `Destination` for the `with` block.
 
-    `dest` is a path or a URL. A bucket has a local copy. Errors of the block show the URL instead of the copy's path.
+    `dest` is a path or a URL. For a bucket, the folder of the `Destination` is a local copy, from which the files are
+    uploaded. PackErrors and FolderIndexErrors of the block show the URL instead of the path of the copy, except
+    RowErrors and errors of the local disk.
 
     Raises:
-        PackError: `dest` is empty, a file, or a URL that is not a folder of a bucket; or an option does not fit `dest`.
+        PackError: `dest` is empty, a file, or a URL that is not a folder of a bucket; an option is only for local
+            folders or only for URLs; or the local copy cannot be written.
         StorageError: The bucket cannot be read.
     """
     with contextlib.ExitStack() as stack:
@@ -156,9 +159,10 @@ def open_destination(dest: str, options: WriteOptions) -> Iterator[Destination]:
 class Destination:
     """A folder to pack into.
 
-    The methods are called in the order in which they appear here. The folder is created and locked by `work_folder` or
-    `resolve_previous_run`, so that earlier errors leave no files. If a file operation fails, a method raises PackError.
-    A method that locks the folder, or reads or writes a bucket, raises StorageError if this fails.
+    A run calls `prepare`, `refuse_other_options`, `resolve_previous_run`, `check_folder`, `start`, `add` and `publish`,
+    in this order. A dry run stops before `start`. `work_folder` or `resolve_previous_run` creates and locks the folder,
+    except in a dry run. If a file operation fails, a method raises PackError. A method that locks the folder, or reads
+    or writes a bucket, raises StorageError if this fails.
 
     Args:
         folder: Path of the folder; or the path or `file:` URL as a user wrote it.
@@ -168,8 +172,8 @@ class Destination:
     Attributes:
         folder: Path of the folder.
         resources: The locks and temporary files of the run. The end of the `with` block of `open_destination` closes
-            them. After an error, this also removes temporary files and staging folders without a filled shard, except
-            in a part of a run.
+            them. After an error, temporary files and staging folders with nothing to continue are also removed; a part
+            of a run leaves them.
         on_progress: Called with the progress of the run.
         index: The folder's index; None without an index. Set by `resolve_previous_run`.
         last_run: The run that made `index`; None if it is unknown, or if this run replaces the index.
@@ -212,9 +216,9 @@ class Destination:
         completes nothing.
 
         Raises:
-            PackError: The folder is inside the source; `append` is set and the folder has no index; the folder is
-                indexed and a dry run has neither `append` nor `overwrite`; another user or program made a path in
-                `.wdskit-run`; or the earlier run cannot be completed.
+            PackError: The folder is the source or inside the source; `append` is set and the folder has no index; the
+                folder is indexed and a dry run has neither `append` nor `overwrite`; another user or program made a
+                path in `.wdskit-run`; or the earlier run cannot be completed.
             FolderIndexError: An earlier run must be completed, and another process is writing in the folder.
         """
         check_runs(self.folder)
@@ -242,7 +246,7 @@ class Destination:
 
     @functools.cached_property
     def names(self) -> Sequence[ShardNames]:
-        """The rules for the file names of shards: one, or one for each split. PackError: A rule is invalid."""
+        """The rules for the file names of shards: one, or one for each split. Raises PackError if a rule is invalid."""
         with raised_as_pack_errors(self.folder):
             return names_of(self.folder, self.options.pattern, self.options.shares)
 
@@ -301,10 +305,12 @@ class Destination:
         block; a part of a run locks only the part.
 
         For a run without parts: before the block, a run that was stopped while it published is completed. After the
-        block, `.wdskit-run` is removed unless it contains a run. After an error, temporary files are removed.
+        block, `.wdskit-run` is removed unless it contains a run. After an error, `_tidy` is called.
 
-        PackError: The folder cannot be written, or another user or program made its `.wdskit-run`. FolderIndexError:
-        Another process is writing in the folder, or the part is running already. StorageError: No lock is possible.
+        Raises:
+            PackError: The folder cannot be written, or another user or program made its `.wdskit-run`.
+            FolderIndexError: Another process is writing in the folder, or the part is running already.
+            StorageError: The folder cannot be locked.
         """
         root, part = self.folder / RUN_FOLDER, self.options.part_of
         with raised_as_pack_errors(self.folder):
@@ -314,7 +320,13 @@ class Destination:
             with lock_folder(root, _PART_LOCK.format(*part), f"part {part[0]}/{part[1]} is running already"):
                 yield root
             return
-        with lock_folder(self.folder):
+        with contextlib.ExitStack() as lock:
+            try:
+                lock.enter_context(lock_folder(self.folder))
+            except StorageError:  # no empty folder of this user stays in the way of others
+                with contextlib.suppress(OSError):
+                    root.rmdir()
+                raise
             try:
                 with raised_as_pack_errors(self.folder):
                     self._finish_publishing()
@@ -329,7 +341,10 @@ class Destination:
                 self._remove_locks()
 
     def _tidy(self) -> None:
-        """Remove temporary files, and staging folders without a filled shard."""
+        """Remove temporary files, and staging folders without a filled shard, a begun upload or a journal.
+
+        If no staging folder is left, also remove `.wdskit-run`.
+        """
         for path in run_folders(self.folder):
             remove_temp_files(path, disk=self._disk)
             if not (path / JOURNAL_NAME).exists() and not read_filled(path) and not read_sent(path):
@@ -358,11 +373,12 @@ class Destination:
 
         Raises:
             PackError: Another run packed the folder, and this run neither appends nor overwrites; this run appends, and
-                the folder has no index; a shard of this run is missing; or an addition has other classes than the
-                folder.
+                the folder has no index; this run is done, and one of its shards or `.idx` files is missing, has a
+                different size or, in a bucket, was replaced; or an addition has other classes than the folder.
             ShardError: A shard of this run was damaged or replaced.
-            FolderIndexError: Another process is writing in the folder; or this run appends, and the index does not
-                match the shards.
+            StorageError: The folder cannot be locked, or a bucket or a shard cannot be read.
+            FolderIndexError: Another process is writing in the folder; the index is invalid; or this run appends, and
+                the index does not match the shards.
         """
         _ = self.work_folder
         self._check_indexed()
@@ -390,9 +406,7 @@ class Destination:
             raise self.indexed_already(changes)
 
     def _check_sizes(self, entries: Iterable[ShardEntry]) -> None:
-        """Check that the shards have the sizes in `entries`. FolderIndexError: A size differs, or a shard is
-        missing.
-        """
+        """Raise FolderIndexError if a shard is missing, or does not have the size in `entries`."""
         for entry in entries:
             path = self.folder / entry.name
             num_bytes = path.stat().st_size if path.exists() else None
@@ -403,7 +417,7 @@ class Destination:
                 raise FolderIndexError(f"{msg}\n  {remedy}", folder=str(self.folder))
 
     def _check_classes(self, classes: Mapping[str, int]) -> None:
-        """Check that `classes` (number by name) are the folder's classes. PackError: The classes differ."""
+        """Raise PackError if `classes` (number by name) differ from the classes of the folder."""
         path = self.folder / CLASSES_NAME
         known = {name: number for number, name in enumerate(read_classes(self.folder) or ())}
         if known == dict(classes):
@@ -424,9 +438,10 @@ class Destination:
         """Check that the shards of the last run still exist unchanged. Only files that seem changed are read.
 
         Raises:
-            PackError: A shard is missing, or another writer replaced an object of a bucket.
-            ShardError: A shard was damaged or replaced.
-            StorageError: The bucket cannot be read.
+            PackError: A shard or its `.idx` is missing or has a different size. In a bucket: an object is missing, or
+                another writer replaced the object.
+            ShardError: A shard of the same size was damaged or replaced.
+            StorageError: The bucket or a shard cannot be read.
         """
         if self.upload is not None:
             if lost := self.upload.find_lost(last.entries, last.etags):
@@ -441,15 +456,18 @@ class Destination:
                 verified.check(file, entry.identity, entry.sha256)
 
     def _first_key(self, last: LastRun) -> str:
-        """Return the key of the first sample that the last run added."""
+        """Return the key of the first sample that the last run added.
+
+        Raises ShardError if the shard is damaged, StorageError if it cannot be read.
+        """
         path = str(self.folder / last.entries[0].name)
         with contextlib.closing(LocalFile(path)) as file:
             return str(next(iter(HeaderReader(file, shard=path)))["__key__"])
 
     @property
     def kept(self) -> tuple[ShardEntry, ...]:
-        """The index entries of the shards that were in the folder before this run and stay there: those before an
-        addition. Empty if the run is not an addition.
+        """The index entries of the shards that were in the folder before this addition. Empty if this run is not an
+        addition.
         """
         if self.index is None or not self._appends:
             return ()
@@ -474,19 +492,19 @@ class Destination:
         Raises:
             RowError: An existing sample has the key of a row.
             ShardError: An existing shard is damaged.
+            StorageError: An existing shard cannot be read.
         """
         if not self.is_done and self.kept and (row := plan.find_row_with_key(self.existing_keys())) is not None:
             raise self.key_exists(row)
 
     def key_exists(self, row: Row) -> RowError:
         """Return the error for a row whose key is also the key of an existing sample of the folder."""
-        remedy = "Keys must be unique. Rename it; or, for a table, choose a column with unique values: --key-column."
-        return row_error(row.where, f"its key {row.key!r} is in {self.folder} already", remedy)
+        return row_error(row.where, f"its key {row.key!r} is in {self.folder} already", KEYS_REMEDY)
 
     def existing_keys(self) -> Iterator[str]:
         """Yield the keys of all samples in the shards of `kept`, from their headers. Report the progress.
 
-        ShardError: A shard is damaged. StorageError: A shard cannot be read.
+        Raises ShardError if a shard is damaged, StorageError if a shard cannot be read.
         """
         num_keys = num_bytes = 0
         totals = sum(entry.num_samples for entry in self.kept), sum(entry.num_bytes for entry in self.kept)
@@ -527,11 +545,12 @@ class Destination:
 
         Args:
             shards: File names of the new shards. If this run is done, they are not checked.
-            lists: Bytes of the new lists (`classes.json`, ...), by name; None if they are not known yet.
+            lists: Bytes of the new lists (`classes.json`, ...), by name; None if they are not known yet. The lists are
+                not checked if they are None, in an addition, or if `overwrite` replaces an index.
 
         Raises:
-            PackError: A file already has the name of a new shard; a tar of the folder is not in the index; or another
-                program wrote a list that this run would replace or keep.
+            PackError: A file that this run does not replace has the name of a new shard or of its `.idx`; a tar of the
+                folder is not in the index; or the folder has a list whose content differs from `lists`.
         """
         others: set[str] = set()  # objects in the bucket that no known run uploaded
         if self.upload is not None:
@@ -559,7 +578,7 @@ class Destination:
     def check_name(self, shard: str) -> None:
         """Check that the file names of a new shard and its `.idx` were free when `check_folder` was called last.
 
-        PackError: A file has one of the names, and does not belong to a shard that this run replaces.
+        Raises PackError if a file has one of the names, and does not belong to a shard that this run replaces.
         """
         replaces = self.options.overwrite and self.index is not None and shard in self.index.by_name
         for name in () if replaces else shard_files(shard):
@@ -572,13 +591,17 @@ class Destination:
     def start(self, shards: tuple[PlannedShard, ...] | None) -> None:
         """Start this run, or continue it if it was stopped. Sets `path` and `log`.
 
-        If the run is done, it is not started; left staging folders are removed.
+        If the run is done, it is not started. A run without parts then removes its staging folder, if the folder still
+        exists; with `restart` and a local destination, it removes all staging folders.
 
         Args:
             shards: The planned shards; None for rows that can be read only once.
 
         Raises:
-            PackError: A different run with filled shards was stopped here, or another part of that run is running.
+            PackError: A different run with filled shards was stopped here and `restart` is not set, or its parts are
+                running; or this run is running with another number of parts. Or another writer replaced an object of a
+                run to remove.
+            StorageError: The folder cannot be locked, or the bucket cannot be changed.
             FolderIndexError: Another process is writing in the folder.
         """
         options, part = self.options, self.options.part_of
@@ -605,13 +628,15 @@ class Destination:
     def _open_staging(self, *, is_alone: Callable[[], bool]) -> None:
         """Make or reuse the staging folder of this run, and set `path` and `log`.
 
-        Other staging folders without a filled shard are removed; with the option `restart`, also those with filled
-        shards. `is_alone` returns True if no other part is running here.
+        Staging folders of other runs are removed if they have no filled shard. With the option `restart`, staging
+        folders with filled shards are removed too; in a run without parts, also the old folder of this run. In a
+        bucket, the objects that a removed run uploaded are deleted. `is_alone` returns True if no other part is running
+        here.
 
         Raises:
             PackError: A different run with filled shards was stopped here, and `restart` is not set. Or other parts are
                 running that belong to a different run or to another number of parts. Or another writer replaced an
-                object of a run to remove.
+                object that a run to remove had uploaded.
             StorageError: The bucket cannot be changed.
         """
         run, part, disk = self._run, self.options.part_of, self._disk
@@ -671,7 +696,8 @@ class Destination:
 
     @_raises_pack_errors
     def add(self, entry: ShardEntry) -> None:
-        """Write a filled shard into the log of the run. For a bucket, upload the shard in the background.
+        """Log a filled shard, so that a later run does not fill it again. For a bucket, upload the shard in the
+        background; it is logged after the upload.
 
         The call waits while more than `MAX_PENDING` shards are uploading. StorageError: An upload failed.
         """
@@ -682,10 +708,10 @@ class Destination:
         self._log_uploaded(MAX_PENDING)
 
     def _log_upload(self, names: Sequence[str], known: Mapping[str, str]) -> dict[str, Path]:
-        """Log size and digest of files before their upload, so that a later run recognizes the objects.
+        """Log the size and the sha256 of files before their upload, so that a later run recognizes the objects.
 
-        `names` are files of the staging folder. `known` has digests that are known already, in hex, by file name.
-        Return the path of each file by name.
+        `names` are files of the staging folder. `known` maps file names to the sha256 digests, in hex, that the caller
+        knows; all other files are read. Return the path of each file, by name.
         """
         files = {name: self.path / name for name in names}
         digests = {name: known.get(name) or digest_of(str(path.absolute())) for name, path in files.items()}
@@ -708,15 +734,16 @@ class Destination:
     def publish(self, entries: Sequence[ShardEntry], lists: Mapping[str, bytes]) -> None:
         """Move the filled shards into the folder and write its index. For a bucket, upload the index.
 
-        A run that is done only checks its lists. A part of a run only stores its lists; `publish_parts` publishes all
-        parts.
+        If the run is done, nothing is written, and `lists` are only compared with the files of the folder. A part of a
+        run only stores its lists; `publish_parts` publishes all parts.
 
         Args:
             entries: Index entries of the shards, in order.
             lists: Bytes of the lists (`classes.json`, ...), by file name.
 
         Raises:
-            PackError: Another file has the name of a new file, or a file of the run is missing.
+            PackError: Another file has the name of a new file, a shard of the folder is not in the index, a file of the
+                run is missing, or another writer replaced a shard in the bucket.
             SelectionError: The values of a column do not fit together.
             StorageError: The bucket cannot be reached or refuses the request.
         """
@@ -733,7 +760,8 @@ class Destination:
     def _publish_index(self, entries: Sequence[ShardEntry], lists: Iterable[str]) -> None:
         """Write the new index and the journal, and perform the steps of the journal. For a bucket, upload the index.
 
-        `entries` are the shards of this run. `lists` are names of files in the staging folder.
+        `entries` are the shards of this run. `lists` are names of files in the staging folder. Raises the errors of
+        `publish`.
         """
         replaces = self.options.overwrite and self.index is not None
         kept = self.index.entries if self.index is not None and not replaces else ()
@@ -757,14 +785,14 @@ class Destination:
             remove_exports(self.folder, self._disk)
 
     def _write_columns(self, all_entries: Sequence[ShardEntry], new: Sequence[ShardEntry]) -> list[str]:
-        """Write the columns of all shards into the staging folder. Return the names of the files.
+        """Write the columns of all shards into the staging folder. Return the file names; an empty list for no columns.
 
         `new` are the last shards of `all_entries`. Their values are in a file next to each shard. The values of the
         other shards come from the folder's existing columns.
 
         Raises:
-            PackError: The file with the values of a new shard is missing.
-            SelectionError: The values of a column do not fit together.
+            PackError: The file with the values of a new shard is missing or has other columns.
+            SelectionError: The values of a column do not fit together, or the folder's columns are damaged.
         """
         sources = self.columns
         if not sources:
@@ -820,10 +848,12 @@ class Destination:
     ) -> None:
         """Wait until all shards are in the bucket. Then upload the lists and, last, the index.
 
-        `entries` are the shards of this run. `lists` are names of files. `last` describes this run, for later runs.
+        At the end, remove the staging folder. `entries` are the shards of this run. `lists` are names of files in the
+        staging folder. `last` describes this run, for later runs; the ETags of the uploaded files are added to it.
 
         Raises:
-            PackError: A shard is missing in the bucket, or was replaced.
+            PackError: A shard is missing in the bucket or was replaced, or the file with its values is missing.
+            SelectionError: The values of a column do not fit together.
             StorageError: The bucket cannot be reached or refuses the request.
         """
         assert self.upload is not None
@@ -973,9 +1003,9 @@ class Destination:
         self._remove_locks()
 
     def _link_all(self, path: Path, names: Sequence[str]) -> None:
-        """Link the files `names` of the staging folder `path` into the folder, where existing files are replaced.
+        """Link the files `names` of the staging folder `path` into the folder. Existing files are replaced.
 
-        On a disk without hard links, the files are moved instead. PackError: A file is missing.
+        On a disk without hard links, the files are moved instead. PackError: A file is missing in both folders.
         """
         disk, parents = self._disk, {self.folder: None}
         for name in names:
@@ -1011,7 +1041,9 @@ class Destination:
             self._disk.fsync_folder(parent)
 
     def _remove_run(self, path: Path) -> None:
-        """Remove a staging folder. The logs are removed first, so that no shard counts as filled; the journal last."""
+        """Wait until the workers of the run in a staging folder have ended, and remove the folder. The logs are removed
+        first, so that no shard counts as filled. The journal is removed last.
+        """
         for log in path.glob("*.log"):
             wait_for_workers(log)
         last = path / JOURNAL_NAME
@@ -1022,7 +1054,7 @@ class Destination:
         self._disk.remove_folder(path)
 
     def _remove_finished(self) -> None:
-        """Remove the staging folder of `last_run`, if it exists, for example after a power loss."""
+        """Remove the staging folder of `last_run`, if it still exists, for example after a power loss."""
         if self.last_run is not None:
             path = self.folder / RUN_FOLDER / self.last_run.run.digest
             if path in run_folders(self.folder):
@@ -1104,6 +1136,6 @@ def _log_line(entry: ShardEntry) -> list[object]:
 
 
 def _first_few(sentences: Sequence[str]) -> str:
-    """Return the first five sentences as lines of a message, then the number of the sentences that are left out."""
+    """Return the first five sentences as lines of a message. If there are more, a last line says how many."""
     more = [f"... and {len(sentences) - _SHOWN_CHANGES} more."] if len(sentences) > _SHOWN_CHANGES else []
     return "\n  ".join([*sentences[:_SHOWN_CHANGES], *more])

@@ -74,15 +74,16 @@ def fill_on_ray(
         on: Address of the cluster: `ray`, or `ray://HOST:PORT`.
         log: The log of the run, in its staging folder.
         disk: Performs the file operations; tests replace it.
-        count: Called with the samples and bytes of each filled shard.
+        count: Counts the samples and bytes of the filled shards: `count.add` gets the index entry of each.
 
     Yields:
-        The index entries of the shards, in order.
+        The index entries of the shards, in order. If the caller stops early or a shard fails, the tasks that still run
+        are cancelled.
 
     Raises:
         PackError: Ray is not installed, the cluster cannot be reached, a node cannot run wdskit or sees other files, or
             the worker of a shard died four times.
-        WdskitError: A shard cannot be filled. The error is that of the first such shard.
+        WdskitError: A shard cannot be filled. If several shards fail, the error is that of the first one in order.
     """
     run = RunContext(log.with_name(DESCRIPTION_NAME), log, os.getcwd(), socket.gethostname(), disk)
     pending: deque[tuple[Path, Any]] = deque()

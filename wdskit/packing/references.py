@@ -173,7 +173,7 @@ class ObjectBytes(NamedTuple):
         offset: Offset of the part in the object.
         object_bytes: Size of the object.
         etag: ETag of the object; empty if the store has no ETags.
-        modified: Modification time of the object when the plan was made, in ISO 8601.
+        modified: Modification time of the object when the plan was made, in ISO 8601; empty if the store has no times.
     """
 
     path: str

@@ -40,7 +40,9 @@ def _is_remote(row: Row) -> bool:
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Divide rows into lists. A list ends when it has at least `BATCH_BYTES` bytes or `BATCH_ROWS` rows."""
+    """Divide rows into lists, in order. A list ends when its fields have at least `BATCH_BYTES` bytes, when it has
+    `BATCH_ROWS` rows, or at the last row.
+    """
     batch, num_bytes = [], 0
     for row in rows:
         batch.append(row)

@@ -35,14 +35,14 @@ class ReshardResult:
 
     Attributes:
         folder: Folder of the new shards: a path, or a URL as text.
-        entries: Index entries of the new shards, in order; empty after a dry run.
-        shards: Name, samples and bytes of each new shard, planned or written. The bytes are 0 if a dry run cannot know
-            them, because options change the samples.
+        entries: Index entries of the new shards (with `part`, of this part), in order; empty after a dry run.
+        shards: Name, samples and bytes of the shards of `entries`, or of all planned shards after a dry run. The bytes
+            are 0 if a dry run cannot know them, because options change the samples.
         num_source_shards: Shards that were read.
-        num_source_samples: Samples in the source shards: `num_samples` plus the next four counts.
+        num_source_samples: Samples in the source shards. Without `part`: `num_samples` plus the next four counts.
         num_sampled_out: Samples outside the share of `sample`.
         num_filtered: Samples for which the filter is false.
-        num_missing: Samples that were left out because they lack a value of the filter.
+        num_missing: Samples that were left out because they lack a value that the filter uses.
         num_duplicates: Samples with the key of an earlier sample.
         num_ignored: Members that belong to no sample; they are not written.
         num_cleaned: Samples whose keys were changed by `keys="clean"`.
@@ -99,16 +99,15 @@ def reshard(
     The new shards have the bytes that `pack` writes for the same samples: the same headers, and members sorted by
     field. Each shard gets an `.idx` file, and the folder's index is written last. Fields are copied without decoding,
     unless an option needs their values. The same sources and options give the same bytes for any number of workers.
-    After a stop, the same call continues the run; a call with other sources, other options or another version raises
-    PackError. Existing files with other content are replaced only with `overwrite`.
+    After a stop, the same call continues the run; a call with other sources, other options or another version needs
+    `restart`. Existing files with other content are replaced only with `overwrite`.
 
     Args:
         source: Shards, local or remote: a folder, glob or brace pattern, several joined by `::`, or a list. Shards of
-            an indexed folder are compared with its index; other shards are first read from end to end. Remote shards
-            are read twice.
+            an indexed folder are compared with its index. Remote shards are read twice.
         dest: The folder to write to, created if it is missing, or a folder of a bucket, `s3://bucket/train`. It cannot
             be a source's folder.
-        options: Keyword arguments, each with the name of an option below.
+        options: Keyword arguments, one for each field of `ReshardOptions` to set.
 
     Raises:
         PackError: An option is invalid, no sample is left, the folder cannot be written, or an existing file has
@@ -174,8 +173,9 @@ def reshard(
 
 
 def _note_lost_columns(shards: ShardList, kept: Container[str]) -> Iterator[str]:
-    """Yield one sentence about the columns of the local source folders that are not in `kept`, the columns of the new
-    folder, if there are any.
+    """Yield one note about the lost columns: the columns of the local source folders that are not in `kept`.
+
+    `kept` has the columns of the new folder. Yield nothing if no column is lost.
     """
     found: dict[str, Column] = {}
     for folder in dict.fromkeys(os.path.dirname(url) or "." for url in shards.urls if is_local(url)):
@@ -187,9 +187,10 @@ def _note_lost_columns(shards: ShardList, kept: Container[str]) -> Iterator[str]
 
 
 def _remake_columns(sources: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a text for each command that makes columns again in the new folder DEST: the command and its columns.
+    """Yield a text for each command that makes lost columns again in the new folder DEST: the command and its columns.
+    For a column that cannot be made from DEST, yield a text that says so.
 
-    `sources` says for each name of a column what its values are computed from, as in `Column.source`.
+    `sources` maps the name of each lost column to its `Column.source`, which says how its values are computed.
     """
     paths = {name: str(source["path"]) for name, source in sources.items() if "path" in source}
     if paths:
@@ -207,8 +208,8 @@ def _remake_columns(sources: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _advise_filter() -> Iterator[None]:
-    """Change the advice in a RowError of the `with` block to options of `reshard`, which has no --skip-bad and no
-    --key-column.
+    """If a RowError of the `with` block advises --skip-bad or --key-column, raise it with an option of `reshard`
+    instead, because `reshard` lacks these two options. Other errors stay unchanged.
     """
     try:
         yield

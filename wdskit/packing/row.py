@@ -110,10 +110,10 @@ class Row:
             raise self._damaged(err) from err
 
     def read_fields(self, files: SourceFiles | None = None) -> list[tuple[str, bytes]]:
-        """Return name and bytes of each field, without checks or transforms.
+        """Return name and bytes of each field, in the order of `fields`, without checks or transforms.
 
-        If all `PartBytes` of the row belong to one file, `files` keeps this file open for later calls. Other files are
-        opened and closed in each call, and all files if `files` is None.
+        If all `PartBytes` of the row belong to one file, `files` keeps this file open for later calls. Otherwise
+        `files` is not used.
 
         Raises:
             RowError: A file cannot be read, is damaged or was changed.
@@ -134,8 +134,7 @@ class Row:
     def read_field(self, source: FieldBytes, files: SourceFiles | None = None) -> bytes:
         """Return the bytes of one field. `source` is the bytes or the reference of this field in `fields`.
 
-        `files` keeps the file of a `PartBytes` open for later calls. Another file, and any file if `files` is None, is
-        opened and closed in each call.
+        `files` keeps the file of a `PartBytes` open for later calls; None closes this file at the end of the call.
         RowError, StorageError: The file, or the object in a store, cannot be read, is damaged or was changed.
         """
         if isinstance(source, bytes):
@@ -178,7 +177,9 @@ def size_of(data: FieldBytes) -> int:
 
 
 def describe_failure(source: FieldBytes, err: Exception) -> str:
-    """Return the text of `err`. The path or URL of `source` comes first if `source` is a reference."""
+    """Return the text of `err`, for an OSError only its reason. If `source` is a reference, its path or URL precedes
+    the text.
+    """
     problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
     return problem if isinstance(source, bytes) else f"{source.path}: {problem}"
 
@@ -216,10 +217,12 @@ def field_of(path: str) -> str:
 
 
 def file_bytes(path: str, where: str) -> FileBytes:
-    """Return a reference to a file, with its current size, modification time and inode. `where` is for messages.
+    """Return a reference to a file, with its current size, modification time and inode. The file is not opened.
+
+    `where` is the place of the row, for messages.
 
     Raises:
-        RowError: The path does not exist, cannot be read, or is not a file.
+        RowError: The path does not exist, cannot be reached, or is not a regular file.
     """
     try:
         status = os.stat(path)

@@ -232,8 +232,8 @@ def read_sent(path: Path) -> dict[str, SentFile]:
 def read_log(path: Path) -> Iterator[ShardEntry | UploadedShard | dict[str, SentFile]]:
     """Yield the entries of the logs in the staging folder `path`.
 
-    An entry is a filled shard, an uploaded shard, or the files, by name, of a planned upload. Lines that are damaged,
-    or that wdskit did not write, are left out.
+    An entry is a filled local shard (`ShardEntry`), an uploaded shard (`UploadedShard`), or a dict of the files of an
+    upload that was about to start, by name. Lines that are damaged, or that wdskit did not write, are left out.
     """
     for log in sorted(path.glob("*.log")):
         for line in (read_own(log) or b"").splitlines():
@@ -298,8 +298,8 @@ def check_runs(folder: Path) -> None:
 def _check_own(path: Path, users: set[int], *, is_folder: bool) -> None:
     """Raise PackError if `path` is not a plain file of this user, or is a log with a second hard link.
 
-    With `is_folder`, `path` must be a folder. A missing path is accepted. `users` has the accepted uids. Another uid is
-    accepted and added to `users` if new files in the same folder get this uid.
+    With `is_folder`, `path` must be a folder. A missing path is accepted. `users` has the accepted uids. If the owner
+    of `path` is not in `users`, the uid that new files in the same folder get is added to `users` and accepted too.
     """
     try:
         status = path.lstat()

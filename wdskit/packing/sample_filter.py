@@ -21,7 +21,7 @@ class Choice:
         threshold: A key is in the share if its `draw_of_key` is below this number; None puts all keys in the share.
         seed: Seed of the draws, 0 <= seed < 2**64.
         filter: Expression that must be true; None for no filter.
-        skip_missing: True leaves out a sample that lacks a value of the filter. False raises SelectionError.
+        skip_missing: True leaves out a sample that lacks a value that the filter uses. False raises SelectionError.
     """
 
     threshold: int | None = None
@@ -76,7 +76,7 @@ class LeftOutCounts:
     Attributes:
         num_sampled_out: Samples outside the share of the option `sample`.
         num_filtered: Samples for which the filter is false.
-        num_missing: Samples that lack a value of the filter.
+        num_missing: Samples that lack a value that the filter uses.
     """
 
     num_sampled_out: int = 0
@@ -101,7 +101,8 @@ def make_choice(*, filter: str | None, missing: str, sample: str | None, seed: i
 
     Args:
         filter: Text of an expression; None keeps all samples.
-        missing: "skip" leaves out samples that lack a value of the filter; "error" raises for them.
+        missing: What `Choice.keeps` does with a sample that lacks a value that the filter uses: "skip" leaves it out,
+            "error" raises SelectionError.
         sample: The share of the keys to keep, such as `1%`; None keeps all keys.
         seed: Seed of the share.
 

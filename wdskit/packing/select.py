@@ -46,7 +46,7 @@ class SelectResult:
         num_samples: Samples that were selected.
         num_sampled_out: Samples outside the share of `sample`.
         num_filtered: Samples for which the filter is false.
-        num_missing: Samples that were left out because they lack a value of the filter.
+        num_missing: Samples that were left out because they lack a value that the filter uses.
     """
 
     folders: tuple[Path, ...]
@@ -65,20 +65,21 @@ def select(
 ) -> SelectResult:
     """Choose samples and mark them in a column of bool in the shards' folders: `wdskit reshard --selection`.
 
-    The column is True for a chosen sample, and False for all samples of shards that `source` does not name. A planned
-    source of a pipeline (`exact`, `resampled`, `sequential`) reads the chosen samples with `split: NAME` or
-    `where: NAME`. The shards do not change. `overwrite` replaces a column `name` that other options made.
+    The column is False for all other samples, also in shards that `source` does not name. A planned source of a
+    pipeline (`exact`, `resampled`, `sequential`) reads the chosen samples with `split: NAME` or `where: NAME`. The
+    shards do not change. `overwrite` replaces a column `name` that was made with other options or for more shards.
 
     Args:
         source: Local shards of indexed folders: a folder, glob or brace pattern, several joined by `::`, or a list.
         name: Name of the column.
-        options: Keyword arguments, each with the name of an option below.
+        options: Keyword arguments, one for each field of `SelectOptions` to set.
 
     Raises:
-        SelectionError: The name or the filter is invalid, another column has the name, the filter cannot be evaluated
-            for a sample, or no sample is chosen.
+        SelectionError: The name or the filter is invalid, another column or a split has the name, a shard is named
+            twice, the filter cannot be evaluated for a sample, or no sample is chosen.
         ConfigError: `sample` is not a share.
-        FolderIndexError: A folder has no index or another process writes in it, or the index does not match the shards.
+        FolderIndexError: A folder has no index, an unfinished run or another process that writes in it; or the index
+            does not match the shards.
         PackError: An option is invalid, or a shard is remote.
         RowError, ShardError: A shard is damaged, or changed after it was indexed.
         StorageError: A shard cannot be read, the column cannot be written, or a folder cannot be locked.
@@ -204,9 +205,9 @@ def _lock_index(
     the folder's shards of which samples are selected.
 
     Raises:
-        SelectionError: The folder has a split `name`; or `overwrite` is False, and the folder has a column `name` that
-            was made with other options or selects samples of other shards, too.
-        FolderIndexError: A run of `pack` in the folder is unfinished, another process is writing in the folder, or the
+        SelectionError: The folder has a split `name`. Or `overwrite` is False, and the folder has a column `name` that
+            was made with other options, or that also selects samples of shards that are not in `shards`.
+        FolderIndexError: A run in the folder is unfinished, another process is writing in the folder, or the
             index does not match the shards.
         StorageError: The folder cannot be locked.
     """
@@ -240,8 +241,8 @@ def _write(
 ) -> None:
     """Write the column `name` of one folder. StorageError: The column cannot be written.
 
-    `chosen` has the numbers of the chosen samples of each shard that the user named, by file name. `source` are the
-    options that define the column.
+    `chosen` has the numbers of the chosen samples of each shard that the user named, by file name. The column is False
+    for all other samples. `source` are the options that define the column.
     """
     if chosen.keys() != index.by_name.keys():  # so that `wdskit index` computes the same column
         source = {**source, "shards": sorted(chosen)}

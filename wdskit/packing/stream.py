@@ -20,13 +20,14 @@ from wdskit.packing.sources import Source, streamed_rows
 def pack_stream(dest: Destination, source: Source, *, skip_bad: bool) -> list[ShardEntry]:
     """Fill shards with the rows of the source and publish the shards. Return the index entries of the shards, in order.
 
-    If the last run in the folder had the same options, the rows are compared with its shards and nothing is written.
-    With `skip_bad`, a row that cannot be packed is added to `source.rejected` instead of raising an error.
+    If this run is done already, the rows are compared with its shards and nothing is written.
+    With `skip_bad`, a row that cannot be packed is left out, and its error is added to `source.rejected`. The call uses
+    up `source.rows`.
 
     Raises:
         PackError: The source has no row, an option is for a field or for images that no row has, the folder cannot be
-            written, or the folder is packed already with different rows.
-        RowError: A row cannot be packed, or has the key of an earlier row.
+            written, or its existing shards, lists or columns conflict with this run.
+        RowError: A row cannot be packed, or has the key of an earlier row or of an existing sample.
         SelectionError: A sample has no valid value for a column.
         ShardError: An existing shard is damaged or was replaced.
         FolderIndexError: Another process is writing in the folder, or its index does not match its shards.
@@ -54,8 +55,8 @@ def pack_stream(dest: Destination, source: Source, *, skip_bad: bool) -> list[Sh
 
 
 def _refuse_labels(rows: Iterable[Row], folder: Path) -> Generator[Row, None, None]:
-    """Yield the rows to add to `folder`, which has class names. RowError: A row has a label; its class name is not
-    known.
+    """Yield the rows to add to `folder`, which has class names. RowError: A row has a label (`cls`), and the source
+    does not name its class.
     """
     for row in rows:
         if CLASS_FIELD in dict(row.fields):
@@ -69,8 +70,14 @@ def _fill(dest: Destination, rows: Iterable[Row], keys: StreamedKeys, first: int
     shard already, the digest of the shard is compared with the rows.
 
     `keys` has the keys of existing samples, and gets the keys of the rows. `first` is the number of the first shard.
-    RowError: A row cannot be packed, or has a key that is in `keys`. OSError: The source cannot be read. PackError: The
-    folder cannot be written, or is packed already with different rows.
+
+    Raises:
+        RowError: A row cannot be packed, or has a key that is in `keys`.
+        PackError: The folder cannot be written, has a file with the name of a shard, or is packed already with
+            different rows.
+        SelectionError: A sample has no valid value for a column.
+        StorageError: An object with bytes of a field cannot be read, or an upload failed.
+        OSError: The source cannot be read.
     """
     options, existing = dest.options, dest.filled()
     count = ProgressCounter(dest.on_progress, (None, None))

@@ -159,8 +159,7 @@ class Transforms:
         """Check and transform `fields`, which are sorted by name. Return the fields to pack, sorted by name.
 
         Raises:
-            DecodeError: A field is invalid or cannot be transformed. The message starts with the field and the stage,
-                such as "resize"; without `validate`, the message of a failed check has only the reason.
+            DecodeError: A field is invalid or cannot be transformed.
         """
         for field, data in fields:
             self.check(field, data)
@@ -181,7 +180,8 @@ class Transforms:
         format.
 
         Raises:
-            DecodeError: The fields do not have the images that the options need.
+            DecodeError: An option changes or describes images, and it is not clear which: the row has several images
+                and `image_fields` is empty, or the row has images and `image_fields` has only other names.
         """
         names = list(fields)
         images = self._images(names) if self.changes_bytes else []
@@ -327,7 +327,7 @@ class Transforms:
 
         `transformed` has the new fields by name, `fields` the old fields, `changes` the changed images by old name.
         DecodeError: A field cannot be updated. Or an image may be a mask that no option names: it is lossless, is not
-        changed, and has the size of a moved image.
+        changed, and has the old size of an image that is resized or rotated.
         """
         moved = [change.geometry for change in changes.values() if not change.geometry.is_same]
         known = [*changes.values()]

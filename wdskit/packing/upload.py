@@ -117,10 +117,11 @@ class Upload:
         return {unquote(each.url.rpartition("/")[2]): each for each in list_objects(self.url)}
 
     def copy_index(self, disk: Disk) -> None:
-        """Download `index.json` and `.wdskit.last-run`, or remove the local copy if an object is missing.
+        """Download `index.json` and `.wdskit.last-run`. If an object is missing, remove its local copy instead.
 
         Raises:
             StorageError: The bucket cannot be read.
+            OSError: The local folder cannot be written.
         """
         objects = self.objects()
         for name in (INDEX_NAME, LAST_RUN_NAME):
@@ -143,9 +144,10 @@ class Upload:
         }
 
     def find_others(self, sent: Mapping[str, SentFile]) -> set[str]:
-        """Return the names of the objects in the folder that other writers have uploaded or replaced.
+        """Return the names of the objects in the folder that are not files of `sent`, as other writers' objects are.
 
-        `sent` maps names to the files that known runs have uploaded. An object that this run is uploading is left out.
+        `sent` maps the names of objects to the logged files of all unfinished runs. An object that this run is
+        uploading is left out.
 
         Raises:
             StorageError: The store cannot be reached or refuses.
@@ -157,7 +159,8 @@ class Upload:
     def find_lost(self, entries: Iterable[ShardEntry], etags: Mapping[str, Sequence[str]]) -> list[str]:
         """Return the names of the shards that are missing in the bucket, lack their `.idx`, or were replaced.
 
-        `etags` has the ETags of each shard after its upload, by name. A shard without ETags is compared by size only.
+        `etags` maps the name of a shard to its ETags after the upload. A shard that `etags` lacks is compared by size
+        only.
         StorageError: The bucket cannot be read.
         """
         objects = self.objects()
@@ -185,7 +188,7 @@ class Upload:
     def finished(self, max_pending: int, disk: Disk) -> Iterator[UploadedShard]:
         """Wait until at most `max_pending` shards are uploading. Yield each uploaded shard, in the order of `start`.
 
-        The local files of a shard are removed when the caller takes the next shard.
+        The local files of a shard are removed when the caller takes the next shard or reaches the end.
 
         Raises:
             StorageError: The store cannot be reached or refuses, or the object differs from the file.
@@ -233,10 +236,10 @@ class Upload:
             delete_object(self.object_url(name))
 
     def _is_sent(self, info: ObjectInfo, sent: SentFile | None) -> bool:
-        """Return True if an object has the size of the logged file `sent`, and an ETag or the digest of this file.
+        """Return True if an object is the logged file `sent`: the sizes are equal, and the ETag or the sha256 is too.
 
-        The object is read only if no ETag is equal. Return False if `sent` is None. StorageError: The object cannot be
-        read.
+        The object is read only if `sent` does not have its ETag. Return False if `sent` is None. StorageError: The
+        object cannot be read.
         """
         if sent is None or info.num_bytes != sent.num_bytes:
             return False

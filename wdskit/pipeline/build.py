@@ -48,8 +48,8 @@ def build_pipeline(
         num_threads: Threads for one-to-one stages, in each process.
         max_workers: The largest number of worker processes that will run the pipeline.
         functions: The caller's functions by name, used before registered functions.
-        errors: The settings `errors`.
-        cache: The settings `cache`.
+        errors: The settings `errors`; None for the defaults.
+        cache: The settings `cache`, for a planned source; None for the defaults. A stream ignores them.
 
     Raises:
         PipelineError: A function is unknown, a setting cannot be used with these shards or threads, an epoch is not a
@@ -158,7 +158,9 @@ class _StreamBuilder:
         self.uneven = ""
 
     def build(self, max_workers: int) -> StreamPipeline:
-        """Build all stages and return the pipeline, for at most `max_workers` worker processes. Call this once."""
+        """Build all stages and return the pipeline, for at most `max_workers` worker processes. Call this once. Raises
+        the errors of `build_pipeline`.
+        """
         for at, stage in enumerate(self.stages):
             if not isinstance(stage, StageSpec):
                 self._add_foreign(stage, at)
@@ -185,8 +187,8 @@ class _StreamBuilder:
         return StreamPipeline(self.bound, self.run, layout, max_workers)
 
     def _add(self, stage: StreamStage) -> None:
-        """Add the running form of a stage of wdskit, after the one-to-one stages before it. Some stages, such as
-        `with_length`, have no running form. They only change the context.
+        """Add the running form of a stage of wdskit to `bound`, after the collected one-to-one stages. For a stage
+        without a running form, such as `with_length`, nothing is added.
         """
         self._flush()
         running: Any = stage.bind(self.context)
@@ -201,7 +203,7 @@ class _StreamBuilder:
             self.batch = self.batch or running.size
             self.is_batched = True
         elif isinstance(stage, Unbatched):
-            self.is_batched = False
+            self.batch, self.is_batched = 0, False
         self.is_open = self.is_open or stage.kind == "open"
         if running is not None:
             self.bound.append(running)
@@ -217,8 +219,9 @@ class _StreamBuilder:
     def _add_foreign(self, stage: Any, at: int) -> None:
         """Add a foreign stage, which is not wdskit's. `at` is its index in the pipeline.
 
-        A stage that opens the shards is added before the foreign stage if the foreign stage needs samples. A `Renumber`
-        is added after the foreign stage if the values are then samples.
+        A stage that opens the shards is added before the foreign stage if the foreign stage needs samples. If the
+        foreign stage yields samples, a `Renumber`, which numbers them again, is added after it. Instead of a splitter
+        of webdataset, the splitter of wdskit is added (see `_own_splitter`).
         """
         if self.cut is not None:
             self.counted.append(None)
@@ -253,9 +256,8 @@ class _StreamBuilder:
             self._add(TarfileToSamples())
 
     def _count(self) -> Callable[[int, int], int] | None:
-        """Return a function from (worker, number of workers) to the number of items of this worker in an epoch.
-
-        Return None if the number of items is unknown.
+        """Return a function that takes a worker's number and the number of workers, and returns the number of items
+        that this worker yields in an epoch. Return None if the number of items is unknown.
         """
         counted = [stage for stage in self.counted if isinstance(stage, StreamStage) and stage.is_counted]
         if not counted or len(counted) < len(self.counted):

@@ -52,7 +52,9 @@ class Pipeline(StageMethods):
         return f"Pipeline({' -> '.join(names)})"
 
     def _with(self, name: str, value: object = None) -> Self:
-        """Return this pipeline with one more stage. `value` is the value after the stage's name in YAML."""
+        """Return a new pipeline: this pipeline and one more stage. `value` is the value after the stage's name in YAML.
+        ConfigError: The value is invalid.
+        """
         return type(self)((*self.stages, parse_stage(name, value, where=f"Pipeline.{name}")))
 
     def stage(self, stage: Callable[..., Any]) -> Pipeline:
@@ -156,17 +158,19 @@ class OpenedPipeline(NamedTuple):
 def open_pipeline(
     config: Any, pipeline: str | None, overrides: Sequence[str], functions: Iterable[str] = (), *, caller: str
 ) -> OpenedPipeline:
-    """Check a configuration and return one of its pipelines, or check a `Pipeline`.
+    """Check a configuration and open one of its pipelines, or check a `Pipeline`. A `Pipeline` gets the name "pipeline"
+    and default settings.
 
     Args:
         config: The path of a YAML file, the content as a dict, or a `Pipeline`.
-        pipeline: Name of the pipeline; needed if the configuration has several.
+        pipeline: Name of the pipeline; None for the only pipeline of the configuration, or with a `Pipeline`.
         overrides: Settings to change, each as `a.b.c=VALUE`, applied in order before any check.
         functions: Further names to accept as stages.
         caller: Name of the function or command, for messages.
 
     Raises:
-        ConfigError: The configuration has problems; all are listed.
+        ConfigError: The configuration has problems; the first 100 are listed. Or it has no pipeline with this name, or
+            has several and `pipeline` is None.
         StorageError: The file cannot be read.
         PipelineError: The stages do not fit together, or `pipeline` or `overrides` is passed with a `Pipeline`.
         FolderIndexError: A label means different classes in two pipelines of the configuration, or a `classes.json` is

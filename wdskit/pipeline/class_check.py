@@ -67,7 +67,9 @@ def check_pipelines(pipelines: Mapping[str, Sequence[Any]], *, local_only: bool 
 
 
 def _has_labels(folder: str) -> bool:
-    """Return True if the index of a folder lists labels; False if it lists none or cannot be read."""
+    """Return True if the index of a folder lists a field of labels (`cls` or `*.cls`). Return False if the index lists
+    no such field or cannot be read.
+    """
     try:
         return folder_has_labels(folder)
     except (FolderIndexError, StorageError):

@@ -24,11 +24,15 @@ if TYPE_CHECKING:
 
 
 class StageMethods(ABC):
-    """The methods of `Pipeline` for its stages."""
+    """The methods of `Pipeline` for its stages. Each method returns a new pipeline with one more stage.
+    ConfigError: A setting is invalid.
+    """
 
     @abstractmethod
     def _with(self, name: str, value: object = None) -> Self:
-        """Return this pipeline with one more stage. `value` is the value after the stage's name in YAML."""
+        """Return a new pipeline: this pipeline and one more stage. `value` is the value after the stage's name in YAML.
+        ConfigError: The value is invalid.
+        """
 
     def exact(
         self,
@@ -56,22 +60,23 @@ class StageMethods(ABC):
                 an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
             schedule: How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight,
-                in up to 2,047 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its
-                mean weight.
+                in up to 2,047 steps of at least 4,096 samples. In a shorter interval, all samples have the mean of the
+                two weights.
             split: Only this split of the samples, made by `wdskit split`.
             where: Only samples for which this condition on the columns of their folder is true. `wdskit index FOLDER
                 --columns width,cls` makes columns.
-            range: Only a range of the samples: ["0%", "80%"], or their numbers.
+            range: Only the samples from a first one up to, but without, a stop: ["0%", "80%"] or [0, 50000].
             seed: Seed of the order and of everything random.
             classes: Whether the `classes.json` of all folders must name the same classes, or may differ.
-            lanes: Parts of the data that are read side by side. Default: 240, or one per 64 samples of a smaller data
-                set.
-            window: Samples of a lane that are shuffled with each other.
-            homes: Groups of shards that keep their part of every epoch, so that a node reads mostly the same shards in
-                each epoch. For shards in a store with a `cache`: a few times the number of nodes.
+            lanes: Number of parts of the data that are read side by side. Default: 240, or one per 64 samples of a
+                smaller data set.
+            window: Number of samples of a lane that are shuffled together.
+            homes: Number of groups of shards. A group keeps its place in every epoch, so that a node reads mostly the
+                same shards in each epoch. For shards in a store with a `cache`: a few times the number of nodes.
             repeat: How often an epoch has a sample. {rare: 3}: 3 times if the column `rare` is true, otherwise once.
                 {column: NAME}: as often as the column says, 0 to 16.
-            tail: What to do with an incomplete last global batch.
+            tail: What to do with an incomplete last global batch: `drop` leaves it out, `pad` fills it. With `pad`,
+                each batch has a mask of the valid rows.
         """
         return self._with(
             "exact",
@@ -112,25 +117,28 @@ class StageMethods(ABC):
     ) -> Self:
         """A planned source: samples drawn with replacement, in chunks of consecutive samples, or one by one by weights.
 
+        Without `with_epoch`, an epoch has as many samples as the data. A mixture by weights needs `with_epoch`.
+
         Args:
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards need
                 an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
             schedule: How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight,
-                in up to 2,047 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its
-                mean weight.
+                in up to 2,047 steps of at least 4,096 samples. In a shorter interval, all samples have the mean of the
+                two weights.
             split: Only this split of the samples, made by `wdskit split`.
             where: Only samples for which this condition on the columns of their folder is true. `wdskit index FOLDER
                 --columns width,cls` makes columns.
-            range: Only a range of the samples: ["0%", "80%"], or their numbers.
+            range: Only the samples from a first one up to, but without, a stop: ["0%", "80%"] or [0, 50000].
             seed: Seed of the order and of everything random.
             classes: Whether the `classes.json` of all folders must name the same classes, or may differ.
             weights: A column with the weight of each sample: samples are drawn one by one, in proportion to it.
             balance: A column of classes or texts: samples are drawn one by one, each value equally often.
-            chunk: Consecutive samples that are drawn together.
-            lanes: Parts of the sequence that are read side by side.
-            window: Samples of a lane that are shuffled with each other.
-            tail: What to do with an incomplete last global batch.
+            chunk: Number of consecutive samples that are drawn together.
+            lanes: Number of parts of the sequence that are read side by side.
+            window: Number of samples of a lane that are shuffled together.
+            tail: What to do with an incomplete last global batch: `drop` leaves it out, `pad` fills it. With `pad`,
+                each batch has a mask of the valid rows.
         """
         return self._with(
             "resampled",
@@ -167,20 +175,23 @@ class StageMethods(ABC):
     ) -> Self:
         """A planned source for evaluation: every sample once, in the order of the index.
 
+        The parts of a mixture with `repeat` come one after the other, each as often as its `repeat`.
+
         Args:
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards need
                 an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
             schedule: How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight,
-                in up to 2,047 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its
-                mean weight.
+                in up to 2,047 steps of at least 4,096 samples. In a shorter interval, all samples have the mean of the
+                two weights.
             split: Only this split of the samples, made by `wdskit split`.
             where: Only samples for which this condition on the columns of their folder is true. `wdskit index FOLDER
                 --columns width,cls` makes columns.
-            range: Only a range of the samples: ["0%", "80%"], or their numbers.
+            range: Only the samples from a first one up to, but without, a stop: ["0%", "80%"] or [0, 50000].
             seed: Seed of the order and of everything random.
             classes: Whether the `classes.json` of all folders must name the same classes, or may differ.
-            tail: What to do with an incomplete last global batch.
+            tail: What to do with an incomplete last global batch: `drop` leaves it out, `pad` fills it. With `pad`,
+                each batch has a mask of the valid rows.
         """
         return self._with(
             "sequential",
@@ -220,7 +231,8 @@ class StageMethods(ABC):
             weights: Relative frequency of each `::`-part or list item of `shards`. Needs `resampled: true`.
             upsampling: In place of `weights`, as in open_clip: relative frequency of each shard of a part, `1::2`.
             split: `none`: every rank and worker reads everything. Otherwise a missing splitter is an error.
-            check: What to compare an indexed shard with: its size, and its samples as they are read, or its sha256.
+            check: What to check in a shard that has an index. `size`: its size, and each sample when it is read.
+                `sha256`: also its digest. `none`: nothing.
             classes: Whether the `classes.json` of all folders must name the same classes, or may differ.
         """
         return self._with(
@@ -270,8 +282,11 @@ class StageMethods(ABC):
     def slice(self, *bounds: int | None) -> Self:
         """Keep a range of the values, like a slice in Python.
 
+        The values of all workers of a rank are counted together.
+
         Args:
-            *bounds: The end of the range, or start, end and step, as for slices in Python. null: no end.
+            *bounds: The end of the range, which is excluded; or its start and end; or start, end and step. No number is
+                negative. null: no end.
         """
         return self._with("slice", _one_or_all(bounds))
 
@@ -289,8 +304,8 @@ class StageMethods(ABC):
         bytes, and a warning says so once. Decode them with `map_dict`.
 
         Args:
-            images: What images become, in webdataset's terms; `index`: the numbers that masks store, one per pixel.
-                Default: they stay bytes.
+            images: What images become, in webdataset's terms such as `rgb8` or `pil`; `index`: the numbers that masks
+                store, one per pixel. Default: images stay bytes.
             only: The fields to decode. Default: all.
             fuse: Whether decoding and the crop directly after it run as one step, which decodes a large JPEG only as
                 large as the crop needs. Its pixels then differ by about 1 of 255. Float images (`rgb`, ...) are then
@@ -305,12 +320,13 @@ class StageMethods(ABC):
         Args:
             fn: A function, or the name of a registered one. If it has a parameter `rng`, it gets a numpy Generator that
                 depends only on the seed and the position of the sample.
-            global_rng: Seed random, numpy and torch by position before each call.
+            global_rng: Whether to seed random, numpy and torch before each call, from the seed and the position of the
+                sample.
         """
         return self._with("map", {"fn": fn, "global_rng": global_rng})
 
     def map_dict(self, /, **fields: Function) -> Self:
-        """Call a function for each named field; its result is the new value of the field.
+        """Call a function for each named field; its result is the new value of the field. A missing field is an error.
 
         Args:
             **fields: Field name: a function, or the name of a registered one.
@@ -319,6 +335,8 @@ class StageMethods(ABC):
 
     def map_tuple(self, *fns: Function | None) -> Self:
         """Call a function for each item of a tuple; its result is the new item. null leaves an item unchanged.
+
+        Items after the last function stay unchanged. A tuple with fewer items than functions is an error.
 
         Args:
             *fns: Functions, or names of registered ones; null leaves an item unchanged.
@@ -329,7 +347,7 @@ class StageMethods(ABC):
         """Give fields new names; other fields stay. A missing field, or a new name that another field has, is an error.
 
         Args:
-            **names: New name: old name, or alternatives joined by `;`.
+            **names: New name: old name, or alternatives joined by `;`, the first that exists.
         """
         return self._with("rename", names)
 
@@ -417,7 +435,7 @@ class StageMethods(ABC):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> Self:
-        """Compute (image - mean) / std as float32, with the image in 0..1.
+        """Compute (image - mean) / std as float32. The values of uint8 images are first divided by 255.
 
         Args:
             preset: Mean and std of ImageNet's training images.
@@ -459,14 +477,16 @@ class StageMethods(ABC):
     ) -> Self:
         """Apply transforms of torchvision.transforms.v2 to an image with its masks, boxes, keypoints and labels.
 
-        Random numbers depend on the seed and the sample's position. The generators of your program are not changed.
-        Images become tensors (channels, height, width). After `batched`: `MixUp` and `CutMix`.
+        torch's random numbers depend on the seed, the stage and the sample's position. torch's global generator is not
+        changed. Images and masks become tensors ([channels, ]height, width), except images of Pillow that are no masks.
+        After `batched`, only `MixUp` and `CutMix` are possible.
 
         Args:
-            transforms: Names of classes of torchvision.transforms.v2, {Name: {setting: value}}, or transforms in
-                Python.
-            fields: The kind of each field: image, mask, labels, keypoints, or {boxes: xywh}; also xyxy, cxcywh. A path
-                in JSON becomes a field. Default: the only image field; after `batched`, images and labels.
+            transforms: Each item: the name of a class of torchvision.transforms.v2, or {Name: {setting: value}}; in
+                Python also a transform object.
+            fields: Maps each field to its kind: image, mask, labels, keypoints, or boxes as {boxes: xywh}, {boxes:
+                xyxy} or {boxes: cxcywh}. The result for a path in JSON is stored as a field with the path as its name.
+                Default: the only image field; after `batched`, the first two values of a tuple: images and labels.
         """
         return self._with("torchvision", {"transforms": transforms, "fields": fields})
 
@@ -474,8 +494,9 @@ class StageMethods(ABC):
         """Make a vector of the labels of a sample: 1 for each class that it has, 0 for the others; float32 (classes,).
 
         Args:
-            source: The field with a list of class numbers or names, such as `json.labels`; one number is a list of one.
-            classes: The number of classes, or their names in order.
+            source: The field with a list of class numbers or names, such as `json.labels`, or with one number or name.
+                A label that is not in `classes` is an error.
+            classes: The number of classes, whose labels are 0, 1, ..., or the names of the classes in order.
             to: The field that gets the vector.
         """
         return self._with("multi_hot", {"source": source, "classes": classes, "to": to})
@@ -484,7 +505,8 @@ class StageMethods(ABC):
         """Make a tuple of the named fields.
 
         Args:
-            *fields: Fields in order; `jpg;png` takes the first that a sample has.
+            *fields: Fields, or paths in JSON, in order; `jpg;png` takes the first that a sample has. A missing field is
+                an error.
         """
         return self._with("to_tuple", _one_or_all(fields))
 
@@ -492,7 +514,8 @@ class StageMethods(ABC):
         """Make a dict of the named fields, each under the name of its first alternative.
 
         Args:
-            *fields: Fields in order; `jpg;png` takes the first that a sample has.
+            *fields: Fields, or paths in JSON, in order; `jpg;png` takes the first that a sample has. A missing field is
+                an error.
         """
         return self._with("to_dict", _one_or_all(fields))
 
@@ -510,7 +533,8 @@ class StageMethods(ABC):
         Args:
             size: Samples per batch of one rank.
             global_size: In place of `size`: samples in the batches of all ranks together.
-            partial: For a stream: whether to keep a last, smaller batch; otherwise it is dropped.
+            partial: For a stream: whether to keep a last, smaller batch; otherwise it is dropped. With a planned
+                source, whose `tail` decides, false is an error.
             collate: Function from a list of samples to a batch.
             ragged: Fields with arrays of different lengths, which become values and offsets.
         """
@@ -544,10 +568,13 @@ class StageMethods(ABC):
             by: `aspect`, from the columns width and height; or a column with the length of each sample.
             shapes: For `aspect`: [[height, width], ...]. Each sample gets the shape with the nearest aspect ratio. Or
                 {area: 512, divisible_by: 64, ratio: [0.5, 2.0]} for all such shapes of at most 512 x 512 pixels.
-            edges: For a column: the largest length of each bucket.
-            global_size: Samples in the batches of all ranks together; {pixels: N} makes batches of N pixels.
-            budget: For a column, in place of `global_size`: length x samples of the batches of all ranks.
-            divisor: With a budget, global batches are multiples of this: a multiple of the number of ranks.
+            edges: For a column: the largest length of each bucket, ascending. A longer sample is an error.
+            global_size: Samples in the batches of all ranks together. For `aspect` also {pixels: N}: these batches have
+                at most N pixels together.
+            budget: For a column, in place of `global_size`: limit for length x samples in the batches of all ranks
+                together.
+            divisor: With `budget` or {pixels: N}: the samples in the batches of all ranks together are a multiple of
+                `divisor`. Choose a multiple of the number of ranks.
             collate: Function from a list of samples to a batch.
             ragged: Fields with arrays of different lengths, which become values and offsets.
         """
@@ -620,26 +647,28 @@ class StageMethods(ABC):
                 set: one per two cores of this machine, at most 8, with two threads each. Default, if the stages call
                 functions of yours: one per core, at most 16, with one thread each. Otherwise 1. The ranks of a machine
                 divide its cores.
-            threads: Threads in each process, for one-to-one stages. Default: 1 if `workers` is 0, for a stream, if
-                there is little to do, or if functions of yours are called, because several threads would call them at
-                the same time. Otherwise the cores of this machine, divided among its ranks and workers, at most 8.
+            threads: Threads in each process, for one-to-one stages. Default: 1 if `workers` is 0, for a stream, with
+                `on`, if there is little to do, or if functions of yours are called, because several threads would call
+                them at the same time. Otherwise the cores of this machine, divided among its ranks and workers, at most
+                8.
             on: Where the workers of a planned source run: "ray" (the Ray cluster of the environment, which RAY_ADDRESS
                 may name) or the address of a cluster, "ray://head:10001". Needs `workers`. Default: on this machine.
             prefetch: Largest number of batches that are made before the consumer asks for them. With a planned source,
                 this is the number for all workers together, and at least two per worker. With a stream, this is the
                 number for each worker. Default: 4; with small batches of a planned source more, because a worker makes
-                up to 256 samples together. After an epoch, the loader of a planned source keeps at most 256 MiB of the
-                next epoch.
-            persistent_workers: Whether workers stay alive between epochs. Workers of a stream always stay alive.
+                up to 1,024 samples together. After an epoch, the loader of a planned source keeps at most about 256 MiB
+                of the next epoch.
+            persistent_workers: Whether workers stay alive between epochs. Default: True. Workers of a stream always
+                stay alive.
             start_method: "fork", "spawn" or "forkserver". Default: torch's default, but never "fork" once CUDA is
                 initialised, or if a planned source reads shards in a store.
             timeout: Longest wait for a batch in seconds. Then the loader raises a PipelineError that names the worker
                 and its sample. Default, and 0: no limit. Every wait of a minute is logged in any case, unless `workers`
-                is 0 and `threads` is 1.
-            pin_memory: Whether batches are in page-locked memory, if there is a GPU.
+                is 0 and the source is a stream or `threads` is 1.
+            pin_memory: Whether batches are in page-locked memory, if there is a GPU. Default: False.
             device: Device for the batches of a planned source: "cuda" (the current device) or "cuda:1". The next batch
-                is copied there ahead, on a separate CUDA stream; images are copied as uint8 and normalized on the
-                device.
+                is copied to it on a separate CUDA stream while the consumer works; where possible, images are copied as
+                uint8 and normalized on the device. Default: batches stay in main memory.
             errors: What to do with bad samples, `{"max_bad": 10, "dir": "bad"}`; overrides the configuration's
                 `errors`.
             cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrides the

@@ -54,8 +54,8 @@ def find_rank(
 
     Raises:
         RankError: Only one of `rank` and `world_size` is passed, they are out of range or differ from the group, an
-            environment variable is not valid, machines have different numbers of ranks, or `group_rank` refuses
-            `process_group`.
+            environment variable is not valid, machines have different numbers of ranks, `world_size` is not a multiple
+            of `ranks_per_node`, or `group_rank` refuses `process_group`.
     """
     rank_info, why = _detect_rank(as_int(rank), as_int(world_size), process_group, environ)
     if rank_info.world_size < 1 or not 0 <= rank_info.rank < rank_info.world_size:
@@ -78,8 +78,8 @@ def _ranks_per_node(rank: int, world_size: int, environ: Mapping[str, str]) -> i
     Return 1 if neither started this process, or if the step of Slurm does not have `world_size` tasks.
 
     Raises:
-        RankError: The machines have different numbers of ranks, or their ranks are not consecutive. At least one rank
-            of such a run raises.
+        RankError: The machines have different numbers of ranks, or the ranks of a machine are not consecutive. Not
+            every rank can see this, but at least one rank of the run raises.
     """
     num, source = local_ranks(environ)
     if not source or (source != _TORCHRUN and environ.get("SLURM_STEP_NUM_TASKS") != str(world_size)):
@@ -179,7 +179,9 @@ def as_group(process_group: Any) -> Any:
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
-    """Return the number in an environment variable. Raise RankError if the variable is not set or has no number."""
+    """Return the whole number, 0 or more, in an environment variable. Raise RankError if the variable is not set or has
+    another value.
+    """
     text = environ.get(name)
     if text is None or not text.strip().isdecimal():
         problem = "is not set" if text is None else f"is {text!r}, not a number"

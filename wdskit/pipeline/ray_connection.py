@@ -40,19 +40,20 @@ def connect(on: str, error: type[WdskitError], *, starts_cluster: bool) -> tuple
     """Connect this process to a Ray cluster, or use the connection that the process already has.
 
     Args:
-        on: "ray" or the address of a cluster; `ADDRESS` matches both.
+        on: "ray" or the address of a cluster, as `ADDRESS` describes. If the process is already connected, "ray" means
+            this connection.
         error: Class of the errors to raise.
-        starts_cluster: If True and `on` is "ray", Ray starts a new cluster on this machine. If False and `on` is "ray",
-            the process connects to the cluster in RAY_ADDRESS, or to a running cluster that Ray finds. In a new
-            connection, this process prints the output of the cluster's workers only if `starts_cluster` is False.
+        starts_cluster: For a new connection. With "ray", the process connects to the cluster in RAY_ADDRESS, or to a
+            running cluster that Ray finds. If Ray finds none, True starts a cluster on this machine, and False is an
+            error. This process prints the output of the cluster's workers only if `starts_cluster` is False.
 
     Returns:
         (ray, disconnect): The module, and a function without arguments. Each caller of `connect` must call `disconnect`
-        once. The last call closes the connection, unless the program made the connection itself.
+        once. The last call closes the connection, unless the user's program made the connection.
 
     Raises:
-        WdskitError: Ray is not installed, the cluster cannot be reached, or the process is connected to another
-            cluster.
+        WdskitError: Ray is not installed, the cluster cannot be reached, or `on` is an address and the process already
+            has a connection that `connect` did not make to this address.
     """
     ray = import_ray(error)
     with _lock:
@@ -96,13 +97,13 @@ _DO_START = (
 
 
 def _job_of(ray: ModuleType) -> str:
-    """Return Ray's name of the connection of this process; "" without a connection."""
+    """Return the id of Ray's job, which differs for each connection of this process; "" without a connection."""
     return str(ray.get_runtime_context().get_job_id()) if ray.is_initialized() else ""
 
 
 def _check_server(address: str | None) -> None:
-    """Raise OSError if `address` is HOST:PORT and no program listens there. Ray would try it for nine minutes. Other
-    addresses are not checked.
+    """Raise OSError if `address` is HOST:PORT and no program listens there. Without this check, Ray would try to
+    connect for nine minutes. None and other addresses are not checked.
     """
     host, _, port = (address or "").rpartition(":")
     if host and "/" not in host and port.isdecimal():
@@ -110,6 +111,8 @@ def _check_server(address: str | None) -> None:
 
 
 def last_line(err: BaseException) -> str:
-    """Return the last line of an error's message, without a full stop and without Ray's list of common causes."""
+    """Return the last line of an error's message, without a full stop and without Ray's list of common causes. An error
+    without a message gives the name of its class.
+    """
     line = (str(err).strip() or type(err).__name__).splitlines()[-1]
     return line.partition(" Some common causes include")[0].strip().rstrip(".")

@@ -81,8 +81,8 @@ class LoaderSpec(BaseModel):
     prefetch: Count | None = Field(
         None,
         description="Limit for the batches that are made ahead. Planned source: in total, at least two per worker. "
-        "Stream: per worker. Default: 4. More for small batches of a planned source, because a worker makes up to 256 "
-        "samples together.",
+        "Stream: per worker. Default: 4. More for small batches of a planned source, because a worker makes up to "
+        "1,024 samples together.",
     )
     persistent_workers: Bool = Field(
         True, description="Whether workers stay alive between epochs. The workers of a stream always do."
@@ -214,11 +214,12 @@ class Config:
     def to_yaml(self) -> str:
         """Return the configuration as YAML text. `load_config` reads the same configuration from this text.
 
-        The text has every setting that will be used, except those that are null. Comments list the workers and threads
-        that a loader on this machine would choose.
+        The text has defaults too, but no setting that is null, no `workers` that is not set, and no `cache` with only
+        defaults. Unless `workers` and `threads` are both set, comments list the numbers that a loader on this machine
+        would choose.
 
         Raises:
-            ConfigError: The configuration contains functions, which YAML can only name.
+            ConfigError: The configuration contains a function object. YAML can contain only names of functions.
         """
         sections = {"loader": self.loader, "errors": self.errors, "cache": self.cache}
         used = {name: section.model_dump(exclude_none=True) for name, section in sections.items()}
@@ -236,7 +237,9 @@ class Config:
 
 
 def _models(functions: Iterable[str] = ()) -> Models:
-    """Return the classes that check stages and sections. `functions` are further names to accept as stages."""
+    """Return the pydantic models that check the stages and sections of a configuration. Names in `functions` are
+    accepted as stages, too.
+    """
     return Models(known_stages(functions), {"loader": LoaderSpec, "errors": ErrorsSpec, "cache": CacheSpec})
 
 
@@ -248,13 +251,13 @@ def load_config(
     Args:
         source: The path of a YAML file, or its content as a dict. A dict needs no `version`. It may contain functions
             instead of their names. An item of a pipeline may be a callable, or a stage such as `Shuffle(size=200)`.
-        overrides: Settings to change before the checks, each as `PATH=VALUE`, in this order. VALUE is YAML. In PATH, an
-            item of a list is named by its position. A stage that appears once in its pipeline may also be named by its
-            name: `pipelines.train.stream.seed=3`.
+        overrides: Settings to change before the checks, each as `PATH=VALUE`, applied in this order. VALUE is YAML. In
+            PATH, an item of a list is named by its position. A stage that appears once in its pipeline may also be
+            named by its name: `pipelines.train.stream.seed=3`.
         functions: Names to accept as stages, besides the built-in and registered stages.
 
     Raises:
-        ConfigError: The configuration has problems; all are listed.
+        ConfigError: The configuration has problems; the first 100 are listed.
         StorageError: The file cannot be read.
     """
     pipelines, sections, origin = load(source, overrides, _models(functions))
@@ -288,9 +291,9 @@ def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str
 
     Numbers that are set in `spec` are used. The defaults depend on the pipeline:
 
-    - A planned pipeline that decodes or changes images and calls no functions of the user: one worker per two cores,
-      two threads each. If only `workers` is set, the workers divide the cores into threads.
-    - A planned pipeline that calls functions of the user for its samples: one worker per core, one thread each.
+    - A planned pipeline with a stage that takes time, such as `decode` with images, `resize` or `multi_hot`: one worker
+      per two cores, two threads each. If only `workers` is set, the workers divide the cores into threads.
+    - Such a pipeline that also calls functions of the user or torchvision: one worker per core, one thread each.
     - All other pipelines, and workers on a cluster: one worker, one thread.
     - If only `threads` is set: one worker.
     - If `workers` is 0: one thread.
@@ -301,8 +304,8 @@ def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str
     Args:
         spec: The settings.
         stages: The stages of the pipeline, its source first.
-        environ: The environment variables. Those of torchrun or Slurm give the number of ranks on this machine if
-            `spec.ranks_per_node` is not set.
+        environ: The environment variables. The cores are divided by `spec.ranks_per_node`, or by the number of ranks
+            that the variables of torchrun or Slurm give for this machine, if it is larger.
     """
     workers, threads = spec.workers, spec.threads
     if threads is not None or not workers or spec.on is not None or not isinstance(stages[0], PlannedSource):
@@ -321,7 +324,9 @@ def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str
 
 
 def calls_functions(stages: Sequence[Any]) -> bool:
-    """Return True if a planned pipeline calls functions of the user. `stages` are all its stages, the source first."""
+    """Return True if a planned pipeline calls functions of the user, also as `collate`, or has a `torchvision` stage.
+    `stages` are all stages of the pipeline, the source first.
+    """
     stages = _worker_stages(stages)
     names = {getattr(stage, "name", None) for stage in stages}
     return not names <= STAGES.keys() - _CALLS or any(getattr(stage, "collate", None) for stage in stages)
@@ -353,25 +358,26 @@ def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
 
 
 def _part_bytes(table: ShardTable) -> float:
-    """Return the estimated bytes of the parts (see `remote.PART_BYTES`) that have a used sample. If the samples of a
-    shard have equal sizes, the number is not too small.
+    """Estimate the total bytes of the parts of remote shards (see `remote.PART_BYTES`) that contain samples of the
+    table. The estimate is never too small if the samples of each shard have equal sizes.
     """
     sizes = table.sample_bytes()
-    return float(np.minimum(table.file_counts * sizes, table.counts * (PART_BYTES + sizes)).sum())
+    return float((table.remote * np.minimum(table.file_counts * sizes, table.counts * (PART_BYTES + sizes))).sum())
 
 
 def _part_size(table: ShardTable) -> float:
     """Return the mean size in bytes of the parts of remote shards (see `remote.PART_BYTES`); 0 for local shards."""
     if not table.is_remote:
         return 0.0
-    return float(np.minimum(table.file_counts * table.sample_bytes(), PART_BYTES).mean())
+    return float(np.minimum(table.file_counts * table.sample_bytes(), PART_BYTES)[table.remote].mean())
 
 
 def measure_cache(data: PlannedData, rank_info: RankInfo) -> tuple[float, int]:
-    """Return (bytes that the cache of a node must hold, number of positions ahead for which parts can be fetched).
+    """Return (num_bytes, num_ahead): the bytes that the cache of a node must hold, and the number of positions after
+    the current position for which parts can be fetched early.
 
-    The number of positions is valid only if the cache holds at least twice these bytes. A weighted order needs the
-    node's share of all remote shards, and its number of positions is 0. A sequential order needs no cache, (0.0, 0).
+    `num_ahead` is valid only if the cache holds at least 2 x `num_bytes`. For a weighted order, `num_bytes` is the
+    node's share of all remote shards, and `num_ahead` is 0. A sequential order needs no cache: (0.0, 0).
     """
     orders = data.order.parts if isinstance(data.order, MixtureOrder) else (data.order,)
     needed, ahead = 0.0, 0

@@ -84,7 +84,9 @@ class _SampleFields:
         self._values: dict[str, object] = {}
 
     def value(self, name: str) -> object:
-        """Return the decoded value of a field in `data`. DecodeError: The bytes do not match the field's name."""
+        """Return the decoded value of the field `name`, whose bytes must be in `data`. DecodeError: The bytes are not
+        valid for this name.
+        """
         if name not in self._values:
             self._values[name] = decode_field(name, self.data[name])
         return self._values[name]
@@ -99,7 +101,7 @@ class _ColumnFunction(ABC):
 
     @abstractmethod
     def wants(self, name: str) -> bool:
-        """Return whether `value` needs the bytes of the field `name`, which is not an image."""
+        """Return whether `value` needs the bytes of `name`, a field that is not an image."""
 
     @abstractmethod
     def value(self, key: str, fields: _SampleFields) -> object:
@@ -112,8 +114,8 @@ class _ColumnFunction(ABC):
 
 
 class _ImageSide(_ColumnFunction):
-    """Width or height of an image in pixels. Without the name of a field, all images of a sample must have the same
-    size.
+    """Width or height of an image in pixels; None without an image. If the path does not name a field, all images of a
+    sample must have the same width and height; otherwise `value` raises ValueError.
     """
 
     def __init__(self, path: str) -> None:
@@ -136,7 +138,7 @@ class _ImageSide(_ColumnFunction):
 
 class _FieldValue(_ColumnFunction):
     """The number or the text at a path such as `cls` or `json.score`. The path starts with the name of a field. If
-    several names of fields fit, the longest name is used.
+    several names of fields fit, the longest name is used. None if the sample lacks the field or the value.
     """
 
     def __init__(self, path: str) -> None:
@@ -164,7 +166,9 @@ class _FieldValue(_ColumnFunction):
 
 
 class _SplitName(_ColumnFunction):
-    """The name of the split to which a sample belongs."""
+    """The name of the split to which a sample belongs. A sample without the value to split by gets the split that the
+    source names as `missing`; without `missing`, `value` raises ValueError.
+    """
 
     def __init__(self, source: Source) -> None:
         shares = parse_shares(source["split"])
@@ -192,7 +196,8 @@ class _SplitName(_ColumnFunction):
 
 class _FilterResult(_ColumnFunction):
     """True if the filter and the random share of a source select a sample. False for all samples of a shard that the
-    source's `shards` does not list, and for a sample without a needed value if the source's `missing` is `skip`.
+    source's `shards` does not list. For a sample without a value that the filter needs: False if the source's `missing`
+    is `skip`; otherwise `value` raises MissingValue.
     """
 
     def __init__(self, source: Source, shard: str) -> None:
@@ -264,7 +269,8 @@ class ColumnBuilder:
         Args:
             name: Name of the field.
             num_bytes: Size of the field.
-            part: Reads the first bytes of the field. If the bytes are invalid or too many, `end` raises the error.
+            part: Function that reads the first bytes of the field. If the bytes are invalid or too many, `end` raises
+                the error.
         """
         fields = self._fields
         fields.names.append(name)

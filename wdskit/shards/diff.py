@@ -29,7 +29,7 @@ class Difference:
     """One key whose samples in A and B differ.
 
     Attributes:
-        key: The key.
+        key: The key; only its beginning if the key is long.
         in_a: Shard of A that has the key; None if A does not have the key.
         in_b: Shard of B that has the key; None if B does not have the key.
         fields: If both have the key, the fields that differ: `json` (bytes), `-txt` (only in A), `+cls` (only in B).
@@ -68,7 +68,7 @@ class DiffResult:
 
     @property
     def is_same(self) -> bool:
-        """True if A and B have the same samples, and no key is repeated in A or in B."""
+        """True if A and B have the same samples, in any order, and no key is repeated in A or in B."""
         return not (self.num_only_a or self.num_only_b or self.num_differ or any(self.num_repeated))
 
 
@@ -112,7 +112,9 @@ class _Side:
 
     @contextlib.contextmanager
     def sample(self, number: int) -> Iterator[tuple[LazyShard, dict[str, Any]]]:
-        """Read a sample again: yield (shard, sample). The open `shard` reads the bytes of the sample's fields."""
+        """Read a sample again: yield (shard, sample). `shard` reads the bytes of the sample's fields, and is closed
+        after the `with` block.
+        """
         with LazyShard(self.url(number), start=int(self.starts[number])) as shard:
             yield shard, next(iter(shard))
 
@@ -127,12 +129,13 @@ def diff(
         b: The shard, folder or pattern to compare `a` with.
         limit: List at most this number of differences of each kind. All differences are counted.
         workers: Number of processes that read. Default: the number of CPUs, fewer for little data.
-        progress: Called after each shard with the bytes read so far and the bytes of all shards; None if unknown.
+        progress: Called after each shard with the bytes read so far and the bytes of all shards (None if unknown).
 
     Raises:
         ShardError: Shards are invalid; the message lists them.
         StorageError: No shard was found, or a shard cannot be read.
         FolderIndexError: The index of a folder does not match its files.
+        WdskitError: A worker process was killed.
     """
     urls_a, urls_b = find_shards(a).urls, find_shards(b).urls
     urls = [*urls_a, *urls_b]
@@ -182,7 +185,8 @@ def hash_samples(url: str) -> _SampleHashes:
 
 def _compare(a: _Side, number: int, b: _Side, other: int) -> list[Difference]:
     """Compare two samples whose keys have the same hash: `number` of `a` with `other` of `b`. If the keys are equal,
-    return one `Difference` with the fields that differ. Otherwise return one for each key, which only one side has.
+    return one `Difference` with the fields that differ. If the keys differ, return one `Difference` for the key that
+    only `a` has, and one for the key that only `b` has.
     """
     with a.sample(number) as (shard_a, sample_a), b.sample(other) as (shard_b, sample_b):
         key_a, key_b = sample_a["__key__"], sample_b["__key__"]

@@ -80,10 +80,10 @@ class ExportReport:
 
 
 def parse_kinds(kinds: str | Sequence[str]) -> tuple[str, ...]:
-    """Parse names of kinds, or a text with commas. Return the kinds in the order of `KINDS`.
+    """Parse names of kinds, or a text with commas. Return the kinds in the order of `KINDS`; () for an empty list.
 
     Raises:
-        ConfigError: A kind is unknown.
+        ConfigError: A kind is unknown. The empty text is an unknown kind, too.
     """
     names = [kind.strip() for kind in kinds.split(",")] if isinstance(kinds, str) else [*kinds]
     for name in names:
@@ -104,14 +104,17 @@ def export(
 ) -> ExportReport:
     """Write the files that other readers need next to the shards: `wdskit export`.
 
-    The files are made from the folder's index; the files for DALI also need the headers of the shards. Files of the
-    same kind are replaced if wdskit wrote them. Files of other kinds that were exported before are written again too.
+    The files are made from the folder's index; the files for DALI also need the headers of the shards. Existing files
+    of these kinds are replaced if wdskit wrote them; energon's split.yaml and dataset.yaml stay if the user has changed
+    them. Files of other kinds that were exported before are written again too. The exported .idx files of shards that
+    the index does not list are removed.
 
     Args:
         folder: A local folder with an index.
         kinds: The readers: `open_clip` (sizes.json), `timm` (_info.json), `energon` (.nv-meta/) and `dali` (one .idx
             per shard). wids and webdataset need no files.
-        split_name: The split of all shards, for timm and energon. Default: the last word of each shard's name.
+        split_name: The split of all shards, for timm and energon. Default: the `split_name` of the previous export. If
+            it was empty too, each shard belongs to the split in its name (see `split_of`).
         progress: Called after each shard whose headers were read, with the bytes of these shards and of all shards.
         disk: Performs the file operations; tests replace it.
 
@@ -138,7 +141,9 @@ def export(
 
 
 class _ExportList(NamedTuple):
-    """Content of `.wdskit.exports`. `files` maps the name of each file to its digests, the newest last."""
+    """Content of `.wdskit.exports`. `files` maps the name of each file to its digests, the newest last. `index_sha256`
+    is "" until the export has finished.
+    """
 
     index_sha256: str
     kinds: tuple[str, ...]
@@ -199,14 +204,14 @@ def _digest(data: bytes) -> str:
 
 
 def _check_meta(path: Path) -> None:
-    """Raise FolderIndexError if energon's folder is a link."""
+    """Raise FolderIndexError if energon's folder `.nv-meta` in the folder `path` is a link."""
     if (path / _META).is_symlink():
         raise FolderIndexError(describe_foreign(path / _META, "is a link"), folder=str(path))
 
 
 def _changed_by_user(path: Path, previous: _ExportList, folder_files: dict[str, bytes]) -> set[str]:
-    """Return the names of energon's files that a user has changed. `folder_files` has the new content of the files;
-    `previous` has the digests of earlier exports. A changed file matches neither.
+    """Return the names of the files in `_USERS` that a user has changed: files that differ from the new content in
+    `folder_files` and from all digests in `previous`. FolderIndexError: Such a file is a link or not a plain file.
     """
     found = {name: read_own(path / name) for name in _USERS if name in folder_files and os.path.lexists(path / name)}
     return {
@@ -235,11 +240,11 @@ def _read_export_list(folder: Path) -> _ExportList | None:
 
 
 def remove_exports(folder: Path, disk: Disk) -> None:
-    """Remove the exported files of a folder and their list. Energon's files that a user has changed stay. The caller
-    must hold the folder's lock.
+    """Remove the exported files of a folder and their list. Files in `_USERS` stay if a user has changed them. Do
+    nothing without a valid list. The caller must hold the folder's lock.
 
     Raises:
-        FolderIndexError: Energon's folder or an exported file is a link.
+        FolderIndexError: The list, energon's folder, or energon's split.yaml or dataset.yaml is a link.
         OSError: A file cannot be read or removed.
     """
     exports = _read_export_list(folder)
@@ -253,8 +258,9 @@ def remove_exports(folder: Path, disk: Disk) -> None:
 
 
 def describe_outdated(folder: Path) -> str:
-    """Return a message if exported files are older than the folder's index, with the command to run. Return "" if they
-    are not, or if the folder has no exported files or no index. FolderIndexError: Their list is not a plain file.
+    """Return a message if exported files are older than the folder's index, with the command to run. Return "" if the
+    files are up to date, or if the folder has no exported files or no index. FolderIndexError: The list of the exported
+    files is not a plain file.
     """
     exports = _read_export_list(folder)
     if exports is None or not (folder / INDEX_NAME).exists():
@@ -267,8 +273,8 @@ def describe_outdated(folder: Path) -> str:
 
 def export_problems(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield (path, problem) for each exported file that is missing or damaged. Files that users may change (`_USERS`)
-    only have to exist. If the files are older than the index, or their list is not a plain file, yield only one
-    problem, with the path of `.wdskit.exports`.
+    only have to exist. If the files are older than the index, or `.wdskit.exports` is not a plain file, yield only one
+    problem, with the path of `.wdskit.exports`. Without a valid `.wdskit.exports`, yield nothing.
     """
     try:
         exports = _read_export_list(folder)
@@ -358,8 +364,8 @@ def _shards_by_split(entries: Sequence[ShardEntry], split_name: str) -> dict[str
 
 
 def split_of(name: str) -> str:
-    """Return the split in a shard's name: the last word that is not a number. If this word is not a known split, return
-    `train`.
+    """Return the split in a shard's name: the last word that is not a number, in lower case. If this word is not a
+    known split, return `train`.
 
     `imagenet1k-validation-0003.tar` belongs to `validation`, `photos-000000.tar` to `train`.
     """

@@ -146,7 +146,7 @@ class Expression:
 
 
 def _problem(node: ast.AST) -> str:
-    """Return why a node is not allowed in an expression, "" if it is allowed."""
+    """Return why a node is not allowed in an expression; "" if the node is allowed. Its children are not checked."""
     match node:
         case ast.Constant():
             kinds = "text, numbers, True, False and None"
@@ -173,7 +173,8 @@ def _problem(node: ast.AST) -> str:
 
 def _item(owner: Any, name: Any) -> Any:
     """Return `owner[name]`: a member of a JSON object, or an item of a list or a text. MissingValue: There is no such
-    member or item. ExpressionError: `owner` has no members or items, or `name` is not the number of an item.
+    member or item. ExpressionError: `owner` is not an object, a list or a text, or `name` is not an integer for a list
+    or a text. As in Python, a negative integer counts from the end.
     """
     if isinstance(owner, dict):
         if name not in owner:

@@ -69,7 +69,7 @@ class IndexReport:
         index: The written index.
         num_ignored: Number of members, in all shards, that belong to no sample.
         workers: Number of processes that read.
-        changed: Names of shards with the size but not the digest of the previous index.
+        changed: Names of shards with the same size as in the previous index, but another digest.
         columns: Names of all columns that the folder has now.
     """
 
@@ -107,7 +107,7 @@ def index_folder(
         columns: Columns to add: `width,height,cls,json.score,json.caption.length`, or a list of such names.
             `name=json.path` gives a column another name. Width and height are read from the image's header. `length` is
             the length of a text or list. A sample without the value has NaN, or "" for text.
-        drop_columns: Columns to remove.
+        drop_columns: Names of columns to remove, as a text with commas or a list.
         workers: Number of processes that read; 1 means this process. Default: the number of CPUs that this process may
             use, fewer for little data.
         progress: Called after each shard with the bytes read so far and the bytes of all shards.
@@ -120,6 +120,7 @@ def index_folder(
         SelectionError: A column is invalid, a column to remove does not exist, a new column has the name of another
             existing column, the list of columns is damaged, or one shard has a value that cannot be in its column.
         StorageError: The folder does not exist, has no shard, or cannot be read or written.
+        WdskitError: A worker process was killed.
     """
     new, drop = parse_columns(columns) if columns else {}, parse_names(drop_columns)
     if not is_local(str(folder)):
@@ -385,12 +386,14 @@ def scan_shard(
     """
     name = name or Path(path).name
     if not name.isprintable():
+        if file is not None:
+            file.close()
         problem = f"its file name {name!r} holds characters that cannot be printed"
         raise ShardError(shard=path, offset=0, problem=problem, remedy="Rename it.")
     shard = DigestedFile(open_path(path) if file is None else file)
     fields: set[str] = set()
-    builder = ColumnBuilder(columns or {}, path)
     with contextlib.closing(shard.file):
+        builder = ColumnBuilder(columns or {}, path)
         identity = FileIdentity.of(shard.file.fd) if isinstance(shard.file, LocalFile) else None
         spill = tempfile.TemporaryFile if columns else None
         reader = ShardReader(shard.read, shard=path, hold_bytes=MAX_HELD_BYTES, spill=spill)

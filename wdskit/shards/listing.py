@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -78,13 +79,14 @@ class Summary:
         path: The path or URL that the user wrote, without secrets.
         source: `index` if only the folder's index was read, `scan` if the shards were read.
         num_bytes: Size of the shards' files.
-        samples_per_shard: Minimum, median and maximum.
+        samples_per_shard: Minimum, median and maximum; (0, 0, 0) without shards.
         fields: All fields, sorted by name.
         num_ignored: Members that belong to no sample; None if only the index was read.
         classes: Class names in the order of the class numbers, from the `classes.json` of the shards' folder; None
             without that file, or if the shards are in several folders.
         columns: Columns of an indexed folder, local or in a bucket; empty for anything else.
-        unfinished: Progress of an unfinished run of `pack` in this folder, and how to resume it; None if no run exists.
+        unfinished: Progress of an unfinished run of `pack` or `reshard` in this local folder, and how to resume it;
+            None without such a run.
     """
 
     path: str
@@ -108,13 +110,15 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
     Args:
         path: A shard, folder, glob or brace pattern, local or remote; several joined by `::`.
         workers: Number of processes that read. Default: the number of CPUs, fewer for little data.
-        progress: Called after each shard that was read.
+        progress: Called after each shard that was read, with the bytes read so far and the bytes of all shards (None if
+            unknown).
 
     Raises:
         ShardError: Shards are invalid; the message lists them.
         StorageError: No shard was found, or a shard cannot be read.
         FolderIndexError: The folder's index is invalid or does not match its files, or `classes.json` is invalid.
         SelectionError: The `columns.json` of the folder is damaged.
+        WdskitError: A worker process was killed.
     """
     target = find_shards(path)
     is_scan = target.entries is None
@@ -334,10 +338,10 @@ def read_contents(url: str) -> ShardContents:
 def _read_counts(
     target: Target, *, limit: int | None = None, workers: int | None = None, progress: Progress | None = None
 ) -> Iterable[ShardEntry | ShardContents]:
-    """Return the counts of the first `limit` shards (None: all) in order: `target.entries`, or, if `target.entries` is
-    None, the contents of the valid shards, which are read while the result is iterated.
+    """Return the counts of the first `limit` shards (None: of all shards), in order.
 
-    If shards are invalid, the error of `read_shards` is raised after the last shard.
+    If `target.entries` is not None, the counts are these entries. Otherwise the shards are read while the result is
+    iterated; an invalid shard is skipped, and the error of `read_shards` is raised after the last shard.
     """
     if target.entries is not None:
         return target.entries[:limit]
@@ -367,7 +371,8 @@ def cat_pieces(url: str, name: str) -> Iterator[bytes]:
     split = split_name(name)
     if split is None:
         raise KeyRuleError(f"{name!r} is not KEY.FIELD. Write both, such as photos/cat/000003.json.", name=name)
-    if Path(local_path(url)).is_dir() if is_local(url) else not split_url(url)[1]:
+    is_folder = os.path.isdir  # Path.is_dir raises PermissionError
+    if is_folder(local_path(url)) if is_local(url) else not split_url(url)[1]:
         msg = f"{url}: this is a folder. Name one of its shards; `wdskit ls {url}` lists them."
         raise StorageError(msg, url=url)
     key, wanted = split

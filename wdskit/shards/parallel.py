@@ -23,7 +23,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 Progress = Callable[[int, int | None], None]
-"""Called while shards are read, with the bytes read so far and the bytes of all shards; None if unknown (http)."""
+"""Called while shards are read, with the bytes read so far and the bytes of all shards (None if unknown: http)."""
 
 WORKER_BYTES = 64 << 20
 """Bytes of shards for each process. For fewer bytes, the start of a process (0.25 s) takes longer than it saves."""
@@ -46,16 +46,18 @@ def map_shards(
 ) -> Generator[T | WdskitError, None, None]:
     """Call `function` on each shard. Yield its result, or the `WdskitError` that it raised, in the order of the shards.
 
-    If the generator is closed early, it waits for the running calls and starts no further call.
+    If the generator is closed early, it cancels the calls that no process has received, and waits for the others.
 
     Args:
         function: Takes an element of `shards`. With several workers, function, argument and result must be picklable.
-        shards: URLs, or descriptions of shards to fill. Each is taken when it is needed, up to `4 * workers` ahead.
+        shards: URLs, or descriptions of shards to write. At most `4 * workers` elements are taken from the iterable
+            before their results are needed.
         workers: Number of processes. With 1 worker or 1 shard, `function` runs in this process. Processes are spawned,
             so the calling script needs `if __name__ == "__main__":`.
 
     Raises:
         WdskitError: A process was killed (by a signal, or because memory ran out), so results are missing.
+        Exception: Any other exception of `function`.
     """
     attempt = functools.partial(_catch_error, function)
     waiting = iter(shards)
@@ -66,8 +68,11 @@ def map_shards(
         return
     pool = ProcessPoolExecutor(min(workers, len(first)), mp_context=get_context("spawn"), initializer=_start_worker)
     try:
-        with block_sigint():  # all workers start here
-            pending: deque[Future[T | WdskitError]] = deque(pool.submit(attempt, shard) for shard in first)
+        try:
+            with block_sigint():  # all workers start here
+                pending: deque[Future[T | WdskitError]] = deque(pool.submit(attempt, shard) for shard in first)
+        except OSError as err:
+            raise WdskitError(f"worker processes cannot start: {err.strerror or err}.\n  Use 1 worker.") from err
         while pending:
             result = pending.popleft().result()
             pending.extend(pool.submit(attempt, shard) for shard in itertools.islice(waiting, 1))
@@ -112,10 +117,11 @@ def read_shards(
     Args:
         function: Takes an element of `shards`. With several workers, function, argument and result must be picklable.
         shards: URLs, or descriptions of shards.
-        sizes: Bytes of each shard, for `progress`. If a size is None (unknown), the result's `num_bytes` counts.
+        sizes: Bytes of each shard, for `progress` and `choose_workers`. If a size is None (unknown), `progress` counts
+            the `num_bytes` of the result.
         path: The path that the error names.
         workers: Number of processes; None lets `choose_workers` decide.
-        progress: Called after each shard.
+        progress: Called after each shard, as `Progress` describes; None for no calls.
         problem: End of the sentence "2 of 5 shards ..." in the error for several invalid shards.
         error: Takes the message, and returns the error for several invalid shards.
 

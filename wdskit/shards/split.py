@@ -103,7 +103,8 @@ def split(
     """Assign each sample of an indexed folder to a split, and write the splits as the column `split`: `wdskit split`.
 
     A sample's split depends only on the seed, the shares, and its key or the value that `by` names. The split stays the
-    same if shards are added, reordered or packed again with other sizes. After such a change, run the same split again.
+    same if shards are added, reordered or packed again with other sizes. For changed shards, `wdskit index` writes the
+    column again.
 
     Args:
         folder: A local folder with an index.
@@ -115,17 +116,18 @@ def split(
         overwrite: Whether to replace splits with other shares, another seed or another `by`.
         workers: Number of processes that read. Default: the number of CPUs, fewer for little data. The result does not
             depend on this number.
-        progress: Called after each shard.
+        progress: Called after each shard with the bytes read so far and the bytes of all shards.
         disk: Performs the file operations; tests replace it.
 
     Raises:
-        SelectionError: The shares, `by` or `seed` are invalid, samples lack the value, a split would get no sample, or
-            the folder has another split and `overwrite` is not set. Or the list of columns is damaged, or several
-            shards are invalid.
+        SelectionError: The shares, `by`, `seed` or `missing` are invalid, samples lack the value, a split would get no
+            sample, a split has the name of a bool column, or the folder has another split and `overwrite` is not set.
+            Or the list of columns is damaged, or several shards are invalid.
         FolderIndexError: The folder has no index, its index does not match its shards, `pack` has not finished here, or
             another process is writing.
         ShardError: One shard is invalid.
         StorageError: The folder does not exist, or cannot be read or written.
+        WdskitError: A worker process was killed.
     """
     parsed = parse_shares(shares)
     split_key = parse_by(by, seed=as_int(seed), may_miss=missing is not None)
@@ -304,7 +306,7 @@ def parse_by(by: str, *, seed: int, may_miss: bool) -> SplitKey:
 
 
 def draw_shard(path: str, split_key: SplitKey) -> ShardDraws:
-    """Return a random number for each sample of a local shard, in order; the number decides the split.
+    """Return the draw of each sample of a local shard, in order, and which samples lack the value to split by.
 
     Only headers and the field `split_key.field` are read.
 
@@ -326,11 +328,10 @@ def draw_shard(path: str, split_key: SplitKey) -> ShardDraws:
 
 
 def _text_of(file: LocalFile, path: str, sample: dict[str, Any], split_key: SplitKey) -> str | None:
-    """Return the JSON value that decides a sample's split, as text without quotes. Return None if the value is missing
-    or empty, and `split_key.may_miss` is True.
+    """Return the JSON value that decides a sample's split, converted by `canonical_text`. Return None if the value is
+    missing or empty, and `split_key.may_miss` is True. `path` is the path of the shard, for messages.
 
-    Raises SelectionError if the value is missing or empty and `may_miss` is False, is a list or an object, or cannot be
-    read.
+    Raises the SelectionErrors of `draw_shard`.
     """
     name, remedy = str(split_key.field), ""
     cause: Exception | None = None
@@ -353,7 +354,8 @@ def _text_of(file: LocalFile, path: str, sample: dict[str, Any], split_key: Spli
 
 
 def canonical_text(value: Any) -> str | None:
-    """Convert a JSON value to text. 17, 17.0 and "17" give the same text. Return None for null, NaN and the empty text.
+    """Convert a JSON value to text. 17, 17.0 and "17" give the same text, and so do true and "true". Return None for
+    null, NaN and the empty text.
 
     Raises:
         ValueError: The value is a list or an object.

@@ -69,18 +69,20 @@ class ShardStats:
         num_read: Samples that were read. Fields, classes, images and keys are counted in these samples only.
         num_bytes: Bytes of the shards' files.
         num_ignored: Members that belong to no sample; None if only a share was read.
+        shard_samples: Statistics of the number of samples per shard.
+        shard_bytes: Statistics of the size of the shards' files.
         shard_least: Name of the first shard with the fewest samples.
         shard_most: Name of the first shard with the most samples.
-        sample_sizes: Bytes of a sample's fields, without tar headers and padding.
+        sample_sizes: Statistics of the bytes of a sample's fields, without tar headers and padding.
         fields: The fields, sorted by name; at most 1,000.
         num_more_fields: How often samples have a field that `fields` does not list.
-        classes: Classes of the field `cls`, sorted by number; None if no sample has the field, or if there are over
+        classes: Classes of the field `cls`, sorted by number; None if no sample has a valid `cls`, or if there are over
             100,000 classes.
         images: The image fields, sorted by name.
         json_keys: The keys, sorted by field, then in the order in which they first appear; at most 1,000 of a field.
         num_more_keys: How many values have a key that `json_keys` does not list.
         num_bad: Fields that cannot be read: images without a valid header, invalid JSON or `cls`.
-        bad: The first of the fields that cannot be read.
+        bad: The first `MAX_LISTED` fields that cannot be read.
     """
 
     path: str
@@ -112,7 +114,7 @@ class ShardStats:
 
 def choose_classes(classes: Sequence[ClassStats], limit: int) -> list[ClassStats]:
     """Return the `limit // 2` largest and the `limit // 2` smallest classes, the largest class first. If there are at
-    most `limit` classes, return all classes unchanged.
+    most `limit` classes, return all classes in their order. `limit` must be at least 2.
     """
     if len(classes) <= limit:
         return list(classes)
@@ -141,14 +143,14 @@ def stats(
         sample: Share of the samples of each shard to read, such as `10%`; None reads all samples.
         seed: Chooses the samples of the share.
         workers: Number of processes that read. Default: the number of CPUs, fewer for little data.
-        progress: Called after each shard with the bytes read so far and the bytes of all shards; None if unknown.
+        progress: Called after each shard with the bytes read so far and the bytes of all shards (None if unknown).
 
     Raises:
         ShardError: A shard is invalid, or several shards cannot be read for any reason; the message lists them. A field
             that cannot be read is counted and not an error.
         StorageError: No shard was found, or one shard cannot be read.
         FolderIndexError: The folder's index or an .idx does not match the files, or `classes.json` is invalid.
-        ConfigError: `sample` is not a percentage over 0 % and at most 100 %, or `seed` is not below 2**64.
+        ConfigError: `sample` is not a percentage over 0 % and at most 100 %, or `seed` is not from 0 to 2**64 - 1.
         WdskitError: A worker process was killed.
     """
     return collect(path, sample=sample, seed=seed, workers=workers, progress=progress)[0]
@@ -300,8 +302,8 @@ def _samples(shard: LazyShard, job: StatsJob, tally: Tally) -> Iterator[tuple[st
 
 
 def _add_sample(shard: LazyShard, url: str, key: str, fields: Mapping[str, LazyField], tally: Tally) -> bool:
-    """Count a sample's fields, and those that cannot be read, in `tally`. Return True if the sample has an image with a
-    valid header.
+    """Count a sample's fields in `tally`, and the fields that cannot be read also in `tally.num_bad`. Return True if
+    the sample has an image with a valid header.
     """
     has_image = False
     for name, payload in fields.items():

@@ -54,12 +54,13 @@ _TYPES: dict[type, str] = {
 
 @dataclass(frozen=True)
 class NumberStats:
-    """Statistics of whole numbers of 0 or more. Without numbers, all statistics are 0.
+    """Statistics of whole numbers of 0 or more. Without numbers, all statistics are 0, and `bins` is empty.
 
     Attributes:
         p50: The smallest number that at least half of the numbers do not exceed.
         p99: The smallest number that at least 99 % of the numbers do not exceed.
-        is_exact: Whether p50 and p99 are exact; otherwise they are within 0.05 %. The other values are always exact.
+        is_exact: Whether p50, p99 and bins are exact; otherwise they are made from numbers with errors of up to 0.05 %.
+            The other values are always exact.
         bins: (low, high, count) of each bin, ascending and without gaps. `count` numbers are at least `low` and below
             `high`.
     """
@@ -109,8 +110,8 @@ class JsonKeyStats:
             for a document that is not an object.
         num_samples: Samples with the key.
         types: Number of values per type: `text`, `integer`, `number`, `boolean`, `null`, `object`, `list`.
-        min: The smallest number; None without numbers.
-        max: The largest number; None without numbers.
+        min: The smallest finite number; None without finite numbers.
+        max: The largest finite number; None without finite numbers.
     """
 
     field: str
@@ -134,7 +135,8 @@ class BadField:
 def count_values(counts: Counter[T] | None, more: Iterable[T] | None) -> Counter[T] | None:
     """Add values, or the counts of another `Counter`, to `counts` and return `counts`.
 
-    Return None if there are over `MAX_DIFFERENT` different values, or if an argument is None, which is such a result.
+    Return None if there are over `MAX_DIFFERENT` different values. None as an argument is the result of an earlier call
+    with too many values; the result is then None, too.
     """
     if counts is None or more is None:
         return None
@@ -159,8 +161,8 @@ class NumberTally:
     """Counts of whole numbers of 0 or more, in bounded memory.
 
     Attributes:
-        counts: How often each number occurred. If over `MAX_DIFFERENT` numbers differ, `round_number` rounds all of
-            them.
+        counts: How often each number occurred. If there are over `MAX_DIFFERENT` different numbers, all numbers are
+            rounded by `round_number`.
         is_exact: Whether no number was rounded.
         total: The exact sum of the numbers.
         least: The exact minimum; None without numbers.
@@ -241,8 +243,9 @@ class NumberTally:
 
 
 def json_values(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) for each key of an object, such as `objects[].name`, and for each item of a list, such as
-    `objects[]`, in a JSON document. A document that is not an object is yielded too, with the path "".
+    """Yield (path, value) for each member of each object, such as `objects[].name`, and for each item of each list,
+    such as `objects[]`, in a JSON document. An object or a list comes before its content. A document that is not an
+    object is yielded too, with the path "".
 
     Values deeper than `MAX_DEPTH` levels, and items of a list after the first `MAX_ITEMS`, are skipped. `path` and
     `depth` are for recursive calls.

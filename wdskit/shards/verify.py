@@ -22,7 +22,7 @@ from wdskit.dataset.binary_index import BINARY_NAME, BinaryIndex, ShardEntry
 from wdskit.dataset.braces import split_parts
 from wdskit.dataset.classes import CLASSES_NAME, read_classes
 from wdskit.dataset.columns import COLUMNS_NAME, columns
-from wdskit.dataset.index import INDEX_NAME, FolderIndex, compare_names, join_url, read_index
+from wdskit.dataset.index import INDEX_NAME, FolderIndex, compare_names, has_index, join_url, read_index
 from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.dataset.patterns import UNLISTED, match_shards, nothing_matches, split_url
 from wdskit.dataset.shard import offsets_path
@@ -56,11 +56,11 @@ class VerifyResult:
 
     Attributes:
         path: The path that the user named, without secrets.
-        num_shards: Shards that were read.
+        num_shards: Shards that were checked, including shards that cannot be read.
         num_samples: Whole samples that were read; in a damaged shard, the samples before the damage.
         num_bytes: Bytes that were read.
         num_images: Images that were checked.
-        num_large: Members whose content was not checked, because they are too large.
+        num_large: Members, or whole samples of a share, that were not checked because they are too large.
         num_ignored: Members that belong to no sample.
         is_indexed: Whether at least one folder has an index. The shards of such a folder were compared with the index,
             if the index is valid.
@@ -118,12 +118,13 @@ def verify(
         loader_workers: Worker processes of each rank's loader, for the check of `world_size`.
         workers: Number of processes that read. Default: the number of CPUs, fewer for little data.
         max_pixels: Limit for the pixels of an image. An image whose header gives more pixels is a finding.
-        progress: Called after each shard.
+        progress: Called after each shard with the bytes read so far and the bytes of all shards (None if unknown).
 
     Raises:
         StorageError: No shard was found, or a folder or remote index cannot be read.
         FolderIndexError: A remote folder has no index.
         ConfigError: An option has an invalid value.
+        WdskitError: A worker process was killed.
     """
     if images not in IMAGE_CHECKS:
         raise ConfigError(f"images are checked as {', '.join(IMAGE_CHECKS)}, not {images!r}.")
@@ -235,7 +236,7 @@ def check_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
     The index is None if index.json is missing or cannot be read.
     """
     path, twin = folder / INDEX_NAME, folder / BINARY_NAME
-    if not path.is_file():
+    if not has_index(str(folder)):
         if twin.exists():
             return None, (Finding("index", str(path), f"it is missing beside {BINARY_NAME}"),)
         return None, ()
@@ -255,7 +256,9 @@ def check_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
 
 
 def check_columns(folder: str) -> list[Finding]:
-    """Compare the columns of an indexed folder with their digests and with the index. Return at most one finding."""
+    """Compare the columns of an indexed folder with their digests and with the index. Return a list of one finding, or
+    an empty list if the columns are valid, if the folder has no columns, or if its index is damaged.
+    """
     path = join_url(folder, COLUMNS_NAME)
     if is_local(folder) and not all(
         (Path(local_path(folder)) / name).is_file() for name in (BINARY_NAME, COLUMNS_NAME)
@@ -339,7 +342,9 @@ def _compare_forms(twin: BinaryIndex, index: FolderIndex | None) -> str:
 
 
 def _summary(err: WdskitError, path: str) -> str:
-    """Return the first line of an error without `path`, a path or URL, because the finding names it."""
+    """Return the first line of an error's message, shortened, without a full stop. `path` is the path or URL of the
+    finding; if the message begins with `path`, this prefix is left out.
+    """
     return shorten(str(err).removeprefix(f"{shown_url(path)}: ").partition("\n")[0].rstrip("."))
 
 
@@ -427,8 +432,9 @@ MAX_PLACES = 3
 
 
 def find_repeats(reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
-    """Return one finding for each key that several samples have, at most `MAX_LISTED`. `more` of the last finding
-    counts the other repeated hashes. Samples are compared by key, but only up to `MAX_PLACES` samples of one key hash.
+    """Return one finding for each key that several samples have, but only for the first `MAX_LISTED` repeated key
+    hashes. `more` of the last finding is the number of further repeated hashes. The keys of at most `MAX_PLACES`
+    samples with one hash are read and compared.
 
     `reports` are the reports of all shards.
     """

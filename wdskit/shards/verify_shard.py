@@ -243,7 +243,9 @@ class _ShardCheck:
         return report
 
     def _read(self, shard: DigestedFile) -> None:
-        """Check every member, then the images of the share. StorageError: The shard cannot be read."""
+        """Check every member. If the job has a `share`, check the images of this share of the samples afterwards.
+        StorageError: The shard cannot be read.
+        """
         report = self._report
         reader = ShardReader(
             shard.read,
@@ -282,7 +284,9 @@ class _ShardCheck:
                 self._check_label(data, start, split[0])
 
     def _check_label(self, data: bytes, start: int, key: str) -> None:
-        """Add a finding if a label is not the number of a class of the folder. -1 is valid: no class."""
+        """Add a finding if a label is not a whole number or, in a folder with classes.json, not the number of a class.
+        The label -1 is valid: no class.
+        """
         num_classes = self._job.num_classes
         try:
             number = decode_field("cls", data)
@@ -309,7 +313,9 @@ class _ShardCheck:
             self._findings.add("image" if is_image else "json", problem, offset=start, key=key)
 
     def _check_share(self, share: Fraction) -> None:
-        """Check the images of a share of the samples, which are read a second time."""
+        """Read a share of the samples a second time, and check their images. A sample that is too large is only counted
+        in `num_large`.
+        """
         job, starts = self._job, self._report.starts.astype(np.int64)
         chosen = choose_samples(len(starts) - 1, share, seed=job.seed, shard=job.number, purpose="verify")
         with IndexedShard(job.path, open_ranges(job.path), starts, is_trusted=True) as shard:

@@ -182,12 +182,13 @@ class Run:
                 self.board.turn[1] = IDLE
 
     def begin(self, first_epoch: int, *, first_draw: int, stop_draw: int | None = None) -> None:
-        """Set the attributes for a new stream, with `origin` = `NO_ORIGIN`. Call this before the stream reads a shard.
+        """Set `first_epoch`, `first_draw` and `stop_draw` for a new stream, and `origin` to `NO_ORIGIN`. Call this
+        before the stream reads a shard.
 
         Args:
             first_epoch: Number of the first epoch.
             first_draw: Number of the first draw (see `Draws`).
-            stop_draw: Number after that of the last draw; None for an endless stream.
+            stop_draw: Number of the last draw + 1; None for an endless stream.
         """
         self.first_epoch = first_epoch
         self.origin = NO_ORIGIN
@@ -207,9 +208,9 @@ class Run:
         return timings
 
     def rng_of(self, stage: str) -> Callable[[Origin], Generator]:
-        """Return a function that takes the origin of a value, and returns the random Generator of its position. `stage`
-        is the key of the numbers (see `Context.label`). In each thread, a Generator is valid until the next Generator
-        for `stage`.
+        """Return a function that takes the origin of a value, and returns the random Generator for the position of this
+        origin. `stage` is the key of the random numbers (see `Context.label`). Use the function only in the thread that
+        called `rng_of`: each call returns the same Generator for `stage`, and sets the Generator to the new position.
         """
         known: dict[str, PositionRng] | None = getattr(self._local, "known", None)
         if known is None:
@@ -313,8 +314,8 @@ def stage_error(stage: str, origin: Origin, err: Exception) -> SampleError:
     """Return the SampleError that says which stage failed on which shard and key. The caller raises it from
     `cause_of(err)`.
 
-    `err` is the error of the stage, or a `FunctionFailed` if a user's function failed. The SampleError then has
-    `is_function` set.
+    `err` is the error of the stage, or a `FunctionFailed` if a user's function failed. For a `FunctionFailed`, the
+    attribute `is_function` of the SampleError is True.
     """
     cause = cause_of(err)
     text = str(cause) if isinstance(cause, WdskitError) else error_text(cause)
@@ -325,8 +326,8 @@ def stage_error(stage: str, origin: Origin, err: Exception) -> SampleError:
 
 
 def add_origin_note(stage: str, origin: Origin, err: BaseException) -> None:
-    """Add a note with the origin and the stage to an exception that is raised unchanged, such as SystemExit. A
-    KeyboardInterrupt gets no note, because no sample causes it. Python 3.10 adds no notes.
+    """Add a note with the origin and the stage to an exception that is raised unchanged, such as SystemExit. Do nothing
+    for a KeyboardInterrupt, because no sample causes it, and in Python 3.10, which has no notes.
     """
     add_note = getattr(err, "add_note", None)
     if add_note is not None and not isinstance(err, KeyboardInterrupt):
@@ -506,8 +507,8 @@ class PerSampleStage(StageSpec):
     kind: ClassVar[Kind] = "each"
 
     def bind(self, context: Context, label: str) -> ValueFunction:  # noqa: ARG002 (for stages that draw or look up)
-        """Return the function that runs, which can be pickled: by default the stage, whose `__call__(value, origin)`
-        then maps a value.
+        """Return the function that maps a value and its origin to the new value. The function can be pickled if the
+        user's functions in it can. By default, it is the stage, which then needs a method `__call__(value, origin)`.
 
         Args:
             context: The pipeline before this stage.
@@ -526,9 +527,9 @@ class PerSampleStage(StageSpec):
         return step, context.after(self)
 
     def places_after(self, places: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """Return the field of each item of the tuples that this stage yields. Return None if the stage yields no
-        tuples, or calls a user's function for whole samples. `places` are the fields of the tuples that the stage
-        takes, or None.
+        """Return the names of the fields in the tuples that this stage yields, one name per item. Return None if the
+        stage yields no tuples, or calls a user's function for whole samples. `places` is the same for the tuples that
+        the stage takes.
         """
         return None if self.takes_any else places
 
@@ -539,7 +540,7 @@ class PerSampleStage(StageSpec):
 
 
 def takes_masks(stages: Sequence[Any]) -> bool:
-    """Return whether one of the stages takes fields as masks."""
+    """Return True if at least one of the stages takes fields as masks."""
     return any(isinstance(stage, PerSampleStage) and stage.mask_names for stage in stages)
 
 
@@ -569,8 +570,8 @@ def _wants_rng(function: Callable[..., Any]) -> bool:
 
 
 def check_settings(stage: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
-    """Check that a function, or a class, has a parameter for each of the settings. A function with `**kwargs`, or
-    without a known signature, accepts all settings.
+    """Check that a function, or a class, has a parameter for each name in `settings`. A function with `**kwargs`, or
+    without a known signature, accepts all settings. Parameters without a setting are not checked.
 
     Raises:
         PipelineError: The function has no parameter for a setting. The message starts with `stage`.

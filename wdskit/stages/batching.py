@@ -30,7 +30,9 @@ class Batched(StreamStage):
         None, description="In place of `size`: samples in the batches of all ranks together."
     )
     partial: Bool = Field(
-        True, description="For a stream: whether to keep a last, smaller batch; otherwise it is dropped."
+        True,
+        description="For a stream: whether to keep a last, smaller batch; otherwise it is dropped. With a planned "
+        "source, whose `tail` decides, false is an error.",
     )
     collate: Function | None = Field(None, description="Function from a list of samples to a batch.")
     ragged: FieldNames | None = Field(
@@ -114,10 +116,12 @@ class Batcher:
         self._sampler = TimingSampler()
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of the values of `source`. The default collate makes tensors, not arrays.
+        """Yield the batches of the values of `source`. Before each batch, set `run.origin` to the origin of the batch.
+        The default collate makes tensors, not arrays.
 
         Raises:
-            SampleError: The values cannot be collated. The message names the first and the last sample of the batch.
+            SampleError: The values cannot be collated, or the user's function fails. The message names the first and
+                the last sample of the batch.
         """
         values: list[Any] = []
         origins: list[Origin] = []
@@ -157,7 +161,8 @@ class Batcher:
                 then ignores these items of `values`.
 
         Raises:
-            SampleError: The values cannot be collated. The message names the first and the last sample of the batch.
+            SampleError: The values cannot be collated, or the user's function fails. The message names the first and
+                the last sample of the batch.
         """
         origin = origins[-1]._replace(members=tuple(origins))
         try:
@@ -217,8 +222,9 @@ class Unbatcher:
 
 
 def _split_batch(batch: Any) -> Iterator[Any]:
-    """Return an iterator over the samples of a batch: tuples of a tuple of columns, dicts of a dict of columns, or the
-    values of one column. PipelineError: Columns differ in length. TypeError: A column cannot be iterated.
+    """Return an iterator over the samples of a batch. A tuple of columns gives tuples, a dict of columns gives dicts,
+    and a single column gives its values. PipelineError: Columns differ in length. TypeError: A column cannot be
+    iterated.
     """
     if not isinstance(batch, (Mapping, tuple)):
         return _rows(batch)
@@ -240,7 +246,7 @@ def _rows(column: Any) -> Iterator[Any]:
 
 
 def _length(column: Any) -> int | None:
-    """Return the number of values of a column; None if the value is not a column."""
+    """Return the number of values of a column; None if `column` is a text, bytes, or a value without a length."""
     if isinstance(column, (str, bytes)):
         return None
     try:

@@ -134,16 +134,24 @@ class Bucketed(StageSpec):
         examples=[[[512, 512], [384, 640], [640, 384]]],
     )
     edges: Edges | None = Field(
-        None, description="For a column: the largest length of each bucket.", examples=[[128, 256, 512]]
+        None,
+        description="For a column: the largest length of each bucket, ascending. A longer sample is an error.",
+        examples=[[128, 256, 512]],
     )
     global_size: GlobalSize | None = Field(
-        None, description="Samples in the batches of all ranks together; {pixels: N} makes batches of N pixels."
+        None,
+        description="Samples in the batches of all ranks together. For `aspect` also {pixels: N}: these batches have "
+        "at most N pixels together.",
     )
     budget: Count | None = Field(
-        None, description="For a column, in place of `global_size`: length x samples of the batches of all ranks."
+        None,
+        description="For a column, in place of `global_size`: limit for length x samples in the batches of all ranks "
+        "together.",
     )
     divisor: Count = Field(
-        8, description="With a budget, global batches are multiples of this: a multiple of the number of ranks."
+        8,
+        description="With `budget` or {pixels: N}: the samples in the batches of all ranks together are a multiple of "
+        "`divisor`. Choose a multiple of the number of ranks.",
     )
     collate: Function | None = Field(None, description="Function from a list of samples to a batch.")
     ragged: FieldNames | None = Field(
@@ -173,7 +181,7 @@ class Bucketed(StageSpec):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that `assign` needs."""
+        """The names of the columns that `assign` needs, in order."""
         return ("width", "height") if self.by == ASPECT else (self.by,)
 
     @property
@@ -220,7 +228,7 @@ class Bucketed(StageSpec):
 
         Raises:
             ValueError: A value is negative or not finite, or is 0 with `by: aspect`; or a sample is longer than the
-                last edge. The arguments of the error are the message and the sample's number in `values`.
+                last edge. `args` of the error is (message, number of the sample in `values`).
         """
         numbers = [np.asarray(each, dtype=np.float64) for each in values]
         for name, each in zip(self.columns, numbers, strict=True):
@@ -288,13 +296,16 @@ class ResizeToShape(ResizeToBucket):
     shape: Shape
 
     def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> tuple[float, float]:  # noqa: ARG002
-        """Return the place of the crop, two numbers of 0-1: the share of the surplus rows to cut off above, and the
-        share of the surplus columns to cut off at the left.
+        """Return two numbers of 0-1: the share of the surplus rows to cut off above, and the share of the surplus
+        columns to cut off at the left. Both numbers are 0.5 for the setting `crop: center`, otherwise random from
+        `rng`. `images` has no effect.
         """
         return (0.5, 0.5) if self.crop == "center" else (float(rng.random()), float(rng.random()))
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
-        """Return the changed image of one field; the arguments are those of `ImageTransform.change`."""
+        """Return the image of one field, resized and cropped to `shape`. `drawn` is the result of `draw`. `nearest` is
+        True for a mask.
+        """
         from wdskit.stages.images import geometry
 
         height, width = geometry.image_size(image)
@@ -321,9 +332,9 @@ class BoundResizeToBucket:
         """Return a copy of the sample with its images resized.
 
         Raises:
-            PipelineError: A field is missing, or is not a decoded image. A mask does not have the size of an image. An
-                image, other than a mask, is neither uint8 nor float. Or `fields` is not set, and the sample has no
-                image field or several image fields.
+            PipelineError: A field is missing, is not a decoded image, or is in `fields` and in `masks`. A mask does not
+                have the size of an image. An image, other than a mask, is neither uint8 nor float. Or the stage has no
+                setting `fields`, and the sample has no image field or several image fields.
             WdskitError: A field in `masks` cannot be a mask, because decoding or a transform has changed its numbers.
         """
         return self.transforms[self.plan.bucket_at(origin.minor)](sample, origin)

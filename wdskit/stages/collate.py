@@ -60,7 +60,8 @@ def has_torch_dtype(dtype: np.dtype[Any]) -> bool:
 
 def as_tensors(batch: Any) -> Any:
     """Return a batch of `Collate` with a tensor in place of each array, and a `Ragged` in place of each `RaggedArrays`.
-    A tensor keeps the mark of the array, and shares memory with the array. Other columns are unchanged.
+    A tensor has the mark of its array (see `stages.marks`), and shares memory with the array. Lists and tensors stay
+    unchanged.
     """
     if isinstance(batch, tuple):
         return tuple(map(_as_tensor, batch))
@@ -84,11 +85,14 @@ def _as_tensor(column: Any) -> Any:
 class Collate:
     """Makes batches of samples that are all tuples of one length, all dicts with the same keys, or all bare values.
 
-    Each slot (a key of the dicts, or a position in the tuples) becomes one batch. Python numbers become an array of
-    int64, bool or float64 (if at least one is a float); numpy scalars keep their dtype. Arrays are stacked, and so are
-    tensors. They must have one shape, except in the fields `ragged` and in lists of numbers from JSON, which become
-    `RaggedArrays` if they differ in the first axis. Other values (text, bytes, dicts, lists, None, PIL
-    images, ...) become a list.
+    Each slot (a key of the dicts, or a position in the tuples) becomes one batch:
+
+    - Python numbers become an array. bool becomes bool, int becomes int64, and float, or a mix of int and float,
+      becomes float64. numpy scalars keep their dtype.
+    - Arrays are stacked, and so are tensors. The values of a slot must have one shape and dtype.
+    - The arrays of the fields `ragged` become `RaggedArrays`. So do the arrays that `fields.as_array` has made from
+      JSON lists, if they differ in the first axis only. Such arrays may mix int64 and float64, and become float64.
+    - Other values (text, bytes, dicts, lists, None, PIL images, ...) become a list.
 
     Images, which are arrays (height, width[, 1, 3 or 4 channels]) or tensors ([channels, ]height, width), become
     (batch, channels, height, width) in channels_last memory, with their dtype. The mark of a value says if the value is
@@ -118,10 +122,12 @@ class Collate:
         return {place for place, names in enumerate(self.places or ()) if name in names.split(";")}
 
     def ragged_slots(self, sample: Collection[Any]) -> frozenset[str | int]:
-        """Return the slots of the fields `ragged`: keys of a dict sample, or positions in a tuple sample.
+        """Return the slots of the fields `ragged`: keys of a dict sample, or positions in a tuple sample. The set is
+        empty if `ragged` is empty.
 
         Raises:
-            PipelineError: A field is missing, or a function has made the tuple or the bare value.
+            PipelineError: A field of `ragged` is not in the dict. Or a function has made the tuple or the bare value,
+                so that the fields are unknown.
         """
         if not self.ragged:
             return self.ragged
@@ -155,8 +161,9 @@ class Collate:
             samples have tensors, a `RaggedArrays` or a list.
 
         Raises:
-            PipelineError: The samples differ in type or fields, the values of a slot differ in type, shape or dtype,
-                nothing shows whether an array is an image, or a ragged field is missing. The message names the slot.
+            PipelineError: `samples` is empty. The samples differ in type, fields or length. The values of a slot differ
+                in type, shape or dtype, or torch has no such dtype. Nothing shows whether an array is an image. Or a
+                ragged field is missing.
         """
         if not samples:
             raise PipelineError("batched: a batch without samples")
@@ -247,7 +254,9 @@ def _check_keys(samples: Sequence[Any]) -> None:
 
 
 def _kind(value: object) -> str:
-    """Return the kind of a value: "tensor", "array", the dtype of a number, or "" for values that stay in a list."""
+    """Return the kind of a value: "tensor", "array", the name of the dtype that a number gets, such as "int64", or ""
+    for other values, which stay in a list. An array without numbers has the kind "".
+    """
     if isinstance(value, np.ndarray):
         return "array" if value.dtype.kind in _NUMBERS else ""
     if is_tensor(value):
@@ -339,7 +348,9 @@ def _describe(kind: object) -> str:
 
 @dataclass(frozen=True, eq=False)
 class RaggedArrays:
-    """The form of a `Ragged` before `as_tensors`. `values` is an array, or a tensor if the samples have tensors."""
+    """The form of a `Ragged` before `as_tensors`, with the same attributes. `values` is an array, or a tensor if a
+    sample has a tensor. `offsets` is an array.
+    """
 
     values: Any
     offsets: NDArray[np.int64]
@@ -393,8 +404,8 @@ class Ragged:
 
 
 def _differ_in_length(values: Sequence[Any]) -> bool:
-    """Return True if arrays from JSON lists differ in their first axis, but in no other axis. An empty list fits any
-    shape.
+    """Return True if the arrays `values`, which were JSON lists, differ in their first axis, but in no other axis. An
+    array of shape (0,) fits any other shape.
     """
     shapes = {tuple(value.shape) for value in values}
     filled = shapes - {(0,)}
@@ -402,16 +413,17 @@ def _differ_in_length(values: Sequence[Any]) -> bool:
 
 
 def make_ragged(values: Sequence[Any], slot: str, memory: Memory) -> RaggedArrays:
-    """Return the batch of arrays, or of tensors, of one dtype, whose shapes differ in the first axis only.
+    """Return the batch of arrays or tensors of one dtype, whose shapes may differ in the first axis only. Among arrays
+    from JSON lists, int64 and float64 may be mixed.
 
     Args:
-        values: At least one value, each with at least one axis.
+        values: At least one array or tensor, each with at least one axis.
         slot: Name of the slot for messages.
         memory: Allocates the joined values.
 
     Raises:
-        PipelineError: A value is not an array, has no axis or no dtype of torch, or differs from the first value in
-            dtype or in another axis. The message names the slot and the sample.
+        PipelineError: A value is neither an array nor a tensor, has no axis or no dtype of torch, or differs from the
+            first value in dtype or in another axis than the first. The message names the slot and the sample.
     """
     for at, value in enumerate(values):
         is_array = isinstance(value, np.ndarray) or is_tensor(value)
@@ -464,14 +476,15 @@ def _check_rows(values: Sequence[Any], slot: str) -> None:
 
 
 def _unify_lists(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return arrays from JSON lists, with one dtype if possible: int64 and float64 become float64, other dtypes stay
-    different. An empty array gets the further axes of the first array that is not empty, and the dtype that this array
-    then has.
+    """Return the arrays, which were JSON lists, in one dtype if possible: a mix of int64 and float64 becomes float64.
+    Arrays of another mix of dtypes keep their dtypes. An array of shape (0,) gets the dtype and the other axes of the
+    first array of another shape. If all arrays have the shape (0,), they get the dtype of the first array.
     """
     dtypes = {array.dtype.name for array in arrays if array.shape != (0,)}
     first = next((array for array in arrays if array.shape != (0,)), arrays[0])
-    dtype = np.dtype(np.float64) if dtypes == {"int64", "float64"} else first.dtype
-    is_mixed = len(dtypes) > 1 and dtype != np.float64
+    is_numbers = dtypes == {"int64", "float64"}
+    dtype = np.dtype(np.float64) if is_numbers else first.dtype
+    is_mixed = len(dtypes) > 1 and not is_numbers
     return [
         array.reshape(0, *first.shape[1:]).astype(dtype)
         if array.shape == (0,)

@@ -31,10 +31,11 @@ class EpochLayout:
 
     Attributes:
         tail: What happens to positions at the end that do not fill a global batch: "drop", or "pad" to a whole batch.
-        batch: Number of samples in one rank's batch, with `bucketed` in the largest batch; 1 without `batched`.
+        batch: Number of samples in one rank's batch; with `bucketed`, in the largest batch. 1 if the pipeline has
+            neither `batched` nor `bucketed`.
         num_samples: Number of positions in an epoch, over all ranks.
         fingerprint: The settings that decide the order, as plain JSON, for the loader's state.
-        buckets: The buckets of `bucketed`; None without.
+        buckets: The buckets of the stage `bucketed`; None without this stage.
     """
 
     tail: Tail
@@ -44,13 +45,14 @@ class EpochLayout:
     buckets: Buckets | None = None
 
     def steps(self, world_size: int, *, start: int = 0, consumed: int = 0, num_samples: int | None = None) -> AnySteps:
-        """Return the remaining steps of an epoch.
+        """Return the steps of an epoch that are not consumed yet.
 
         Args:
-            world_size: Number of ranks.
-            start: The epoch's first position in the endless sequence of all epochs.
-            consumed: Number of the epoch's positions that have been consumed already. 0 gives all steps of the epoch.
-            num_samples: Number of all positions in this epoch, if it is not `self.num_samples`. Has no effect with
+            world_size: Number of ranks. With `bucketed`, each size of a global batch is a multiple of it.
+            start: The epoch's first position in the endless sequence of all epochs. Has an effect only with `bucketed`.
+            consumed: Number of the epoch's positions that have been consumed already, over all ranks. 0 gives
+                all steps of the epoch. With `bucketed`, this number is a result of `resume_point`.
+            num_samples: Number of all positions in this epoch; None for `self.num_samples`. Has no effect with
                 `bucketed`.
         """
         if self.buckets is not None:
@@ -60,9 +62,10 @@ class EpochLayout:
         )
 
     def resume_point(self, epoch: int, consumed: int) -> int:
-        """Return the largest number of consumed positions, at most `consumed`, after which `epoch` can be resumed.
+        """Return the largest number of consumed positions, at most `consumed`, after which the epoch with the number
+        `epoch` can be resumed. The number is at most the number of positions in the epoch.
 
-        With `bucketed`, an epoch can be resumed only between two steps.
+        With `bucketed`, an epoch can be resumed only between two steps. Without it, `epoch` has no effect.
         """
         if self.buckets is None:
             return min(consumed, self.num_samples)
@@ -108,7 +111,8 @@ def plan_epoch(stages: Sequence[Any], world_size: int) -> tuple[PlannedData, Epo
 
 
 def _lay_out(stages: Sequence[Any], data: PlannedData, world_size: int) -> EpochLayout:
-    """Return the layout of the epochs without `bucketed`. The arguments are those of `plan_epoch`, and its data.
+    """Return the layout of the epochs of a pipeline without `bucketed`. `stages` and `world_size` are those of
+    `plan_epoch`. `data` is the result of the source's `plan`.
 
     Raises:
         PipelineError: The samples of `with_epoch` are not a whole number of batches. Or `tail` is "drop", and the
@@ -137,9 +141,9 @@ def _lay_out(stages: Sequence[Any], data: PlannedData, world_size: int) -> Epoch
 
 
 def _divide(source: Any, data: PlannedData, bucketed: Bucketed) -> tuple[PlannedData, Buckets]:
-    """Divide the samples into buckets. Return `data` with the order of the buckets' batches, and the buckets that have
-    samples. `data` is the result of `source.plan`. SelectionError: A sample fits in no bucket, or a column is missing,
-    damaged or text.
+    """Divide the samples into buckets. Return a copy of `data` with the order of the buckets' batches, and the buckets
+    that have samples; buckets without samples are left out. `data` is the result of `source.plan`, with the columns.
+    SelectionError: A sample fits in no bucket, or a column is missing, damaged or text.
     """
     by_part: dict[int, NDArray[np.uint8]] = {}
     for number, table in zip(data.parts, data.tables, strict=True):

@@ -41,8 +41,8 @@ class Decode(PerSampleStage):
 
     images: ImageSpec | None = Field(
         None,
-        description="What images become, in webdataset's terms; `index`: the numbers that masks store, one per pixel. "
-        "Default: they stay bytes.",
+        description="What images become, in webdataset's terms such as `rgb8` or `pil`; `index`: the numbers that "
+        "masks store, one per pixel. Default: images stay bytes.",
         examples=["rgb8"],
     )
     only: FieldNames | None = Field(None, description="The fields to decode. Default: all.")
@@ -55,7 +55,7 @@ class Decode(PerSampleStage):
     max_pixels: Count = Field(MAX_PIXELS, description="Largest width x height that an image's header may give.")
 
     def bind(self, context: Context, label: str) -> FieldDecoder:  # noqa: ARG002 (nothing is drawn)
-        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
+        """Return the function that decodes the fields of a sample. `label` has no effect."""
         from wdskit.codecs.images import decode_image, decode_index
 
         image: Callable[..., Any] | None = None
@@ -72,8 +72,8 @@ class FieldDecoder:
         images: The setting of `Decode`.
         only: The fields to decode; empty for all fields.
         max_pixels: Largest width x height that an image's header may give.
-        has_masks: Whether a later stage takes fields as masks. If so, the mark of an image notes a change of its
-            numbers.
+        has_masks: Whether a later stage takes fields as masks. If True, an image whose numbers are changed by decoding
+            gets a mark with the reason (`Mark.changed`), so that the later stage refuses the image as a mask.
         decode_image: Takes the bytes of an image and `max_pixels`, returns the image. None: images stay bytes.
     """
 
@@ -84,11 +84,11 @@ class FieldDecoder:
     decode_image: Callable[..., Any] | None
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
-        """Return a copy of `sample` with its fields decoded. `origin` has no effect.
+        """Return a copy of `sample` with the values of `decode_one`. `origin` has no effect.
 
         Raises:
             PipelineError: The sample is not a dict.
-            WdskitError: The sample has none of the fields to decode, or `images` is `index` and a field in `only` is
+            WdskitError: The sample has none of the fields in `only`, or `images` is `index` and a field in `only` is
                 decoded as an image already.
             DecodeError: The bytes of a field cannot be decoded.
         """
@@ -102,10 +102,11 @@ class FieldDecoder:
         return {field: self.decode_one(field, value) for field, value in sample.items()}
 
     def check_fields(self, fields: Collection[str]) -> None:
-        """Check that `fields`, the fields of a sample, have at least one of the fields in `only`.
+        """Check that `fields`, the names of a sample's fields, have at least one name of `only`. Any `fields` pass if
+        `only` is empty.
 
         Raises:
-            WdskitError: The sample has none of the fields. The message names the missing fields.
+            WdskitError: `fields` has no name of `only`. The message lists `only`.
         """
         if self.only and self.only.isdisjoint(fields):
             names = "`, `".join(sorted(self.only))
@@ -118,8 +119,11 @@ class FieldDecoder:
         return not field.startswith("__") and isinstance(value, bytes) and (not self.only or field in self.only)
 
     def decode_one(self, field: str, value: Any) -> Any:
-        """Return the decoded value of a field. The value stays unchanged if `takes` returns False, if the field's name
-        is unknown, or if images stay bytes. DecodeError: The bytes cannot be decoded.
+        """Return the decoded value of a field. An image or an array gets a mark (see `stages.marks`). Return `value`
+        itself if `takes` returns False, if the field's name is unknown, or if images stay bytes.
+
+        Raises:
+            DecodeError: The bytes cannot be decoded.
         """
         if not self.takes(field, value):
             return value
@@ -139,8 +143,9 @@ class FieldDecoder:
         )
 
     def _describe_change(self, field: str, value: bytes) -> str:
-        """Return an error text that says how decoding changes the numbers of an image file, so that the image cannot be
-        a mask. Empty if decoding keeps the numbers.
+        """Return the text of a later error: how decoding changes the numbers of an image file, so that the image cannot
+        be a mask. Return "" if decoding keeps the numbers. `value` is the whole file. DecodeError: The header of the
+        file cannot be read, or promises more than `max_pixels`.
         """
         from wdskit.codecs.images import IMAGE_SPECS, SCALED_NUMBERS, stores_other_numbers
 
@@ -172,7 +177,7 @@ def warn_of_bytes(field: str) -> None:
 
 
 def marked_array(value: Any) -> Any:
-    """Return `value`. An array gets the mark `ARRAY`, which says that the array is not an image."""
+    """Return `value` itself. If it is a numpy array, first give it the mark `ARRAY`: the array is not an image."""
     return marked(value, ARRAY) if isinstance(value, np.ndarray) else value
 
 
@@ -188,10 +193,19 @@ class Map(PerSampleStage):
         "Generator that depends only on the seed and the position of the sample.",
         examples=["my_augment"],
     )
-    global_rng: Bool = Field(False, description="Seed random, numpy and torch by position before each call.")
+    global_rng: Bool = Field(
+        False,
+        description="Whether to seed random, numpy and torch before each call, from the seed and the position of the "
+        "sample.",
+    )
 
     def bind(self, context: Context, label: str) -> ValueFunction:
-        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
+        """Return the function that maps a sample and its origin to the result of `fn`. `label` is the key of the random
+        numbers (see `PerSampleStage.bind`).
+
+        Raises:
+            PipelineError: The name of the function is unknown, or `global_rng` is set and the run has several threads.
+        """
         if self.global_rng and context.run.num_threads > 1:
             msg = "map: global_rng seeds one generator for the whole process, which "
             msg += f"{context.run.num_threads} threads share."
@@ -200,7 +214,7 @@ class Map(PerSampleStage):
 
 
 class MapDict(PerSampleStage):
-    """Call a function for each named field; its result is the new value of the field."""
+    """Call a function for each named field; its result is the new value of the field. A missing field is an error."""
 
     name: ClassVar[str] = "map_dict"
     shorthand: ClassVar[str | None] = "fields"
@@ -218,7 +232,9 @@ class MapDict(PerSampleStage):
         return fields
 
     def bind(self, context: Context, label: str) -> ValueFunction:
-        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
+        """Return the function that maps a sample (a dict) and its origin to a new dict. `label` is the key of the
+        random numbers (see `PerSampleStage.bind`). PipelineError: The name of a function is unknown.
+        """
         calls = {field: context.call("map_dict", fn, f"{label}:{field}") for field, fn in self.fields.items()}
         return functools.partial(_map_fields, calls)
 
@@ -232,7 +248,10 @@ def _map_fields(calls: Mapping[str, ValueFunction], sample: Any, origin: Origin)
 
 
 class MapTuple(PerSampleStage):
-    """Call a function for each item of a tuple; its result is the new item. null leaves an item unchanged."""
+    """Call a function for each item of a tuple; its result is the new item. null leaves an item unchanged.
+
+    Items after the last function stay unchanged. A tuple with fewer items than functions is an error.
+    """
 
     name: ClassVar[str] = "map_tuple"
     is_starred: ClassVar[str] = "fns"
@@ -244,7 +263,12 @@ class MapTuple(PerSampleStage):
     )
 
     def bind(self, context: Context, label: str) -> ValueFunction:
-        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
+        """Return the function that maps a tuple and its origin to a new tuple. The function raises PipelineError for a
+        tuple with too few items. `label` is the key of the random numbers (see `PerSampleStage.bind`).
+
+        Raises:
+            PipelineError: The name of a function is unknown.
+        """
         places = enumerate(self.fns)
         calls = [None if fn is None else context.call("map_tuple", fn, f"{label}:{place}") for place, fn in places]
         return functools.partial(_map_places, calls)
@@ -267,7 +291,8 @@ class Rename(PerSampleStage):
     is_mapping: ClassVar[bool] = True
 
     names: Annotated[dict[FieldName, Alternatives], Field(min_length=1)] = Field(
-        description="New name: old name, or alternatives joined by `;`.", examples=[{"image": "jpg;png"}]
+        description="New name: old name, or alternatives joined by `;`, the first that exists.",
+        examples=[{"image": "jpg;png"}],
     )
 
     @property
@@ -303,7 +328,9 @@ class _ChoosesFields(PerSampleStage):
     shorthand: ClassVar[str | None] = "fields"
 
     fields: FieldChoices = Field(
-        description="Fields in order; `jpg;png` takes the first that a sample has.", examples=[["jpg;png", "cls"]]
+        description="Fields, or paths in JSON, in order; `jpg;png` takes the first that a sample has. A missing field "
+        "is an error.",
+        examples=[["jpg;png", "cls"]],
     )
 
     @property
@@ -343,8 +370,9 @@ class ToDict(_ChoosesFields):
         return fields
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
-        """Return a dict of `fields`, in the order of `fields`. WdskitError: A field is missing. PipelineError: The
-        sample is not a dict, or `json` is not decoded yet and a path such as `json.caption` needs it.
+        """Return a dict of `fields`, in the order of `fields`. The key of a field is the name of its first alternative.
+        WdskitError: A field is missing. PipelineError: The sample is not a dict, or `json` is not decoded yet and a
+        path such as `json.caption` needs it.
         """
         return {name: pick("to_dict", sample, names) for name, names in self._names.items()}
 
@@ -361,17 +389,20 @@ class MultiHot(PerSampleStage):
 
     source: Alternatives = Field(
         alias="from",
-        description="The field with a list of class numbers or names, such as `json.labels`; one number is a list of "
-        "one.",
+        description="The field with a list of class numbers or names, such as `json.labels`, or with one number or "
+        "name. A label that is not in `classes` is an error.",
         examples=["json.labels"],
     )
-    classes: Count | FieldNames = Field(description="The number of classes, or their names in order.", examples=[80])
+    classes: Count | FieldNames = Field(
+        description="The number of classes, whose labels are 0, 1, ..., or the names of the classes in order.",
+        examples=[80],
+    )
     to: FieldName = Field("multi_hot", description="The field that gets the vector.")
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
-        """Return all settings from `value`, the YAML value of the stage: a mapping, or None for no settings. The
-        setting `source` is returned as `from`, its name in YAML. ValueError: `value` is neither a mapping nor None.
+        """Return the settings in `value`, the YAML value of the stage: a mapping, or None for an empty dict. The key
+        `source` is returned as `from`, its name in YAML. ValueError: `value` is neither a mapping nor None.
         """
         settings = super().expand(value)
         return {("from" if name == "source" else name): each for name, each in settings.items()}
@@ -427,11 +458,14 @@ class UserStage(PerSampleStage):
         return {} if value is None else {"settings": dict(value)}
 
     def bind(self, context: Context, label: str) -> ValueFunction:
-        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
+        """Return the function that maps a sample and its origin to the result of the registered function or class. A
+        class is instantiated here. `label` is the key of the random numbers (see `PerSampleStage.bind`). PipelineError:
+        The name is unknown, or the settings are not accepted.
+        """
         return context.call(self.name, context.resolve(self.name, self.name, self.settings), label, is_map=True)
 
     def __reduce__(self) -> tuple[object, tuple[str, dict[str, Any]]]:
-        """Return what pickle stores of the stage: its name and its settings."""
+        """Return the function and the arguments (name, settings) from which pickle makes an equal stage."""
         # pickle cannot import the class, which `user_stage` makes.
         return _make_user_stage, (self.name, self.settings)
 
@@ -439,7 +473,7 @@ class UserStage(PerSampleStage):
 @functools.cache
 def user_stage(registered_name: str) -> type[UserStage]:
     """Return the stage class of a registered function or class. Each call with the same name returns the same stage
-    class.
+    class. The name is not checked here; `UserStage.bind` raises PipelineError if it is unknown.
     """
 
     class Registered(UserStage):
@@ -455,7 +489,12 @@ def _make_user_stage(name: str, settings: dict[str, Any]) -> UserStage:
 
 def pick(stage: str, sample: Any, names: str) -> Any:
     """Return the value of the first alternative in `names`, such as `jpg;png`, that a sample has as a field or as a
-    path in JSON. A list of numbers at a path is returned as an array, see `as_array`. Messages start with `stage`.
+    path in JSON. A list of numbers at a path is returned as an array, see `as_array`.
+
+    Args:
+        stage: Name of the stage, for the messages of a PipelineError.
+        sample: A dict.
+        names: Fields or paths, joined by `;`.
 
     Raises:
         PipelineError: The sample is not a dict, or `json` is not decoded yet and a path such as `json.caption` needs
@@ -503,8 +542,9 @@ def _value_at_path(stage: str, sample: Mapping[str, Any], name: str) -> Any:
 def as_array(value: Any) -> Any:
     """Return a list of numbers, or nested lists of equal lengths, as an array with the mark `LIST`.
 
-    The dtype is int64 if all numbers are of type int, otherwise float64. An empty list becomes int64 (0,). Any other
-    value is returned unchanged, also a list with an int that the dtype cannot store exactly.
+    Numbers are of type int or float, not bool. The dtype is int64 if all numbers are of type int, otherwise float64. An
+    empty list becomes int64 (0,). Any other value is returned unchanged, also a list with an int that the dtype cannot
+    store exactly.
     """
     if not isinstance(value, list):
         return value

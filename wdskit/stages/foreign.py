@@ -1,4 +1,4 @@
-"""Foreign stages, such as webdataset's: their kind, and positions for the values that they yield."""
+"""Foreign stages, such as webdataset's: tests of what a stage does, and positions for the values that it yields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_stage(stage: object, at: int) -> None:
 
     Raises:
         PipelineError: `stage` is neither a `StageSpec`, nor a callable, nor a stage of webdataset. As stage 0, a
-            DataLoader or an IterableDataset of torch is also accepted.
+            DataLoader or an IterableDataset of torch is also accepted. The class of a stage is not accepted.
     """
     if isinstance(stage, StageSpec) or hasattr(stage, "run"):
         return
@@ -32,27 +32,33 @@ def check_stage(stage: object, at: int) -> None:
 
 
 def splits_nodes(stage: Any) -> bool:
-    """Return True if a stage keeps only the shards of its rank, as the name of its function says."""
+    """Return True if a stage keeps only the shards of its rank: its function is named `split_by_node` or
+    `single_node_only`.
+    """
     return _function_name(stage) in _BY_NODE
 
 
 def splits_workers(stage: Any) -> bool:
-    """Return True if a stage keeps only the shards of its worker, as the name of its function says."""
+    """Return True if a stage keeps only the shards of its worker: its function is named `split_by_worker`."""
     return _function_name(stage) == "split_by_worker"
 
 
 def takes_shards(stage: Any) -> bool:
-    """Return True if a foreign stage takes shards and yields shards, as the name of its function says."""
+    """Return True if a foreign stage takes shards and yields shards: `splits_nodes` or `splits_workers` returns True,
+    or the stage's function is named `non_empty`.
+    """
     return splits_nodes(stage) or splits_workers(stage) or _function_name(stage) == "non_empty"
 
 
 def opens_shards(stage: Any) -> bool:
-    """Return True if a stage, wdskit's or foreign, takes shards and yields samples, as its name says."""
+    """Return True if a stage takes shards and yields samples: the stage of wdskit, or the function of the foreign
+    stage, is named `tarfile_samples` or `tarfile_to_samples`.
+    """
     return (stage.name if isinstance(stage, StageSpec) else _function_name(stage)) in _OPENERS
 
 
 def is_webdatasets(stage: Any) -> bool:
-    """Return whether a stage is defined in webdataset."""
+    """Return whether a stage, an object or a function, is defined in the package webdataset."""
     return str(getattr(stage, "__module__", "")).partition(".")[0] == "webdataset"
 
 
@@ -70,8 +76,9 @@ class Renumber:
         self.each_epoch = each_epoch
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield each value of `source`. Before each value, set `run.origin` to its new position, and to the shard and
-        key that are in the value if it is a dict.
+        """Yield each value of `source`. Before each value, set `run.origin` to the value's new position: the epoch, the
+        rank, the worker, and the number of the value, counted from 0 in each call. The shard and the key of the origin
+        are `__url__` and `__key__` of the value; empty if the value is not a dict or lacks them.
         """
         run = self.run
         part = FOREIGN | run.rank_info.rank << 31 | run.worker

@@ -70,7 +70,9 @@ def _remove_entry(reference: weakref.ref[Any], references: dict[int, _Reference]
 
 
 def marked(value: T, mark: Mark) -> T:
-    """Set the mark of an array, a tensor or a PIL image, and return the same object. Replaces an earlier mark."""
+    """Set the mark of an array, a tensor or a PIL image, and return the same object. The mark replaces an earlier
+    mark.
+    """
     reference = _Reference(value, _remove_entry)
     reference.key, reference.mark = id(value), mark
     _REFERENCES[reference.key] = reference
@@ -84,12 +86,14 @@ def mark_of(value: object) -> Mark | None:
 
 
 def is_tensor(value: object) -> TypeIs[torch.Tensor]:
-    """Return True for a tensor of torch. Does not import torch."""
+    """Return whether a value is a tensor of torch. Does not import torch."""
     return hasattr(value, "untyped_storage")
 
 
 def count_rows(column: Any) -> int:
-    """Return the number of rows in a column of a batch. TypeError: The column has no rows."""
+    """Return the number of rows in a column of a batch: an array, a tensor, a `Ragged` or a list. TypeError: The column
+    has no length, such as a tensor without axes.
+    """
     return column.size(0) if is_tensor(column) and column.ndim else len(column)  # a nested tensor has no `len`
 
 
@@ -117,7 +121,9 @@ def layout_of(slot: object, value: object) -> Layout:
 
 
 def is_image_in(field: str, value: object) -> bool:
-    """Return whether a field holds an image that a stage may change. False if the field's name starts with `__`."""
+    """Return whether a field holds an image: by the value's mark, or without a mark by the field's name (see
+    `layout_of`). The type of the value is not checked. Return False if the field's name starts with `__`.
+    """
     return not field.startswith("__") and layout_of(field, value) == "image"
 
 
@@ -148,19 +154,21 @@ def marks_in(sample: Any) -> SampleMarks:
 
 
 def transfer_marks(known: SampleMarks, result: Any) -> Any:
-    """Mark the values in a function's result that the function made from marked values, and return the result.
+    """Mark the values in a function's result that the function made from marked values. Return the result with the
+    marked values, or `result` itself if no value gets a mark. Values that have a mark already keep this mark.
 
     - A view or a copy of a marked value gets the value's mark. A tensor that shares the memory of a mask is a mask.
     - A new value under the same key of a dict, or in place of a bare value, gets the mark of the old value, unless the
       old value is a mask and the new value is of floats.
     - A new array in place of an image in a tuple gets the layout "lost", because it may be an image or another array.
     - A new value that has the type, dtype and number of axes of a value in another slot, but not of the old value in
-      its own slot, gets no mark.
+      its own slot, gets no mark. But in place of a mask, except in a tuple, a new value of integers gets no mark only
+      if it also has another number of axes than the mask, and the channels of the other value.
 
     Args:
         known: Result of `marks_in` for the function's argument, from before the call.
-        result: The function's result. It is not changed; the marked values are views, in a new dict or tuple. A list is
-            returned unchanged.
+        result: The function's result. It is not changed: the marked values are views, in a new dict or tuple; of a bare
+            value, the view is returned. A list is returned unchanged.
     """
     changed = {}
     if known:

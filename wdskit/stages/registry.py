@@ -59,11 +59,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
 def register(name: str) -> Callable[[F], F]:
-    """Return a decorator that registers a function or class for `- map: name` in YAML and `.map("name")` in Python.
+    """Return a decorator that registers a function or class for `- map: name` in YAML and `.map("name")` in Python. The
+    decorator returns the function or class itself.
 
     In YAML the name is also a stage with settings. A function gets the settings as keyword arguments. A class gets them
     when its instance is made, and the instance is called. If the function or `__call__` has a parameter `rng`, it gets
-    a numpy Generator that depends only on the seed and the sample's position.
+    a numpy Generator that depends only on the seed, the stage and the sample's position.
 
     ```python
     @wdskit.register("brighten")  # - brighten: {by: 0.2}
@@ -75,12 +76,13 @@ def register(name: str) -> Callable[[F], F]:
     Running the same definition again (a notebook cell, a reloaded module) replaces the function.
 
     Raises:
-        PipelineError: The name is not an identifier or is the name of a stage of wdskit, the decorated object is not
-            callable, or another function has the name.
+        PipelineError: The name is not an identifier, or is a keyword of Python or the name of a stage of wdskit. From
+            the decorator: the object is not callable, or another function has the name.
     """
     if not is_function_name(name):
         raise PipelineError(
-            f"register({name!r}): a name is letters, digits and _, and does not start with a digit: `my_augment`."
+            f"register({name!r}): a name is letters, digits and _, does not start with a digit, and is no keyword of "
+            "Python: `my_augment`."
         )
     refuse_stage_name(f"register({name!r})", name)
 
@@ -107,7 +109,8 @@ def refuse_stage_name(where: str, name: str) -> None:
 
 
 def check_registered(stages: Iterable[Any], *, where: str) -> None:
-    """Check the settings of the registered stages in `stages`. Ignore the stages of wdskit.
+    """Check the settings of the registered stages in `stages`, and in the parts of a mixture. Ignore the stages of
+    wdskit, and names that are not registered.
 
     Raises:
         PipelineError: A function or class has no parameter for a setting. The message starts with `where`.
@@ -145,7 +148,7 @@ def registered_names() -> tuple[str, ...]:
 
 
 def known_stages(functions: Iterable[str] = ()) -> dict[str, type[StageSpec]]:
-    """Map the name of each stage to its class.
+    """Return a dict from the name of each stage to its class.
 
     Registered names, and the names in `functions`, are stages too. If wdskit has a stage with such a name, the name
     means the stage of wdskit.

@@ -21,6 +21,9 @@ from wdskit.storage.urls import ByteStream, LocalFile, is_local, local_path, ope
 
 logger = logging.getLogger(__name__)
 
+_MOST_EMPTY = 1000
+"""A worker that got so many times the number of all shards, and all of them empty, never gets another one."""
+
 
 class TarfileToSamples(StreamStage):
     """Open the shards here. Without this stage, they are opened before the first stage that is not a splitter."""
@@ -29,7 +32,7 @@ class TarfileToSamples(StreamStage):
     kind: ClassVar[Kind] = "open"
 
     def bind(self, context: StreamContext) -> ShardOpener:
-        """See `StreamStage.bind`."""
+        """Return the `ShardOpener` for the shards of `context`."""
         shards = context.shards
         pairs = zip(shards.urls, shards.entries, strict=True) if shards else ()
         entries = {url: entry for url, entry in pairs if entry is not None}
@@ -44,10 +47,11 @@ class ShardOpener:
         entries: Maps the URL of each indexed shard to its index entry.
         urls: The URLs of all shards; empty if they are unknown.
         check: What is compared with the index entry. `none`: nothing. `size`: the size of the shard, and the number and
-            fields of the samples when they are read; with an `.idx` file of a local shard also the offsets of the
-            samples; and the digest of a local shard that was replaced or touched after it was indexed. `sha256`: also
-            the digest of each shard, of a local shard before its first sample. Except with `none`, a local shard
-            without an entry is scanned first, to find samples that are split over non-adjacent members.
+            the fields of its samples. If a local shard has an `.idx` file, the offsets of its samples are compared too.
+            If a local shard was replaced or touched after it was indexed, its sha256 is compared too. `sha256`: as
+            `size`, but the sha256 of each shard is compared; of a local shard once, before its first sample, of another
+            shard after its last sample. With `size` and `sha256`, a local shard without an entry is scanned once before
+            its first sample, to find samples that are split over non-adjacent members.
     """
 
     def __init__(self, run: Run, entries: dict[str, ShardEntry], urls: frozenset[str], *, check: str) -> None:
@@ -61,13 +65,14 @@ class ShardOpener:
         self._identities = IdentityChecker()
 
     def __call__(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the samples of the shard of each draw in `source`, in order.
+        """Yield the samples of the shard of each draw in `source`, in order. Set `run.origin` before each sample. A
+        shard without samples yields nothing.
 
-        A draw is a dict with the `url` of the shard. `__draw__` is the number of the draw; draws of a foreign source
-        have no number and are counted here.
+        A draw is a dict with the `url` of the shard, and with the number of the draw under `__draw__`. Draws of a
+        foreign source have no `__draw__`; they are numbered from 0.
 
         Raises:
-            PipelineError: The stream is endless and all shards are empty.
+            PipelineError: The stream is endless, and all shards are empty, or all that this worker gets.
             ShardError: A shard is damaged, has a sample in two places, or differs from its index entry.
             FolderIndexError: The `.idx` file next to a shard belongs to another shard.
             StorageError: A shard cannot be opened or read.
@@ -78,6 +83,7 @@ class ShardOpener:
         run, slot = self.run, self.run.board.main
         self._silence.restart(run.num_yielded)
         empty: set[str] = set()
+        num_empty = 0
         for number, item in enumerate(source):
             draw = item.get(DRAW, number)  # a foreign source does not number its draws
             shown = shown_url(item["url"])
@@ -91,21 +97,27 @@ class ShardOpener:
                 slot[0], slot[1] = draw, index + 1
             if index >= 0:
                 empty.clear()
-            else:
-                empty.add(item["url"])
-                self._report(0)
-                if run.stop_draw is None and empty == self._urls:
-                    raise PipelineError(f"{shown}: all {len(empty)} shards hold no samples. Pack them again.")
+                num_empty = 0
+                continue
+            empty.add(item["url"])
+            num_empty += 1
+            self._report(0)
+            if run.stop_draw is None and empty == self._urls:
+                raise PipelineError(f"{shown}: all {len(empty)} shards hold no samples. Pack them again.")
+            if run.stop_draw is None and num_empty >= _MOST_EMPTY * len(self._urls) > 0:
+                msg = f"{shown}: this worker gets only shards that hold no samples, {num_empty:,} times until now."
+                raise PipelineError(f"{msg} Pack them again, or use fewer workers or ranks.")
 
     def _report(self, num_samples: int) -> None:
-        """Count samples that were read, and log a warning if the stream has yielded no value for a long time. Do
-        nothing if a loader watches the stream.
+        """Add `num_samples` to the samples that were read, and log a warning if the stream has yielded no value for
+        `REPORT_S` seconds. Do nothing if a loader watches the stream.
         """
         if not self.run.is_watched and (line := self._silence.update(self.run.num_yielded, num_samples)):
             logger.warning("%s", line)
 
     def read(self, url: str) -> Iterator[dict[str, Any]]:
-        """Yield the samples of a shard, and compare them with the index.
+        """Yield the samples of a shard, and compare them with the index as `check` says. The shard is closed at its
+        end, after an error, and when the iterator is closed.
 
         Raises:
             ShardError: The shard is damaged, has a sample in two places, or differs from its index entry.
@@ -138,10 +150,10 @@ class ShardOpener:
             stream.close()
 
     def _counted(self, stream: ByteStream, url: str, entry: ShardEntry | None) -> Callable[[int], bytes]:
-        """Return a function that reads from `stream`, and counts the bytes in the timings of the run.
+        """Return a function that reads up to `size` bytes from `stream`, and counts them in the timings of the run.
 
-        With `entry`, the function raises ShardError at the end of the stream if the sha256 of all bytes differs from
-        `entry`.
+        If `entry` is given, the function raises ShardError at the end of the stream if the sha256 of all bytes differs
+        from `entry`.
         """
         digest, num_bytes = hashlib.sha256(), 0
 

@@ -62,10 +62,11 @@ def _check_bounds(value: object) -> tuple[int | str, int | str]:
 
 
 def _bound_of(value: object) -> int | Fraction:
-    """Return one end of a range: an int for the number of a sample, or a Fraction of 0-1 for a share such as "80%".
+    """Return one end of a range: an int for the number of a sample, or a Fraction of 0-1 for a share of all samples,
+    such as "80%".
 
     Raises:
-        PydanticCustomError: `value` is neither a number of 0 or more, nor a share.
+        PydanticCustomError: `value` is neither a whole number of 0 or more, nor a share of 0% to 100%.
     """
     value = as_int(value)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
@@ -114,7 +115,12 @@ def _check_stages(value: object, info: ValidationInfo) -> tuple[StageSpec, ...]:
 
 
 def _check_stage(at: int, item: object, stages: Stages) -> StageSpec:
-    """Return the stage that `item` describes. `stages` are the known stages; `at` is the place of `item` in its list.
+    """Return the stage that `item`, the value of a stage in YAML, describes.
+
+    Args:
+        at: Number of `item` in its list, from 0, for messages.
+        item: A name, or {name: settings}.
+        stages: Maps the names of the known stages to their classes.
 
     Raises:
         PydanticCustomError: `item` is not a valid stage, or the stage does not turn one dict into one dict.
@@ -208,7 +214,9 @@ class MixturePart(BaseModel):
     repeat: Count | None = Field(None, description="How often each of its samples appears in a finite epoch.")
     split: Split | None = Field(None, description="Only this split of its samples, made by `wdskit split`.")
     where: Condition | None = Field(None, description="Only its samples for which this condition is true.")
-    range: Bounds | None = Field(None, description='Only a range of its samples: ["0%", "80%"], or their numbers.')
+    range: Bounds | None = Field(
+        None, description='Only its samples from a first one up to, but without, a stop: ["0%", "80%"] or [0, 50000].'
+    )
     stages: PartStages = Field((), description="Stages for its samples only, before those of the pipeline.")
 
     def write_settings(self) -> dict[str, Any]:
@@ -229,8 +237,8 @@ class MixturePart(BaseModel):
         return ShardTable(self.shards, split=self.split, where=self.where, has_columns=has_columns, bounds=bounds)
 
     def fingerprint(self, table: ShardTable) -> dict[str, Any]:
-        """Return everything that decides the order of the part's samples, as plain JSON. `table` is from the method
-        `table`.
+        """Return everything in the part that decides the order of the samples, as plain JSON. `table` is the result of
+        `self.table`.
         """
         weight: Any = self.weight
         if isinstance(weight, Mapping):
@@ -248,8 +256,8 @@ class PlannedData:
     """The shards of a planned source, and the order of their samples.
 
     Attributes:
-        tables: The shards of each part. A part with `repeat: n` is listed n times.
-        parts: The number of the part to which each table of `tables` belongs.
+        tables: The table of each part, in the order of the parts. A part with `repeat: n` has its table n times.
+        parts: For each table of `tables`, the number of its part, from 0.
         order: Maps positions to samples.
         num_samples: Number of samples in one pass over the data; None for a mixture by weights, which is endless.
         fingerprint: Everything that decides the order, as plain JSON.
@@ -284,8 +292,8 @@ class PlannedSource(StageSpec):
     schedule: Literal["step", "linear"] = Field(
         "step",
         description="How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight, "
-        "in up to 2,047 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its mean "
-        "weight.",
+        "in up to 2,047 steps of at least 4,096 samples. In a shorter interval, all samples have the mean of the two "
+        "weights.",
     )
     split: Split | None = Field(None, description="Only this split of the samples, made by `wdskit split`.")
     where: Condition | None = Field(
@@ -294,7 +302,9 @@ class PlannedSource(StageSpec):
         "FOLDER --columns width,cls` makes columns.",
         examples=["width >= 256 and cls in [1, 2]"],
     )
-    range: Bounds | None = Field(None, description='Only a range of the samples: ["0%", "80%"], or their numbers.')
+    range: Bounds | None = Field(
+        None, description='Only the samples from a first one up to, but without, a stop: ["0%", "80%"] or [0, 50000].'
+    )
     seed: Natural = Field(0, description="Seed of the order and of everything random.")
     classes: Classes = CLASSES
 
@@ -322,8 +332,8 @@ class PlannedSource(StageSpec):
 
     @property
     def is_weighted(self) -> bool:
-        """True if the source is a mixture without `repeat`. Such a mixture is endless and draws from its parts by
-        weights (default 1).
+        """Whether the source is a mixture without `repeat`. Such a mixture is endless and draws from its parts by
+        weights (default 1). False without a mixture.
         """
         return self.mixture is not None and self.mixture[0].repeat is None
 
@@ -348,7 +358,8 @@ class PlannedSource(StageSpec):
         Args:
             counts: Number of samples of each shard, int64 (num_shards,).
             seed: Seed of the order.
-            lanes: Only for `exact`: the number of lanes if the setting `lanes` is missing; None for the default.
+            lanes: The number of lanes for `exact` without the setting `lanes`; None for the default number. Has no
+                effect with this setting, and in other sources.
         """
 
     def plan(self, *, has_columns: bool = False) -> PlannedData:
@@ -403,8 +414,8 @@ class PlannedSource(StageSpec):
         return False
 
     def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:  # noqa: ARG002
-        """Return the order of the samples, and a digest of the values in columns that decide the order. Return None if
-        no column decides the order; the caller then uses `order_of`.
+        """Return (order, digest): the order of the samples of `table`, and the hex sha256 of what decides this order in
+        the columns. Return None if no column decides the order; the caller then uses `order_of`.
 
         Raises:
             SelectionError: A column is missing or damaged, or its values do not fit `repeat`, `weights` or `balance`.
@@ -423,21 +434,25 @@ class Exact(PlannedSource):
 
     lanes: LaneCount | None = Field(
         None,
-        description="Parts of the data that are read side by side. Default: 240, or one per 64 samples of a smaller "
-        "data set.",
+        description="Number of parts of the data that are read side by side. Default: 240, or one per 64 samples of a "
+        "smaller data set.",
     )
-    window: Count = Field(DEFAULT_WINDOW, description="Samples of a lane that are shuffled with each other.")
+    window: Count = Field(DEFAULT_WINDOW, description="Number of samples of a lane that are shuffled together.")
     homes: Count = Field(
         1,
-        description="Groups of shards that keep their part of every epoch, so that a node reads mostly the same shards "
-        "in each epoch. For shards in a store with a `cache`: a few times the number of nodes.",
+        description="Number of groups of shards. A group keeps its place in every epoch, so that a node reads mostly "
+        "the same shards in each epoch. For shards in a store with a `cache`: a few times the number of nodes.",
     )
     repeat: Times | None = Field(
         None,
         description="How often an epoch has a sample. {rare: 3}: 3 times if the column `rare` is true, otherwise once. "
         f"{{column: NAME}}: as often as the column says, 0 to {MAX_TIMES}.",
     )
-    tail: Literal["drop", "pad"] = Field("drop", description="What to do with an incomplete last global batch.")
+    tail: Literal["drop", "pad"] = Field(
+        "drop",
+        description="What to do with an incomplete last global batch: `drop` leaves it out, `pad` fills it. With "
+        "`pad`, each batch has a mask of the valid rows.",
+    )
 
     @model_validator(mode="after")
     def _check_repeat(self) -> Exact:
@@ -451,8 +466,8 @@ class Exact(PlannedSource):
         return self.repeat is not None
 
     def times(self, table: ShardTable) -> NDArray[Any]:
-        """Return how often each selected sample of `table` is in an epoch, integers (num_selected,). `repeat` must be
-        set.
+        """Return how often each selected sample of `table` is in an epoch: uint8 (num_selected,), in the order of the
+        index. The setting `repeat` must not be None.
 
         Raises:
             SelectionError: The column is missing or damaged, has values that `repeat` cannot use, or leaves out all
@@ -477,7 +492,9 @@ class Exact(PlannedSource):
         return times
 
     def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:
-        """Return the order that columns decide, and a digest of their values; None if no column decides the order."""
+        """Return the order in which each sample is repeated as `times` says, and a digest (see
+        `PlannedSource.plan_columns`). Return None without `repeat`. The errors are those of `times`.
+        """
         if self.repeat is None:
             return None
         times = self.times(table)
@@ -487,12 +504,17 @@ class Exact(PlannedSource):
         return PickedOrder(self.order_of(counts, self.seed), layers), digest
 
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:
-        """Return the order: shuffled shards are divided into lanes, and each lane is shuffled in windows."""
+        """Return the order of the samples of some shards: the shards are shuffled and divided into lanes, and each lane
+        is shuffled in windows. The arguments are those of `PlannedSource.order_of`.
+        """
         return ExactOrder(counts, seed=seed, lanes=self.lanes or lanes, window=self.window, homes=self.homes)
 
 
 class Resampled(PlannedSource):
-    """A planned source: samples drawn with replacement, in chunks of consecutive samples, or one by one by weights."""
+    """A planned source: samples drawn with replacement, in chunks of consecutive samples, or one by one by weights.
+
+    Without `with_epoch`, an epoch has as many samples as the data. A mixture by weights needs `with_epoch`.
+    """
 
     name: ClassVar[str] = "resampled"
 
@@ -502,10 +524,14 @@ class Resampled(PlannedSource):
     balance: ColumnName | None = Field(
         None, description="A column of classes or texts: samples are drawn one by one, each value equally often."
     )
-    chunk: Count = Field(DEFAULT_CHUNK, description="Consecutive samples that are drawn together.")
-    lanes: LaneCount = Field(DEFAULT_LANES, description="Parts of the sequence that are read side by side.")
-    window: Count = Field(DEFAULT_WINDOW, description="Samples of a lane that are shuffled with each other.")
-    tail: Literal["drop", "pad"] = Field("drop", description="What to do with an incomplete last global batch.")
+    chunk: Count = Field(DEFAULT_CHUNK, description="Number of consecutive samples that are drawn together.")
+    lanes: LaneCount = Field(DEFAULT_LANES, description="Number of parts of the sequence that are read side by side.")
+    window: Count = Field(DEFAULT_WINDOW, description="Number of samples of a lane that are shuffled together.")
+    tail: Literal["drop", "pad"] = Field(
+        "drop",
+        description="What to do with an incomplete last global batch: `drop` leaves it out, `pad` fills it. With "
+        "`pad`, each batch has a mask of the valid rows.",
+    )
 
     @model_validator(mode="after")
     def _check_windows(self) -> Resampled:
@@ -531,7 +557,10 @@ class Resampled(PlannedSource):
         return self.weights is not None or self.balance is not None
 
     def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:
-        """Return the order that columns decide, and a digest of their values; None if no column decides the order."""
+        """Return the order of the samples that are drawn by `weights` or `balance`, and a digest (see
+        `PlannedSource.plan_columns`). Return None if neither setting is set. SelectionError: The column is missing or
+        damaged, or its values cannot be used.
+        """
         name = self.weights or self.balance
         if name is None:
             return None
@@ -543,16 +572,25 @@ class Resampled(PlannedSource):
         return order, weights.digest
 
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:  # noqa: ARG002
-        """Return the order: chunks of consecutive samples are drawn uniformly."""
+        """Return the order of the samples of some shards: chunks of consecutive samples are drawn uniformly. `lanes`
+        has no effect; the setting `lanes` counts.
+        """
         return ResampledOrder(counts, seed=seed, chunk=self.chunk, lanes=self.lanes, window=self.window)
 
 
 class Sequential(PlannedSource):
-    """A planned source for evaluation: every sample once, in the order of the index."""
+    """A planned source for evaluation: every sample once, in the order of the index.
+
+    The parts of a mixture with `repeat` come one after the other, each as often as its `repeat`.
+    """
 
     name: ClassVar[str] = "sequential"
 
-    tail: Literal["drop", "pad"] = Field("pad", description="What to do with an incomplete last global batch.")
+    tail: Literal["drop", "pad"] = Field(
+        "pad",
+        description="What to do with an incomplete last global batch: `drop` leaves it out, `pad` fills it. With "
+        "`pad`, each batch has a mask of the valid rows.",
+    )
 
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:  # noqa: ARG002
         """Return the order of the index: sample after sample. Only `counts` has an effect."""

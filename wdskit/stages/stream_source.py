@@ -59,7 +59,8 @@ class Stream(StreamStage):
     )
     check: Literal["none", "size", "sha256"] = Field(
         "size",
-        description="What to compare an indexed shard with: its size, and its samples as they are read, or its sha256.",
+        description="What to check in a shard that has an index. `size`: its size, and each sample when it is read. "
+        "`sha256`: also its digest. `none`: nothing.",
     )
     classes: Classes = CLASSES
 
@@ -90,12 +91,14 @@ class Stream(StreamStage):
         return self
 
     def bind(self, context: StreamContext) -> StreamSource:
-        """Find the shards and the order of their draws, and return the source.
+        """Find the shards and the order of their draws, and return the source. Set `shards`, `draws` and `check` of
+        `context`.
 
         Raises:
             StorageError: The shards cannot be listed, or a `classes.json` cannot be read.
-            FolderIndexError: An index is invalid, or is missing with `check: sha256`; a folder has an unfinished run;
-                or the labels of two folders mean different classes.
+            FolderIndexError: An index is invalid, or is missing with `check: sha256` or for a remote folder or glob; a
+                folder has an unfinished run; a `classes.json` is invalid; or the labels of two folders mean different
+                classes.
         """
         shards = list_shards(self.shards, need_index=self.check == "sha256")
         refuse_part(self.shards, shards)
@@ -112,7 +115,7 @@ class Stream(StreamStage):
         return StreamSource(context.run, shards, draws)
 
     def _shard_weights(self, shards: ShardList) -> list[float] | None:
-        """Return the weight of each shard; None if neither `weights` nor `upsampling` is set.
+        """Return the weight of each shard, in the order of `shards`; None if neither `weights` nor `upsampling` is set.
 
         With `weights`, the shards of a part share the weight of the part equally. With `upsampling`, each shard of a
         part has the factor of the part.
@@ -126,7 +129,9 @@ class Stream(StreamStage):
         return None
 
     def fingerprint(self, shards: ShardList) -> dict[str, Any]:
-        """Return everything that decides the draws, as plain JSON. The folders of the shards do not count."""
+        """Return everything that decides the draws, as plain JSON. Of the shards, only the file names count, and if
+        all shards have an index entry also their sha256.
+        """
         names = "\n".join(url.rpartition("/")[2] for url in shards.urls)
         digests = [entry.sha256 if entry else "" for entry in shards.entries]
         settings = self.model_dump(exclude={"shards", "check", "classes"})
@@ -141,10 +146,11 @@ class Stream(StreamStage):
 
 class StreamSource:
     """Yields the draws of a stream. A draw is a dict with the `url` of a shard, the number of the draw (`__draw__`),
-    and `__ordinal__`, by which splitters choose draws.
+    and an ordinal (`__ordinal__`), by which splitters choose draws.
 
-    At first, the ordinal is the number of the draw. A splitter divides the ordinals of its draws by the number of ranks
-    or workers, so that the next splitter counts only these draws.
+    The source sets the ordinal to the number of the draw. A splitter for N ranks or workers keeps the draws whose
+    ordinal modulo N is the number of the rank or worker. The splitter divides the ordinals of the kept draws by N, so
+    that the kept draws have consecutive ordinals for the next splitter.
     """
 
     def __init__(self, run: Run, shards: ShardList, draws: Draws) -> None:
@@ -154,7 +160,7 @@ class StreamSource:
 
     def __call__(self) -> Iterator[dict[str, Any]]:
         """Yield the draws from `run.first_draw` to `run.stop_draw` - 1, or without end if `run.stop_draw` is None. End
-        earlier if `run.stream` changes.
+        earlier if `run.stream` changes, because the process then runs another stream.
         """
         draw, stream = self.run.first_draw, self.run.stream
         while self.run.stream == stream and (self.run.stop_draw is None or draw < self.run.stop_draw):
@@ -169,7 +175,7 @@ class SplitByNode(StreamStage):
     kind: ClassVar[Kind] = "splitter"
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
-        """See `StreamStage.bind`."""
+        """Return the function `split_by_node` with the run of `context`."""
         return functools.partial(split_by_node, context.run)
 
 
@@ -180,18 +186,22 @@ class SplitByWorker(StreamStage):
     kind: ClassVar[Kind] = "splitter"
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
-        """See `StreamStage.bind`."""
+        """Return the function `split_by_worker` with the run of `context`."""
         return functools.partial(split_by_worker, context.run)
 
 
 # `foreign.splits_nodes` and `foreign.splits_workers` know these two functions by name.
 def split_by_node(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the draws of this rank: for R ranks, every R-th draw of `source`, from the rank's number on."""
+    """Yield the draws of this rank: of R ranks, rank r gets the draws of `source` whose ordinal modulo R is r. Each
+    yielded draw is a copy with a new ordinal (see `StreamSource`).
+    """
     return _keep_share(source, run.rank_info.rank, run.rank_info.world_size)
 
 
 def split_by_worker(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the draws of this worker: for W workers, every W-th draw of `source`, from the worker's number on."""
+    """Yield the draws of this worker: of W workers, worker w gets the draws of `source` whose ordinal modulo W is w.
+    Each yielded draw is a copy with a new ordinal (see `StreamSource`).
+    """
     return _keep_share(source, run.worker, run.num_workers)
 
 

@@ -103,7 +103,7 @@ class Shuffle(StreamStage):
         return initial
 
     def bind(self, context: StreamContext) -> ShuffleBuffer:
-        """See `StreamStage.bind`."""
+        """Return the `ShuffleBuffer` with the settings of this stage."""
         initial = 100 if self.initial is None else self.initial
         draws = context.draws
         num_shards = None if draws is None or draws.resampled else draws.num_shards
@@ -140,7 +140,7 @@ class ShuffleBuffer:
         self.initial = min(initial, size)
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the values of `source` in another order."""
+        """Yield each value of `source` once, in random order. Before each value, set `run.origin` to its origin."""
         run = self.run
         buffer: list[tuple[Origin, Any]] = []
         values = iter(source)
@@ -173,13 +173,15 @@ class ShuffleBuffer:
             yield pick(len(buffer))
 
     def _pass_of(self, origin: Origin) -> int:
-        """Return the number of the pass over the shards; 0 without passes, or if an earlier stage is foreign."""
+        """Return the number of the pass over the shards in which the value of `origin` was read, from 0. Return 0
+        without passes, or if an earlier stage is foreign.
+        """
         if self.num_shards is None or origin.part >> 63:
             return 0
         return origin.major // self.num_shards
 
     def _words(self) -> Iterator[int]:
-        """Yield random 64-bit words, without end."""
+        """Yield random 64-bit words, without end, for the stage, the seed, the epoch, the rank and the worker."""
         run = self.run
         epoch = run.epoch if self.each_epoch else run.first_epoch
         for chunk in itertools.count():
@@ -197,7 +199,9 @@ class Select(StreamStage):
     fn: Function = Field(description="A function, or the name of a registered one.", examples=["my_filter"])
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
-        """See `StreamStage.bind`."""
+        """Return a callable that yields the values for which the function returns true. PipelineError: The name of the
+        function is unknown, or is that of a class that needs settings.
+        """
         stage_context = context.stage_context
         return functools.partial(_select, context.run, stage_context.call("select", self.fn, stage_context.label(self)))
 
@@ -218,7 +222,10 @@ def _select(run: Run, predicate: Callable[[Any, Origin], Any], source: Iterable[
 
 
 class Slice(StreamStage):
-    """Keep a range of the values, like a slice in Python."""
+    """Keep a range of the values, like a slice in Python.
+
+    The values of all workers of a rank are counted together.
+    """
 
     name: ClassVar[str] = "slice"
     kind: ClassVar[Kind] = "stream"
@@ -228,7 +235,8 @@ class Slice(StreamStage):
 
     start: Natural = Field(0, description="Number of the first value.")
     stop: Natural | None = Field(
-        description="The end of the range, or start, end and step, as for slices in Python. null: no end.",
+        description="The end of the range, which is excluded; or its start and end; or start, end and step. No number "
+        "is negative. null: no end.",
         examples=[1000],
     )
     step: Count = Field(1, description="Keep one of every `step` values.")
@@ -236,7 +244,7 @@ class Slice(StreamStage):
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
         """Return the settings as a dict. `value` is their form in YAML: the number `stop`, `[start, stop]`, `[start,
-        stop, step]` or a mapping.
+        stop, step]` or a mapping. None gives an empty dict. The settings are not checked.
 
         Raises:
             ValueError: `value` is a list with fewer than 2 or more than 3 items.
@@ -248,7 +256,7 @@ class Slice(StreamStage):
         return dict(zip(("start", "stop", "step"), value, strict=False))
 
     def write_settings(self) -> Any:
-        """Return the settings for YAML as `[start, stop, step]`."""
+        """Return the settings for YAML, always as `[start, stop, step]`; `stop` may be None."""
         return [self.start, self.stop, self.step]
 
     @model_validator(mode="after")
@@ -264,14 +272,18 @@ class Slice(StreamStage):
         return functools.partial(_slice, context.run, self.start, self.stop, self.step)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
-        """Return the number of values that the slice keeps in one worker. See `StreamStage.num_items`."""
+        """Return the number of values that the slice keeps in one worker, if each worker of the rank gets `num_values`.
+        The arguments are those of `StreamStage.num_items`.
+        """
         stop = num_workers * num_values if self.stop is None else min(self.stop, num_workers * num_values)
         mine = range(worker, stop, num_workers)
         return sum(number >= self.start and (number - self.start) % self.step == 0 for number in mine)
 
 
 def _slice(run: Run, start: int, stop: int | None, step: int, source: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values of this worker that are in the slice (see `Slice.bind`). Values after the end are not read."""
+    """Yield the values of this worker that are in the slice (see `Slice.bind`). Values from number `stop` on are not
+    read from `source`.
+    """
     values = iter(source)
     number = run.worker
     while (stop is None or number < stop) and (value := next(values, _END)) is not _END:
@@ -296,7 +308,9 @@ class WithEpoch(StreamStage):
         return EpochCut(context.run, self.n)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
-        """Return this worker's share of `n`, for any `num_values`."""
+        """Return the number of this worker's values in an epoch: its near-equal share of `n`. Only `worker` and
+        `num_workers` have an effect.
+        """
         return share(self.n, worker, num_workers)
 
 
@@ -315,7 +329,7 @@ class EpochCut:
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         """Yield this worker's values of one epoch. For the next epoch, call this method again with the same iterator.
 
-        The values are counted in `run.num_yielded`.
+        Before each value, `run.num_yielded` is increased by 1.
 
         Raises:
             PipelineError: The stream ended before the epoch was complete.
@@ -333,7 +347,9 @@ class EpochCut:
             yield value
 
     def finish(self, source: Iterator[Any]) -> None:
-        """Read the values of the running epoch that later stages did not read from `source`, and drop them."""
+        """Read from `source` the last `left` values of this worker's epoch, which later stages did not take, and drop
+        them. Then `left` is 0. `source` may end earlier.
+        """
         for _ in itertools.islice(source, self.left):
             self.run.num_yielded += 1
         self.left = 0

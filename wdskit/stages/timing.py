@@ -58,11 +58,11 @@ class Timings:
     lap_start_s: float = field(default_factory=perf_counter, compare=False)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle without `nodes` and the clock."""
+        """Pickle `bytes_read`, `traffic` and `stages`. The unpickled object has no `nodes` and a new clock."""
         return Timings, (self.bytes_read, self.traffic, self.stages)
 
     def start(self) -> None:
-        """Start a lap. The time since the last lap is not counted."""
+        """Start a lap now. The time since the end of the last lap is not counted."""
         self.lap_start_s = perf_counter()
 
     def lap(self, stage: str, num: int = 1) -> None:
@@ -71,7 +71,7 @@ class Timings:
         self.lap_start_s = perf_counter()
 
     def merge(self, other: Timings) -> None:
-        """Add the times and counts of `other`."""
+        """Add the times and counts of `other`, also those of its `nodes`. The running lap of this object continues."""
         self.bytes_read += other.bytes_read
         self.traffic = self.traffic.plus(other.traffic)
         for stage, (num, total_s) in other.stages.items():
@@ -98,7 +98,9 @@ class TimingSampler:
         self._next_s = 0.0
 
     def begin(self) -> Timings | None:
-        """Return new timings, with a running clock, for the task that starts now; None if this task is not timed."""
+        """Count a task that starts now. Return new timings for the task, with a running clock; None if the task is not
+        to be timed.
+        """
         self._num_tasks += 1
         if self._num_tasks % self._every or (now_s := perf_counter()) < self._next_s:
             return None

@@ -128,8 +128,8 @@ def _value_of(setting: str, value: Any) -> Any:
 
 
 def _takes_first_labels(transform: Any) -> bool:
-    """Return whether a transform is, or contains, a `SanitizeBoundingBoxes` with torchvision's own `labels_getter`,
-    which finds one value of labels.
+    """Return whether a transform is, or contains at any depth, a `SanitizeBoundingBoxes` with torchvision's default
+    `labels_getter`, which takes only one value of labels from a sample.
     """
     inner = getattr(transform, "transforms", ())  # a container of torchvision may hold a list
     children = [*(inner if isinstance(inner, Iterable) else ())]
@@ -158,30 +158,34 @@ Transforms = Annotated[
 class Torchvision(PerSampleStage):
     """Apply transforms of torchvision.transforms.v2 to an image with its masks, boxes, keypoints and labels.
 
-    Random numbers depend on the seed and the sample's position. The generators of your program are not changed.
-    Images become tensors (channels, height, width). After `batched`: `MixUp` and `CutMix`.
+    torch's random numbers depend on the seed, the stage and the sample's position. torch's global generator is not
+    changed. Images and masks become tensors ([channels, ]height, width), except images of Pillow that are no masks.
+    After `batched`, only `MixUp` and `CutMix` are possible.
     """
 
     name: ClassVar[str] = "torchvision"
     shorthand: ClassVar[str | None] = "transforms"
 
     transforms: Transforms = Field(
-        description="Names of classes of torchvision.transforms.v2, {Name: {setting: value}}, or transforms in Python.",
+        description="Each item: the name of a class of torchvision.transforms.v2, or {Name: {setting: value}}; in "
+        "Python also a transform object.",
         examples=[[{"RandomResizedCrop": {"size": 224}}, "RandomHorizontalFlip"]],
     )
     fields: FieldKinds | None = Field(
         None,
-        description="The kind of each field: image, mask, labels, keypoints, or {boxes: xywh}; also xyxy, cxcywh. "
-        "A path in JSON becomes a field. Default: the only image field; after `batched`, images and labels.",
+        description="Maps each field to its kind: image, mask, labels, keypoints, or boxes as {boxes: xywh}, "
+        "{boxes: xyxy} or {boxes: cxcywh}. The result for a path in JSON is stored as a field with the path as its "
+        "name. Default: the only image field; after `batched`, the first two values of a tuple: images and labels.",
     )
 
     @property
     def mask_names(self) -> tuple[str, ...]:
-        """The fields that the stage takes as masks."""
+        """The fields to which the setting `fields` gives the kind `mask`."""
         return tuple(name for name, kind in (self.fields or {}).items() if kind == "mask")
 
     def bind(self, context: Context, label: str) -> BoundTorchvision:
-        """See `PerSampleStage.bind`.
+        """Return the function that maps a sample or a batch to a transformed copy. `label` is the key of the random
+        numbers (see `PerSampleStage.bind`).
 
         Raises:
             PipelineError: torchvision is not installed, or its build does not fit torch. Or `SanitizeBoundingBoxes` is
@@ -212,7 +216,8 @@ class BoundTorchvision:
 
     Attributes:
         transform: All transforms of the stage, composed to one.
-        fields: The kind of each field to change. Empty: the only image field is changed.
+        fields: Maps each field to change to its kind, a value of the setting `fields`. Empty: in a sample, the only
+            image field is changed; in a batch, the first two values of a tuple.
         run: The running pipeline, which has the random numbers.
         label: Key of the stage's random numbers.
         names: The class names of the transforms.
@@ -225,12 +230,13 @@ class BoundTorchvision:
     names: tuple[str, ...]
 
     def __call__(self, sample: Any, origin: Origin) -> Any:
-        """Return a copy of the sample, or of the batch, with the fields changed.
+        """Return a copy of the sample, or of the batch, with the fields changed. Errors of a transform pass unchanged.
 
         Raises:
             WdskitError: A field is missing, or is not of the kind that `fields` gives.
-            PipelineError: The sample is not a dict, a field is not decoded, or `MixUp` or `CutMix` cannot find images
-                and labels in the batch.
+            PipelineError: The sample is not a dict, or a field is not decoded. Or `fields` is empty, and the sample has
+                no image field or several. Or `MixUp` or `CutMix` cannot find images and labels in the batch, or a batch
+                meets another transform.
         """
         import torch
 
@@ -253,10 +259,11 @@ class BoundTorchvision:
         return images[0]
 
     def _inputs_of(self, sample: Mapping[str, Any], kinds: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return (inputs, keys). `inputs` is the dict that the transforms take. `keys` maps each field to its key in
-        `inputs`. Keys of labels start with "labels".
+        """Return (inputs, keys). `inputs` is the dict that the transforms take, with images and masks first. `keys`
+        maps each field to its key in `inputs`: "labels NAME" for a field NAME of the kind "labels", otherwise the
+        field.
 
-        `kinds` is the kind of each field.
+        `kinds` maps each field to its kind. The errors are those of `fields.pick` and `_as_input`.
         """
         inputs: dict[str, Any] = {}
         keys: dict[str, str] = {}
@@ -274,8 +281,9 @@ class BoundTorchvision:
         The first two values of a tuple are the images and the labels. In a dict, the setting `fields` names them.
 
         Raises:
-            PipelineError: The stage has another transform. Or the batch is neither a dict nor a tuple of two or more
-                values. Or the batch is a dict, and `fields` does not name one key of images and one of labels in it.
+            PipelineError: A transform is neither `MixUp` nor `CutMix`. Or the batch is neither a dict nor a tuple of
+                two or more values. Or the batch is a dict, and `fields` does not name one key of images and one of
+                labels in it.
         """
         import torch
 
@@ -311,14 +319,15 @@ def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) ->
         name: Name of the field, for messages.
         value: The decoded value.
         kind: The kind of the field, a value of the setting `fields`.
-        size: Height and width of the sample's image, for boxes and keypoints; None if the sample has no image yet.
+        size: Height and width of the sample's image or mask, for boxes and keypoints; None if neither has been
+            converted yet.
 
     Returns:
-        (converted value, (height, width)). The second item is None if the field is neither an image nor a mask.
+        (converted value, size). `size` is (height, width) of an image or a mask, and None for another kind.
 
     Raises:
         PipelineError: The value is not decoded.
-        WdskitError: The value is not of this kind, or `size` is missing.
+        WdskitError: The value is not of this kind. Or the kind is boxes or keypoints, and `size` is None.
     """
     import torch
     from torchvision import tv_tensors
@@ -335,7 +344,10 @@ def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) ->
             raise WdskitError(f"torchvision: `{name}` is not an image but {type(value).__name__}")
         made = tv_tensors.Image(value) if kind == "image" else tv_tensors.Mask(value)
         return made, (int(value.shape[-2]), int(value.shape[-1]))
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as err:
+        raise WdskitError(f"torchvision: `{name}` has rows of different lengths") from err
     if kind == "labels":
         if array.dtype.kind not in "iub" and array.size:
             raise WdskitError(f"torchvision: `{name}`: labels are whole numbers, not {array.dtype}")
@@ -355,8 +367,9 @@ def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) ->
 
 
 def _as_value(value: Any, kind: Any) -> Any:
-    """Convert a result of torchvision and set its mark (`stages.marks`). An image of Pillow gets `IMAGE`. A tensor gets
-    `IMAGE` or `MASK` if `kind` is "image" or "mask". Any other result becomes an array with the mark `LIST`.
+    """Return the result of torchvision for one field, as a value for the sample with a mark (see `stages.marks`).
+    `kind` is the kind of the field. An image of Pillow gets the mark `IMAGE`. A tensor of the kind "image" or "mask"
+    stays a tensor and gets the mark `IMAGE` or `MASK`. A tensor of another kind becomes an array with the mark `LIST`.
     """
     import torch
 

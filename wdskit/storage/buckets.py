@@ -23,7 +23,9 @@ PARTS_AT_ONCE = 4
 
 
 class ObjectInfo(NamedTuple):
-    """An object of a folder: its URL, its size, and its ETag in quotes. `etag` is None if the store has no ETags."""
+    """An object of a folder: its URL, its size in bytes, and its ETag in quotes. `etag` is None if the store has no
+    ETags.
+    """
 
     url: str
     num_bytes: int
@@ -31,7 +33,8 @@ class ObjectInfo(NamedTuple):
 
 
 def list_objects(url: str) -> list[ObjectInfo]:
-    """Return the objects of a folder of a bucket, sorted by URL. Objects of its subfolders are not listed.
+    """Return the objects of the folder `url` in a bucket, sorted by URL. Objects of its subfolders are not listed. The
+    list is empty if the folder has no objects or does not exist.
 
     Raises:
         StorageError: The URL is invalid, or the store cannot be reached, refuses the request, or cannot list objects.
@@ -55,7 +58,10 @@ def _call(location: Location, call: Callable[[Any], Awaitable[Any]]) -> Any:
 
 
 def check_bucket(url: str) -> Location:
-    """Return the location of an object in a bucket. Raises StorageError if `url` is not in a writable bucket."""
+    """Return the location of the object `url`. No request is sent.
+
+    Raises StorageError if the URL is invalid, or if its scheme is not one of `LISTED_SCHEMES`.
+    """
     location = locate(url)
     if location.scheme not in LISTED_SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in LISTED_SCHEMES)
@@ -77,12 +83,13 @@ def start_upload(url: str, path: Path) -> Future[str | None]:
     """Start to upload a file in the background. The complete object replaces an existing object of this URL.
 
     Returns:
-        A future of the object's ETag; its result is None if the store has no ETags. `result()` waits until the store
-        has confirmed size and ETag. It raises StorageError if the store cannot be reached, refuses the object, or
-        reports another size or ETag.
+        A future of the object's ETag; its result is None if the store has no ETags. `result()` waits until the file is
+        uploaded and the store has reported the object's size and ETag. `result()` raises StorageError if the store
+        cannot be reached, refuses the object, or reports a size or ETag that differs from the uploaded file's.
 
     Raises:
-        StorageError: The URL cannot be written.
+        StorageError: `check_bucket` refuses the URL, or this process is ending, or was forked after its parent had used
+            a store.
         OSError: The file does not exist.
     """
     location = check_bucket(url)

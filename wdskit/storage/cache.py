@@ -1,8 +1,8 @@
 """Cache parts of remote shards on a local disk, shared by all processes of a user on a machine.
 
 The process that fetches a part holds a lock file, which the kernel frees when the process ends. Other processes wait
-for the part. If the part does not come, they read from the store. The file of a part (`storage.cached_parts`) gets its
-name when it is complete. A damaged part is removed and fetched again.
+up to `CLAIM_S` for the part, and then read from the store. The file of a part (`storage.cached_parts`) gets its name
+when it is complete. A damaged part is removed and fetched again.
 
 If the cache is full, random parts of the least recently used half are removed. Always removing the oldest part would be
 wrong for data that is read again in the same order: each part would go just before its use.
@@ -153,9 +153,15 @@ class PartCache:
                 part.opened = None  # frees the disk space of a removed file
 
     def read(self, name: PartName, number: int, start: int, stop: int) -> bytes | None:
-        """Return the bytes of a sample and of the tar block after the sample. `CachedPart.read` explains the arguments.
+        """Return the bytes of a sample and of the tar block after the sample.
 
         Return None if the part does not exist, cannot be read now, or is damaged. A damaged part is removed.
+
+        Args:
+            name: The part.
+            number: Number of the sample in this part, from 0.
+            start: Offset of the sample in the shard.
+            stop: End of the sample in the shard.
         """
         part = self.find(name)
         if part is None:
@@ -179,7 +185,9 @@ class PartCache:
         return None
 
     def _drop(self, name: PartName, problem: str) -> None:
-        """Log `problem` and remove a damaged part. The part stays if its folder is not private to the user."""
+        """Log `problem`, close a damaged part, and remove its file. The file stays if it cannot be removed, or if its
+        folder is not private to the user. No error is raised.
+        """
         _log.warning("%s It is fetched again.", problem)
         self._forget(name)
         path = name.path(self.folder)
@@ -188,17 +196,19 @@ class PartCache:
                 path.unlink()
 
     def _warn(self, problem: str, err: OSError) -> None:
-        """Log an error of the disk, at most once a minute."""
+        """Log an error of the disk. Do nothing if this method logged an error less than a minute ago."""
         now = time.monotonic()
         if now - self._warned_s >= FULL_S:
             self._warned_s = now
             _log.warning("%s: %s: %s.", self.folder, problem, err.strerror or err)
 
     def keep(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> bool:
-        """Start to fetch a part in the background, unless this process is already fetching the part.
+        """Start to fetch a part and store it in the cache, in the background.
 
-        Return True if the part is being fetched. Return False, and fetch nothing, if the disk or the cache was full a
-        short time ago. Raises StorageError if this process is ending, or was forked after it had read an object.
+        Return True if the fetch was started, or this process is already fetching the part. A fetch does nothing if the
+        part exists or another process is fetching it; errors of a fetch are only logged. Return False, and fetch
+        nothing, if the disk or the cache was full a short time ago. Raises StorageError if this process is ending, or
+        was forked after its parent had used a store.
 
         Args:
             name: The part.
@@ -217,8 +227,8 @@ class PartCache:
         return True
 
     def wait_for(self, name: PartName) -> None:
-        """Wait until a part is on the disk, or until no process is fetching the part. The wait for another process ends
-        after `CLAIM_S`.
+        """Wait until a part is on the disk, or until no process is fetching the part. If only another process is
+        fetching the part, wait at most `CLAIM_S` seconds.
         """
         path, start_s = name.path(self.folder), time.monotonic()
         while not path.exists():
@@ -271,8 +281,10 @@ class PartCache:
                 self._writing_bytes -= num_bytes
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Reserve `num_bytes` for a new part and return True. Remove old parts if needed, but no parts in use. If there
-        is still no room, reserve nothing and return False.
+        """Reserve `num_bytes` for a new part and return True.
+
+        If the cache is full, remove old parts, but no part that was used in the last `IN_USE_S` seconds. If this does
+        not free enough, reserve nothing, make `keep` return False for `IN_USE_S / 3` seconds, and return False.
         """
         with self._space_lock:
             if not self._until_scan or self._used_bytes + num_bytes > self.num_bytes:
@@ -291,7 +303,7 @@ class PartCache:
 
     def _remove_old_parts(self, parts: list[PartFile], num_bytes: int) -> None:
         """Remove parts until the cache has at most `num_bytes`. Each part is chosen at random from the least recently
-        used half. Stop early if the chosen part is in use.
+        used half. Stop early if the chosen part was used in the last `IN_USE_S` seconds.
 
         `parts` has all parts, the least recently used first. Each chosen part is removed from this list too.
         """
@@ -309,10 +321,10 @@ def make_private_folder(folder: Path, what: str, remedy: str) -> int:
     Args:
         folder: Path of the folder.
         what: Description of the content, for messages.
-        remedy: Advice for a folder that cannot be used, for messages.
+        remedy: Advice for a folder that cannot be used, for messages; without a full stop.
 
     Returns:
-        The id of the user who owns new files in the folder.
+        The user id (uid) that owns new files in the folder. On a network disk, this may be another user's id.
 
     Raises:
         StorageError: The folder cannot be created or written, belongs to another user, or other users may write to it.
@@ -332,7 +344,9 @@ def make_private_folder(folder: Path, what: str, remedy: str) -> int:
 
 
 def _is_claimed(path: Path) -> bool:
-    """Return True if a process holds the lock for writing the file `path`; False also if the lock cannot be opened."""
+    """Return True if a process is writing the file `path`, and so holds the lock file of `path`. Return False also if
+    the lock file cannot be opened.
+    """
     try:
         fd = os.open(path.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:  # no lock file, or no free descriptor: the caller reads from the store
@@ -348,10 +362,10 @@ def _is_claimed(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _claim(path: Path, owner: int) -> Iterator[bool]:
-    """Try to lock the file `path` for writing, and hold the lock during the block.
+    """Try to take the lock file of `path`, and hold it during the block. A lock that was taken is removed at the end.
 
-    Yield True if the caller must write the file. Yield False if the file exists, or another process holds the lock.
-    OSError: The folder of the file cannot be created or written, or is not private to `owner`.
+    Yield True if the block must write `path`. Yield False if `path` exists, or if another process holds the lock.
+    OSError: The folder of `path` cannot be created or written, or is not private to `owner`.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path.parent, FOLDER_MODE)  # noqa: PTH102 (no flush: lost files are fetched again)

@@ -128,13 +128,15 @@ def _hash(*parts: Buffer) -> int:
 
 
 def _checksum(chunks: Sequence[Chunk], start: int, stop: int) -> int:
-    """Return the checksum of the bytes from `start` to `stop` of a shard. `chunks` must have these bytes."""
+    """Return the checksum of the bytes from `start` to `stop` of a shard. `chunks` must have these bytes, sorted by
+    offset.
+    """
     inside = [chunk for chunk in chunks if chunk.offset < stop and start < chunk.stop]
     return _hash(*(chunk.data[max(0, start - chunk.offset) : stop - chunk.offset] for chunk in inside))
 
 
 class DamagedPart(Exception):
-    """The file of a part is damaged, does not match its name, or is not private. The file can be removed."""
+    """The file of a part is damaged, does not match its name, or is not private. The caller may remove the file."""
 
 
 class OpenFile:
@@ -162,7 +164,7 @@ class CachedPart:
 
     Raises:
         DamagedPart: The file is cut, damaged, renamed, a link, or not private to `owner`.
-        OSError: The file does not exist, or cannot be read now. Its bytes may be valid.
+        OSError: The file does not exist, or cannot be read now, although its bytes may be valid.
     """
 
     def __init__(self, name: PartName, folder: Path, owner: int) -> None:
@@ -180,10 +182,13 @@ class CachedPart:
         return int(self._sums.nbytes) + 1024
 
     def open(self) -> OpenFile:
-        """Open the file. If the file was replaced since the last check, check the new file.
+        """Open the file and return it. The file in `opened` is neither used nor replaced.
+
+        The file is checked if no file was checked before, or if another file has replaced the checked file.
 
         Raises:
-            DamagedPart, OSError: See the class.
+            DamagedPart: The file is cut, damaged, renamed, a link, or not private to `owner`.
+            OSError: The file does not exist, or cannot be read now, although its bytes may be valid.
         """
         try:
             file = OpenFile(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
@@ -263,7 +268,10 @@ class PartFile(NamedTuple):
 
 
 def parts_of(folder: Path) -> Iterator[PartFile]:
-    """Yield the parts in a cache folder. Files with other names are ignored, and links are not followed."""
+    """Yield the parts in a cache folder, in any order. Yield nothing if the folder does not exist.
+
+    Links, and files whose names are not names of parts, are ignored.
+    """
     for shard in _shards_of(folder):
         with contextlib.suppress(FileNotFoundError), os.scandir(shard) as files:
             for file in files:
@@ -276,7 +284,7 @@ def parts_of(folder: Path) -> Iterator[PartFile]:
 
 
 def _shards_of(folder: Path) -> Iterator[Path]:
-    """Yield the folders of shards in a cache folder. Links are ignored."""
+    """Yield the folders of shards in a cache folder. Links are ignored. Yield nothing if the folder does not exist."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as shards:
         for shard in shards:
             if _SHARD.fullmatch(shard.name) and shard.is_dir(follow_symlinks=False):
@@ -284,9 +292,10 @@ def _shards_of(folder: Path) -> Iterator[Path]:
 
 
 def prune(folder: Path, num_bytes: int) -> list[PartFile]:
-    """Remove the least recently used parts until at most `num_bytes` remain. Return the removed parts.
+    """Remove the least recently used parts until the remaining parts have at most `num_bytes` bytes together.
 
-    Temporary files of killed processes and empty folders are removed too.
+    Parts in use are removed too. Return the removed parts, the least recently used first. Temporary files and lock
+    files older than `STALE_S` seconds, and empty folders, are removed too.
     OSError: A file cannot be removed.
     """
     parts = sorted(parts_of(folder), key=lambda part: part.used_s)

@@ -38,10 +38,12 @@ class FileIdentity(NamedTuple):
 
     @contextlib.contextmanager
     def opened(self, path: str) -> Iterator[int]:
-        """Open the file `path` and yield its descriptor. Check the identity before and after the block.
+        """Open the file `path`, yield its descriptor, and close the descriptor after the block.
+
+        The open file is checked before the block and, if the block raises no error, after the block.
 
         Raises:
-            FileChanged: The file was replaced or rewritten.
+            FileChanged: The file was replaced before it was opened, or rewritten before the end of the block.
             OSError: The file does not exist, or may not be read.
         """
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -42,7 +42,7 @@ _PAGE = re.compile(rb"\s*<(!doctype|html)\b", re.IGNORECASE)
 
 
 class HttpBody:
-    """The body of an http(s) GET, read in order.
+    """The body of an http(s) GET, read in order. Creating the object sends the GET. Call `close` when done.
 
     After a temporary failure (no connection, 408, 429, 5xx, a cut body, fewer than `RATE_BYTES` in `RATE_S`) the GET is
     repeated, with at most `TRIES` GETs in total. After a cut body, only the missing bytes are requested. The ETag or
@@ -56,8 +56,9 @@ class HttpBody:
         url: The URL for messages, without the query, which may have a signature.
 
     Raises:
-        StorageError: The last try failed, the server answered with another status than 200, the body is compressed, a
-            redirect leads from https to http or to another scheme, or the URL has a user or password.
+        StorageError: The last try failed, or the server asks to wait for more than `MAX_WAIT_S`. Or, without a
+            further try: another status than 200 (not temporary), a TLS certificate that is not trusted, a compressed
+            body, a redirect from https to http or to another scheme, an invalid URL, or one with a user or password.
     """
 
     def __init__(self, url: str) -> None:
@@ -95,7 +96,7 @@ class HttpBody:
         return self._expected
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection. A second call does nothing."""
         self._response.close()
 
     def _start(self) -> None:
@@ -104,7 +105,11 @@ class HttpBody:
         self._validator = _validator(self._response.headers)
 
     def _open(self, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-        """Return the response to a GET. Repeat the GET after temporary failures. StorageError: The last GET failed."""
+        """Return the response to a GET. Repeat the GET after temporary failures.
+
+        Raises StorageError if a GET failed and would fail again, if no try is left, or if the server asks to wait for
+        more than `MAX_WAIT_S`.
+        """
         while True:
             try:
                 return _get(self._full_url, headers)
@@ -129,8 +134,8 @@ class HttpBody:
     def _resume(self, problem: str, cause: BaseException | None) -> None:
         """Wait, and then request the bytes that have not been received. `problem` and `cause` say why reading stopped.
 
-        Raises StorageError with `problem` if no try is left or the server cannot continue from there. If the new GET
-        itself fails, the StorageError describes the GET.
+        Raises StorageError with `problem` if no try is left, the server cannot send only the missing bytes, or the file
+        has changed. If the new GET itself fails, the StorageError describes the failure of the GET.
         """
         self._response.close()
         if self._num_bytes and self._validator is None:
@@ -185,15 +190,15 @@ def _retry_after(headers: Message) -> float | None:
 
 
 class _BoundedSocket(io.RawIOBase):
-    """The file of a socket. A read raises OSError if the server is slower than `RATE_BYTES` in `RATE_S`, or
-    sends more than `left`.
+    """The file of a socket. A read raises TimeoutError if the server sends fewer than `RATE_BYTES` in `RATE_S`, and
+    http.client.HTTPException if the server sends more than `left` bytes.
 
     Args:
         sock: The unbuffered file of a socket.
 
     Attributes:
-        left: Bytes that the server may still send: at first the bytes of the headers. The owner sets this number before
-            each read of the body.
+        left: Bytes that the server may still send; at first `MAX_HTTP_HEADER_BYTES`. `_Response` sets this number
+            before each read of the body.
     """
 
     def __init__(self, sock: io.RawIOBase) -> None:
@@ -244,7 +249,7 @@ class _Response(http.client.HTTPResponse):
         """Return up to `n` bytes of the body, as `HTTPResponse.read1` does.
 
         During each call, the server may send only about `n` bytes, and the headers or trailers of one chunk. Raises
-        http.client.HTTPException if it sends more.
+        http.client.HTTPException if the server sends more.
         """
         self._socket.left = n + io.DEFAULT_BUFFER_SIZE + MAX_HTTP_HEADER_BYTES
         return super().read1(n)
@@ -277,7 +282,7 @@ class _Https(urllib.request.HTTPSHandler):
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     """urllib's handler of redirects, which allows only http(s), and never a redirect from https to http.
 
-    The new request has only those headers of the old request that `_OWN_HEADERS` lists.
+    The redirected request keeps only the headers Accept-Encoding, Range and If-Range.
 
     Attributes:
         last: Target of the last redirect; empty before the first redirect.
@@ -299,7 +304,10 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302  # 3.10 does not know 308
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        """Return the request to `newurl`. Raises StorageError if the redirect is not allowed."""
+        """Return the request to `newurl`, and store this URL in `last`. Close `fp`, the body of the redirect.
+
+        Raises StorageError if the redirect is not allowed.
+        """
         is_safe = req.full_url.lower().startswith("https:")
         if not newurl.lower().startswith("https://" if is_safe else ("http://", "https://")):
             fp.close()
@@ -319,12 +327,12 @@ _OWN_HEADERS = ("accept-encoding", "range", "if-range")
 
 
 def _get(url: str, headers: Mapping[str, str], redirects: _SafeRedirects | None = None) -> http.client.HTTPResponse:
-    """Return the response to one GET: status 200, or 206 if `headers` ask for a range.
+    """Send one GET and return the response. Its status is 200; with `headers`, its status may also be 206.
 
     Args:
         url: The URL to read.
         headers: Headers of the request.
-        redirects: A handler whose `last` the caller reads later; None uses a new handler.
+        redirects: The handler of redirects, if the caller needs its `last`; None uses a new handler.
 
     Raises:
         _TransientError: The request failed, and may succeed later.
@@ -369,7 +377,8 @@ def _get(url: str, headers: Mapping[str, str], redirects: _SafeRedirects | None 
 def resolve_redirects(url: str) -> str:
     """Return the URL to which the redirects of `url` lead. Without a redirect, return `url`, percent-encoded.
 
-    A refused request raises no error here: the next read reports the refusal.
+    If a server refuses the request, or a redirect is not allowed, return the last URL that was requested: the next read
+    reports the refusal.
 
     Raises:
         StorageError: In all `TRIES` tries, the server did not answer, or answered 408, 429 or 5xx.

@@ -104,9 +104,9 @@ class ObjectFile:
 
     @property
     def etag(self) -> str | None:
-        """ETag of the object; None if the store has no ETags.
+        """ETag of the object; None if the store has no ETags, or if only `modified` was given and nothing was read yet.
 
-        If the ETag is unknown, it is requested. StorageError: The request failed.
+        The ETag is requested if neither ETag nor time of change is known. StorageError: The request failed.
         """
         if self._etag is None and not self._has_replied:
             self.read_at(0, PROBE_BYTES)
@@ -116,7 +116,7 @@ class ObjectFile:
     def modified(self) -> datetime | None:
         """Time of the object's last change. None if the time is unknown, or if the ETag is strong.
 
-        If the ETag is unknown, it is requested. StorageError: The request failed.
+        The time is requested if neither ETag nor time of change is known. StorageError: The request failed.
         """
         return None if is_strong_etag(self.etag) else self._modified
 
@@ -125,7 +125,8 @@ class ObjectFile:
 
         Raises:
             StorageError: The store cannot be reached, refuses the request, or sends other bytes than requested. Or the
-                object was replaced or closed, or this process was forked after it had read an object.
+                object was replaced or closed, or this process is ending or was forked after its parent had used a
+                store.
         """
         chunks = result(self.start_reading([(offset, offset + size)]), self.url)
         return _join(chunks, offset, offset + size)
@@ -149,10 +150,11 @@ class ObjectFile:
         self._is_closed = True
 
     def ahead(self, ranges: Sequence[Range]) -> ReadAhead:
-        """Start to read ranges in the background. Return a `ReadAhead` with the bytes of the ranges.
+        """Start to read ranges in the background. Return a `ReadAhead`, whose `read_at` returns the bytes.
 
-        `ranges` has (start, stop) of each range, sorted. Raises StorageError if the object was closed, a redirect
-        cannot be followed, or this process was forked after it had read an object.
+        `ranges` has (start, stop) of each range, sorted. Raises StorageError if the object was closed, the server does
+        not answer a request for redirects, or this process is ending or was forked after its parent had used a store.
+        `ReadAhead.read_at` raises the errors of the read.
         """
         return ReadAhead(self, ranges)
 
@@ -165,8 +167,8 @@ class ObjectFile:
             request or sends other bytes, or if the object was replaced.
 
         Raises:
-            StorageError: The object was closed, a redirect cannot be followed, or this process was forked after it had
-                read an object.
+            StorageError: The object was closed, the server does not answer a request for redirects, or this process is
+                ending or was forked after its parent had used a store.
         """
         if self._is_closed:
             raise self._error("it has been closed")
@@ -175,7 +177,10 @@ class ObjectFile:
         return loop_of_this_process(self.url).submit(self._read_parts(plan_parts(ranges)))
 
     def _resolve_redirects(self) -> None:
-        """Follow the redirects of the URL, and use the last URL as the location. StorageError: No try succeeded."""
+        """Follow the redirects of the URL, and use the last URL as the location.
+
+        Raises StorageError if the server did not answer, or stayed busy, in all tries.
+        """
         # If obstore followed redirects, it would send the query to other hosts, as Referer.
         from wdskit.storage.http import resolve_redirects
 
@@ -185,7 +190,11 @@ class ObjectFile:
         self._is_resolved = True
 
     async def _read_parts(self, parts: list[Range]) -> list[Chunk]:
-        """Read several parts, each (start, stop), at the same time. Return their chunks in the order of the parts."""
+        """Read several parts, each (start, stop), at the same time; if the size is unknown, the first part before the
+        others. Return their chunks in the order of the parts.
+
+        Raises StorageError if a part cannot be read.
+        """
         chunks: list[Chunk] = []
         if parts and (self._num_bytes is None or len(parts) == 1):
             chunks = await self._read_part(*parts[0])
@@ -201,7 +210,10 @@ class ObjectFile:
         return chunks
 
     async def _read_part(self, start: int, stop: int) -> list[Chunk]:
-        """Return the chunks of the bytes `start` to `stop`; fewer bytes only at the end of the object."""
+        """Return the chunks of the bytes `start` to `stop`; fewer bytes only at the end of the object.
+
+        Raises StorageError if the bytes cannot be read, or do not arrive within `PART_S` seconds.
+        """
         if self._num_bytes is not None:
             stop = min(stop, self._num_bytes)
         if start >= stop:
@@ -214,7 +226,11 @@ class ObjectFile:
                 raise self._error(f"bytes {start} to {stop} did not arrive within {PART_S:.0f} s") from err
 
     async def _request_part(self, start: int, stop: int) -> list[Chunk]:
-        """Request bytes `start` to `stop` until all have arrived. A retry requests only the missing bytes."""
+        """Request bytes `start` to `stop` and return their chunks; fewer bytes only at the end of the object.
+
+        Retries request only the missing bytes. Raises StorageError if no try is left or would help, or if a reply is
+        wrong.
+        """
         chunks: list[Chunk] = []
         tries = RetryState(self._location)
         while (at := chunks[-1].stop if chunks else start) < (stop := min(stop, self._num_bytes or stop)):
@@ -248,16 +264,17 @@ class ObjectFile:
             raise ShortBodyError(f"the server sent {at - start} of {stop - start} bytes")
 
     async def _read_end(self, start: int, tries: RetryState, past_end: Exception) -> list[Chunk]:
-        """Learn the size of an object that seems to have no bytes from `start` on, such as an empty object. Return []
-        if it has no such bytes.
+        """Request the size of the object, store it, and return [] if the object ends at or before `start`.
+
+        This is called after a request for bytes from `start` on failed with `past_end`, for example at an empty object.
 
         Args:
-            start: Offset of the requested bytes.
-            tries: The tries of the request for these bytes.
-            past_end: The error of that request.
+            start: Offset of the bytes of the failed request.
+            tries: The tries of the failed request.
+            past_end: The error of the failed request.
 
         Raises:
-            StorageError: At the last try, the object could not be read, or was longer than `start`.
+            StorageError: The object cannot be read, or has bytes from `start` on.
         """
         try:
             reply = await tries.store().get_async(self._location.key)
@@ -337,7 +354,9 @@ class ReadAhead:
         return self._file.num_bytes
 
     def covers(self, offset: int, size: int) -> bool:
-        """Return True if `size` bytes from `offset` are inside the last range that starts at or before `offset`."""
+        """Return True if `read_at` sends no further request: the last range that starts at or before `offset` has all
+        `size` bytes from `offset`.
+        """
         at = bisect.bisect_right(self._ranges, (offset, 1 << 63)) - 1
         return at >= 0 and offset + size <= self._ranges[at][1]
 
@@ -387,7 +406,7 @@ class ObjectStream:
     def read(self, size: int) -> bytes:
         """Return up to `size` bytes from where the last call stopped; empty only at the end, and after `close`.
 
-        Raises StorageError if the object cannot be read or was replaced.
+        Raises StorageError if the object cannot be read or was replaced, also in each later call.
         """
         if not self._chunks and not self._take():
             return b""
@@ -411,23 +430,28 @@ class ObjectStream:
         self._next += STREAM_BYTES
 
     def _take(self) -> bool:
-        """Append the part that was read ahead to the chunks, and start to read the next part. Return False if the
-        object has no further bytes, otherwise True. StorageError: The part cannot be read.
+        """Wait for the part that is read ahead, append it to `_chunks`, and start to read the next part.
+
+        Return True if `_chunks` has bytes. Return False at the end, and after `close`. StorageError: The part cannot be
+        read.
         """
         if self._ahead is None:
             return False
         loop_of_this_process(self.url)
-        ahead, self._ahead = self._ahead, None
-        self._chunks.extend(chunk.data for chunk in result(ahead, self.url))
+        received = result(self._ahead, self.url)
         if self._next < self.file.num_bytes:
             self._read_ahead()
+        else:
+            self._ahead = None
+        self._chunks.extend(chunk.data for chunk in received)
         return bool(self._chunks)
 
 
 def plan_parts(ranges: Iterable[Range]) -> list[Range]:
-    """Return the requests, each (start, stop), that cover all ranges, sorted by offset.
+    """Return the requests, each (start, stop), that read all ranges. The requests are sorted by offset.
 
-    Ranges with fewer than `GAP_BYTES` between them are joined. A request has at most `PART_BYTES`.
+    `ranges` has (start, stop) in any order; empty ranges are ignored. Ranges with fewer than `GAP_BYTES` between them
+    are joined. A request has at most `PART_BYTES`.
     """
     runs: list[list[int]] = []
     for start, stop in sorted(ranges):
@@ -457,7 +481,10 @@ def quote_etag(etag: str | None) -> str | None:
 
 
 def is_strong_etag(etag: str | None) -> bool:
-    """Return True if an ETag is strong. Two versions of an object never have the same strong ETag."""
+    """Return True if an ETag is strong; False for None and for a weak ETag, which starts with `W/`.
+
+    Two versions of an object never have the same strong ETag.
+    """
     return etag is not None and not etag.startswith("W/")
 
 

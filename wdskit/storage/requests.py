@@ -83,7 +83,7 @@ class EventLoop:
             self._traffic = self._traffic.plus(traffic)
 
     def take_count(self) -> Traffic:
-        """Return the counts since the last call of this method."""
+        """Return the counts since the last call of this method (at the first call, since the start)."""
         with self._lock:
             found, self._traffic = self._traffic, NO_TRAFFIC
         return found
@@ -93,7 +93,7 @@ class EventLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def end(self) -> None:
-        """Cancel all requests, and stop the loop and its thread."""
+        """Cancel all requests, wait up to `END_S` seconds for their end, and stop the loop and its thread."""
         with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
             self.submit(_cancel_all()).result(END_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -102,7 +102,10 @@ class EventLoop:
 
     @contextlib.asynccontextmanager
     async def slot(self, units: int) -> AsyncIterator[None]:
-        """Wait until `units` more units may be in flight, and hold them during the block. Earlier calls go first."""
+        """Wait until the limit allows `units` more units in flight, and hold these units during the block.
+
+        Earlier calls go first. If nothing is in flight, any number of units is allowed.
+        """
         turn = self._loop.create_future()
         self._waiting.append((turn, units))
         self._grant()
@@ -142,7 +145,8 @@ class RetryState:
 
     Args:
         location: The object of the request.
-        extra_s: The last try starts at most `RETRY_S + extra_s` seconds after the first try. Set it for slow requests.
+        extra_s: The last try starts at most `RETRY_S + extra_s` seconds after the first try. Slow requests, such as
+            uploads, need more than 0.
     """
 
     def __init__(self, location: Location, extra_s: float = 0.0) -> None:
@@ -166,10 +170,12 @@ class RetryState:
         self._loop.limit = min(MAX_IN_FLIGHT, self._loop.limit + 1)
 
     async def failed(self, err: Exception) -> None:
-        """Handle a failed try: return when the next try may start, or raise StorageError if no try is left.
+        """Handle a failed try: sleep until the next try may start, and return.
 
-        If other credentials may help, the store is opened again without a wait. If the server is busy, the limit of
-        units in flight is halved. `err` is one of `STORE_ERRORS`.
+        If new credentials may help, the store is opened again without a wait; if none were found, for unsigned
+        requests. If the server is busy, the limit of units in flight is halved. `err` is one of `STORE_ERRORS`.
+
+        Raises StorageError if another try would fail too, no try is left, or the store cannot be opened again.
         """
         failure = classify_error(err)
         has_none = is_metadata_failure(str(err)) and not self._used.is_anonymous
@@ -304,7 +310,7 @@ async def call_with_retries(
         extra_s: The last try starts at most `RETRY_S + extra_s` seconds after the first try.
 
     Raises:
-        StorageError: A try took longer than `limit_s`, or the last try failed.
+        StorageError: A try took longer than `limit_s`, which is not tried again; or the last try failed.
     """
     tries = RetryState(location, extra_s)
     while True:
@@ -365,9 +371,9 @@ def loop_of_this_process(url: str) -> EventLoop:
 
 
 def result(future: Future[T], url: str) -> T:
-    """Wait for a future, and return its result or raise its error. If the wait is interrupted, cancel the future.
+    """Wait for a future, and return its result or raise its error. Raises StorageError if the future was cancelled.
 
-    Raises StorageError, which names `url`, if the future was cancelled.
+    If Ctrl-C or another exception ends the wait, the future is cancelled. `url` is for the message.
     """
     try:
         return future.result()

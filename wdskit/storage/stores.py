@@ -109,7 +109,8 @@ def _locate_http(scheme: str, host: str, path: str, query: str, shown: str) -> L
 def _locate_hugging_face(kind: str, path: str, shown: str) -> Location:
     """Return the location of a file in a data set of the Hugging Face hub. `shown` is the URL for messages.
 
-    `kind` is `datasets`, and `path` is `/OWNER/NAME[@REVISION]/path`. Raises StorageError for other values.
+    `path` is `/OWNER/NAME[@REVISION]/path`; without REVISION, the branch `main` is used. Raises StorageError if `kind`
+    is not `datasets`, or if `path` has no owner or no name.
     """
     owner, _, rest = path[1:].partition("/")
     name, _, key = rest.partition("/")
@@ -127,7 +128,7 @@ def open_store(location: Location, *, anonymous: bool = False) -> Any:
 
     Args:
         location: The location of an object in the store.
-        anonymous: Whether to send unsigned requests. The environment may ask for them too.
+        anonymous: True sends unsigned requests to s3, gs or az. False lets the environment decide.
 
     Raises:
         StorageError: A setting of the environment is missing or invalid.
@@ -178,7 +179,8 @@ def _options(url: str, *, ca_bundle: str = "", headers: Mapping[str, str] | None
 def _open_s3(location: Location, *, anonymous: bool) -> Any:
     """Open an S3 bucket. Credentials come from the environment, else the profile, else the machine's own credentials.
 
-    Raises StorageError if the profile is invalid, or has a kind of credentials that wdskit does not read.
+    Raises StorageError if the profile is invalid, or has a kind of credentials that wdskit does not read. A setting
+    that is invalid for another reason raises OSError, ValueError or obstore's BaseError.
     """
     env = os.environ
     profile = _aws_profile(location.url)
@@ -213,9 +215,10 @@ _AWS_PROVIDERS = (
 
 
 def _aws_profile(url: str) -> dict[str, str]:
-    """Return the settings of the AWS profile that the environment names, else of the profile `default`; {} without it.
+    """Return the settings of the AWS profile that the environment names, else of the profile `default`.
 
-    Raises StorageError if a file is invalid, or if the named profile does not exist. Messages name `url`.
+    Return {} if no profile is named and there is no `default`. Raises StorageError if the named profile does not exist
+    or is empty, or if the config or credentials file is invalid. Messages name `url`.
     """
     chosen = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
     name = chosen or "default"
@@ -239,7 +242,10 @@ def _aws_profile(url: str) -> dict[str, str]:
 
 
 def _open_gs(location: Location, *, anonymous: bool) -> Any:
-    """Open a bucket of Google Cloud Storage, or of its emulator if STORAGE_EMULATOR_HOST is set."""
+    """Open a bucket of Google Cloud Storage, or of its emulator if STORAGE_EMULATOR_HOST is set.
+
+    An invalid setting raises OSError, ValueError or obstore's BaseError.
+    """
     host = os.environ.get("STORAGE_EMULATOR_HOST", "")
     if host:
         host = host if "://" in host else f"http://{host}"
@@ -252,7 +258,7 @@ def _open_gs(location: Location, *, anonymous: bool) -> Any:
 def _open_az(location: Location, *, anonymous: bool) -> Any:
     """Open a container of Azure. The environment names the account, a connection string, or the emulator.
 
-    Raises StorageError if no account is set.
+    Raises StorageError if no account is set. An invalid setting raises OSError, ValueError or obstore's BaseError.
     """
     env = os.environ
     text = env.get("AZURE_STORAGE_CONNECTION_STRING", "")

@@ -81,7 +81,7 @@ def shown_url(url: str) -> str:
 
 
 def local_path(url: str) -> str:
-    """Return the path of a local file. `url` is a path or a file URL.
+    """Return the path of a local file. `url` is a path, which is returned unchanged, or a file URL, which is decoded.
 
     Raises StorageError if a file URL names another host, or has a query or a fragment.
     """
@@ -154,7 +154,7 @@ def open_ranges(url: str) -> RangeFile:
 
 
 class LocalFile:
-    """A local file or named pipe, read in order or at any offset.
+    """A local file or named pipe, read in order or (not a pipe) at any offset. A folder can be opened, but not read.
 
     Args:
         url: Path or `file:` URL.
@@ -227,7 +227,7 @@ class LocalFile:
 
 
 def read_bytes(url: str, *, limit: int, takes_pipe: bool = False) -> bytes:
-    """Return all bytes of a small file or object.
+    """Return all bytes of a small file or object. An empty file gives b"".
 
     Raises StorageError if the file cannot be read or has more than `limit` bytes. Pipes and devices are errors too,
     unless `takes_pipe` is True.

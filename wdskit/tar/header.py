@@ -57,9 +57,9 @@ class NotPlain(HeaderError):
 
 
 class Header(NamedTuple):
-    """The name with its prefix, the size of the data in bytes, and the type byte in one header.
+    """The name with its prefix, the size of the data in bytes, and the type byte of one header.
 
-    A name or a size in an extension header replaces these values.
+    If the member has an extension header, the name or size in the extension header is valid instead.
     """
 
     name: bytes
@@ -90,7 +90,7 @@ def build_header(name: bytes, size: int) -> bytes:
 
 @functools.lru_cache(maxsize=4096)  # small fields have a few hundred different sizes
 def _fields_after_name(size: int) -> tuple[bytes, int]:
-    """Return the header's bytes between name and checksum, and the sum of all header bytes without the name."""
+    """Return the bytes between name and checksum field, and the header's checksum without the bytes of the name."""
     size_field = b"%011o\x00" % size
     return _TEMPLATE_BEFORE_SIZE + size_field + _TEMPLATE_MTIME, _TEMPLATE_SUM + sum(size_field)
 
@@ -123,7 +123,7 @@ def parse_octal(field: bytes, what: str) -> int:
 def expected_adler(checksum_field: bytes) -> int:
     """Return the value that `zlib.adler32(block) & 0xFFFF` must have if the checksum of a header block is right.
 
-    `checksum_field` is the checksum field of this block. A checksum that is wrong by exactly 65521 is not found.
+    `checksum_field` is the checksum field of this block. An error of exactly 65521 in the checksum is not detected.
 
     Raises HeaderError if the field is not a number.
     """
@@ -218,14 +218,15 @@ def parse_long_name(data: bytes) -> bytes:
 
 
 def parse_pax(data: bytes) -> Overrides:
-    """Return the values of `path` and `size` in the records of a pax header; None for an absent record.
+    """Return the values of `path` and `size` in the records of a pax header; None for an absent record. Of several
+    records with one keyword, the last counts.
 
     Times, owners, comments and vendors' own keywords are ignored.
 
     Raises:
         NotPlain: The member is a link, a sparse file, or part of a multi-volume archive.
-        HeaderError: A record is malformed, or gives an empty name or a size over 16 GiB. Or it looks damaged: its start
-            differs from `path=` or `size=` in one byte, or its value contains another record.
+        HeaderError: A record is malformed, or gives an empty name or a size over 16 GiB. Or a record looks damaged: its
+            start differs from `path=` or `size=` in one byte, or its value contains another record.
     """
     found = Overrides()
     at = 0

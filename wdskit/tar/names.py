@@ -30,16 +30,17 @@ def split_name(name: str) -> tuple[str, str] | None:
 def check_long_name(name: str, own: bytes) -> None:
     """Check the name in an extension header, which no checksum covers, against the name in the member's own header.
 
-    Writers put only a part of a long name into the member's own header, or replace its non-ASCII characters. Such a
-    name is accepted if it has a key.
+    Writers put only a part of a long name into the member's own header, or replace its non-ASCII characters. So two
+    different names are accepted if `name` has a key and the names differ in more than one byte.
 
     Args:
         name: The name in the extension header.
         own: The name in the member's own header, with the prefix.
 
     Raises:
-        HeaderError: The names differ in one byte. Or `name` has no key and `own` is not the whole name: a damaged byte
-            may have removed the key.
+        HeaderError: The names differ in exactly one byte; of a longer name, `own` may be only the first 99 or 100
+            bytes. Or `name` has no key, and `own` is another name: a damaged byte may have removed the key. Non-ASCII
+            characters that `own` lacks or replaces with `?` do not make it another name.
     """
     raw, replaced = name.encode(), name.encode("ascii", "replace")
     if own in (raw, replaced, name.encode("ascii", "ignore")):
@@ -53,10 +54,11 @@ def check_long_name(name: str, own: bytes) -> None:
 
 
 def restored_field(name: str, key: str) -> str:
-    """Return the field in the name of a member that seems to belong to the sample `key`; "" for any other member.
+    """Return the field of a member that belongs to the sample `key`, if its name is damaged in one byte.
 
-    The name then starts with `key` and a dot, except for one damaged byte. The damaged byte must be after the first 100
-    bytes of the name, or not ASCII in both `name` and `key`. A header's checksum covers all other bytes.
+    Except for this byte, `name` starts with `key` and exactly one dot. The byte must be after the first 100 bytes of
+    the name, or not ASCII in both `name` and `key`, because a header's checksum covers all other bytes. Return "" for
+    any other `name`, also if no byte differs.
     """
     text, known = name.encode(), f"{key}.".encode()
     wrong = [at for at, (one, other) in enumerate(zip(text, known, strict=False)) if one != other]

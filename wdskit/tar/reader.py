@@ -56,8 +56,8 @@ class TarReader:
         read: Called with a number of bytes. Returns the next bytes, at most this number; `b""` only at the end.
         shard: Path or URL, for messages.
         hold_bytes: Largest number of bytes of a member's data that are kept in memory. `LargeData` replaces larger
-            data. A limit below 512 KiB is not exact: larger data are kept if they were read together with other
-            members.
+            data. A limit below 512 KiB is not exact: data over the limit are kept too if they were read together
+            with other members.
         spill: Returns a new temporary file, for the data of each member over `hold_bytes`; None discards the data.
 
     Attributes:
@@ -72,7 +72,7 @@ class TarReader:
 
     @property
     def offset(self) -> int:
-        """Offset after the last yielded member and its padding."""
+        """Offset after the last yielded member and its padding; 0 before. At the end: the size of the stream."""
         return self._window.offset
 
     def __iter__(self) -> Iterator[tuple[str, int, bytes]]:
@@ -119,13 +119,14 @@ def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterat
         data: The bytes of the part.
         shard: Path or URL, for messages.
         offset: Offset of the part in the shard, for messages.
-        stop: Offset in `data` where the last member ends; the bytes after it are ignored.
+        stop: Offset in `data` where the last member's padding ends; the bytes after this offset are ignored.
 
     Yields:
         (name, start, stop): the member's data is `data[start:stop]`.
 
     Raises:
-        ShardError: A header is invalid, a zero block is in the place of a header, or `stop` is inside a member.
+        ShardError: A header is invalid or not of a plain file, a zero block is in the place of a header, or `stop` is
+            inside a member.
     """
     window = Window(lambda _: b"", shard)
     window.data = data
@@ -168,7 +169,9 @@ def plain_member(block: bytes) -> tuple[str, int] | None:
 
 
 def any_member(window: Window) -> tuple[str, int, int] | None:
-    """Return the result of `next_member`, and consume the same bytes, three times as fast for a plain member."""
+    """Return the result of `next_member`, and consume the same bytes. This is three times as fast for a plain member
+    whose header block is already in the buffer.
+    """
     plain = plain_member(window.data[window.at : window.at + BLOCK_BYTES])
     if plain is None:
         return next_member(window)
@@ -181,11 +184,12 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
     """Check and consume the headers of one member.
 
     Returns:
-        (name, offset of the first header, size of the data); None for a directory, and for a global header without a
-        member after it.
+        (name, offset of the first header, size of the data). None for a directory, and for a global header that comes
+        first: the next call then reads the member after it.
 
     Raises:
-        ShardError: A header is invalid, or the stream ends.
+        ShardError: A header is invalid, a zero block is in the place of a header, or the stream ends.
+        UnsupportedMember: The member is not a plain file.
     """
     start = window.offset
     overrides = Overrides()
@@ -245,7 +249,9 @@ def _extend(overrides: Overrides, kind: int, data: bytes) -> Overrides:
     """Return `overrides` with the name or size of one more extension header. `kind` and `data` are its type and data.
 
     Raises:
-        HeaderError: The header is invalid, or contradicts `overrides`.
+        NotPlain: The header makes the member a link, a sparse file, or part of a multi-volume archive.
+        HeaderError: The header is invalid, gives a value that `overrides` has already, or is a global header with a
+            name or size.
     """
     if kind == GNU_LONG_NAME_TYPE:
         return overrides.combined(Overrides(name=parse_long_name(data)))
@@ -280,8 +286,8 @@ def no_end_marker(window: Window) -> ShardError:
 def _other_file(window: Window, start: bytes) -> ShardError | None:
     """Return the ShardError for a gzip, zstd, xz, bzip2 or zip file or a Git LFS pointer in place of a tar.
 
-    `start` has the next bytes of the stream. Return None if they show no such file, or are not at the start of the
-    stream.
+    `start` has the next bytes of the stream. Return None if these bytes do not start such a file, or are not the first
+    bytes of the stream.
     """
     if window.offset:
         return None
@@ -292,7 +298,9 @@ def _other_file(window: Window, start: bytes) -> ShardError | None:
 
 
 def check_end(window: Window) -> None:
-    """Check the end of the stream: two zero blocks, then at most `MAX_END_ZEROS_BYTES` zeros.
+    """Consume and check the end of the stream: two zero blocks, then at most `MAX_END_ZEROS_BYTES` zeros.
+
+    The caller must have seen that the next block is a zero block.
 
     Raises:
         ShardError: The second zero block is missing, other bytes follow, or there are too many zeros.

@@ -71,7 +71,7 @@ class TarWalk:
         read_at: Called with (offset, size). Returns up to `size` bytes from `offset`; `b""` only at the end.
         num_bytes: Size of the file in bytes.
         shard: Path or URL, for messages.
-        start: Byte offset of the first member to yield.
+        start: Byte offset of the first header of the first member to yield.
 
     Attributes:
         stop: Offset of the end marker after the tar was read to its end; 0 before.

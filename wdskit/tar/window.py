@@ -64,7 +64,8 @@ class Window:
         data: The buffer. `data[at:]` are read but not consumed.
         at: Index in `data` of the next byte to consume.
         base: Offset of `data[0]` in the shard.
-        num_exact_reads: Number of next reads that read no more bytes than needed.
+        num_exact_reads: The next `num_exact_reads` reads of `fill` get only the needed bytes. Later reads get
+            `CHUNK_BYTES` or more.
     """
 
     def __init__(
@@ -110,8 +111,8 @@ class Window:
     def take(self, size: int) -> bytes:
         """Consume `size` bytes of data and their padding, and return the data.
 
-        Return `LargeData` if `size` exceeds `hold_bytes`, unless `size` is below 64 KiB or all bytes have been read
-        already.
+        Return `LargeData` in place of data over `hold_bytes`, unless the data is below 64 KiB or already complete in
+        the buffer.
 
         Raises:
             ShardError: The stream ends inside the data or their padding.
@@ -133,7 +134,9 @@ class Window:
         self.at += padded(size)
 
     def _take_large(self, size: int) -> bytes:
-        """Do the same as `take` for data of which the buffer has a part only. The data is not read ahead."""
+        """Do the same as `take` for data of which the buffer has only a part. Nothing after the padding and the next
+        block is read.
+        """
         have = len(self.data) - self.at
         parts = [self.data[self.at :]] if have else []  # bytes.join copies, unless there is one part only
         self.base += self.at

@@ -29,9 +29,10 @@ class TarWriter:
 
     Args:
         write: Writes the given bytes, and does not use them after it returns.
-        hand_over: Writes the buffers in which small members are collected; None: `write` writes them. Called with a
-            buffer and the number of bytes to write. The buffer belongs to `hand_over` from then on. Returns a free
-            buffer, or None: then the writer allocates a new buffer. `TempFile.hand_over` is such a function.
+        hand_over: Writes the buffers in which small members are collected; without it, `write` writes these buffers.
+            Called with a buffer and the number of its first bytes to write. The writer never uses this buffer again,
+            unless `hand_over` returns it later. Returns another free buffer of 1 MiB, or None: then the writer
+            allocates a new buffer. `write` still writes larger members. `TempFile.hand_over` is such a function.
 
     Attributes:
         offset: Byte offset of the next member.
@@ -88,7 +89,10 @@ class TarWriter:
         return memoryview(self._buffer)[start:stop]
 
     def finish(self) -> None:
-        """Write the pending bytes and the end marker. Call it once, after the last member."""
+        """Write the pending bytes and the end marker (two zero blocks). Call it once, after the last member.
+
+        Nothing is closed.
+        """
         self._put(_ZEROS, b"", 0)
         self._put(_ZEROS, b"", 0)
         self._flush()

@@ -89,10 +89,10 @@ class BenchResult:
         world_size: Number of ranks of the run; one of them is measured.
         num_cpus: Number of CPUs that this process may use.
         repeats: Number of measurements of each setting.
-        configured: The setting of the configuration, or the default of a loader.
+        configured: The workers and threads of the configuration, or a loader's defaults if it sets none.
         bare_samples_per_s: Samples per second of one thread that makes the same batches in a loop, without a loader.
         bare_cpu_ms: CPU time per sample of this loop, in ms.
-        loaders: The measurements of each setting.
+        loaders: The measurements of each setting, sorted by setting.
     """
 
     sample_bytes: float
@@ -141,9 +141,10 @@ def bench(
             all measurements; after the last measurement, the name is `done`.
 
     Raises:
-        ConfigError: The configuration has problems; all are listed.
-        PipelineError: The pipeline is a stream, or cannot run with a setting that you passed. An argument is out of
-            range. A worker died. Or this process is one of several ranks, and `world_size` is not passed.
+        ConfigError: The configuration has problems; the first 100 are listed.
+        PipelineError: The pipeline is a stream, has a `bucketed` stage, or cannot run with a setting that you passed.
+            An argument is out of range. A worker died. Or this process is one of several ranks, and `world_size` is
+            not passed.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or do not have an index or column.
         ShardError, SampleError: Reading or decoding a sample failed.
     """
@@ -195,7 +196,7 @@ def bench(
 
 
 class _Subject:
-    """The pipeline to measure. Its epoch is endless here, because loaders pause between epochs.
+    """The pipeline to measure. Its epoch is replaced by an endless one, because loaders pause between epochs.
 
     Raises:
         WdskitError: The pipeline cannot run. `make_loader` raises the same error.
@@ -248,7 +249,8 @@ class _Subject:
     ) -> dict[Setting | None, list[Any]]:
         """Measure the bare loop and each setting, once in each of `repeats` rounds.
 
-        Return the results of `measure_loader` for each setting, and of `run_bare` for the key None.
+        Return a list of `repeats` results for each key: results of `measure_loader` for each setting, and of
+        `run_bare` for the key None. `progress` is called as `bench` says.
         """
         results: dict[Setting | None, list[Any]] = {job: [] for job in (None, *settings)}
         self.run_bare(min(_WARM_UP_S, seconds))
@@ -272,7 +274,9 @@ class _Subject:
 
 
 def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float | None, float]:
-    """Run a new loader for at least `seconds` after its start, then close it. Its epoch must be endless.
+    """Measure a new loader for at least `seconds`, then close it. Its epoch must be endless.
+
+    Batches that were made during the start of the workers are not measured; taking them may need `seconds` more.
 
     Returns:
         Samples/s, CPU ms per sample (None if the loader has workers and the system is not Linux), and seconds to the

@@ -124,15 +124,15 @@ class EpochPlan:
         world_size: Number of ranks, R.
         workers: Worker processes per rank; 0 if there are no workers. If the setting is not set, the default of a
             loader on this machine.
-        gpus_per_node: Ranks per node, with consecutive numbers: a divisor of R.
+        gpus_per_node: Ranks per node, a divisor of R. The ranks of a node have consecutive numbers.
         epoch: Number of the epoch.
         num_samples: Number of samples of the epoch, over all ranks.
-        batch: B, the size of a rank's batch; 1 without `batched`.
+        batch: B, the size of a rank's batch, or with `bucketed` of the largest batch; 1 without both stages.
         global_batch: R x B.
         steps: Number of batches of each rank.
         num_dropped: Number of samples at the end of the epoch, or of its buckets, that no rank gets.
         num_padded: Number of rows without a sample, over all ranks, in the last step or in the buckets' last batches.
-        num_shards: Number of shards with a selected sample. A shard that a source lists several times counts each time.
+        num_shards: Number of shards with a selected sample. A shard counts each time the source lists or repeats it.
         num_bytes: Bytes of the selected samples, headers and padding included.
         lanes: The lanes of the order; None for an order without lanes.
         buckets: The buckets of `bucketed`; empty without `bucketed`.
@@ -203,7 +203,7 @@ def plan(
         world_size: Number of ranks, R.
         workers: Worker processes per rank. Default: the number of the configuration, or of a loader on this machine.
         gpus_per_node: Limit for the ranks per node. The largest divisor of R up to this number is used.
-        epoch: Number of the epoch; epochs differ if weights have a schedule.
+        epoch: Number of the epoch.
         downloads: Whether to compute what each node downloads from a store. Default: only if it takes at most a few
             seconds.
 
@@ -211,8 +211,9 @@ def plan(
         An `EpochPlan` for a planned source, a `StreamPlan` for a stream.
 
     Raises:
-        ConfigError: The configuration has problems; all are listed.
-        PipelineError: The pipeline cannot run on this number of ranks and workers, or an argument is out of range.
+        ConfigError: The configuration has problems; the first 100 are listed.
+        PipelineError: The pipeline cannot run on this number of ranks and workers, its source is not one of wdskit's,
+            or an argument is out of range.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or do not have an index or column.
     """
     world_size, gpus_per_node, epoch, workers = map(as_int, (world_size, gpus_per_node, epoch, workers))
@@ -262,7 +263,7 @@ def plan(
 
 
 def _plan_network(stages: Sequence[Any]) -> NetworkPlan | None:
-    """Return the bytes of one image after all `stages`; None if no stage sets the size of the images."""
+    """Return the bytes of one image after all `stages`; None if the stages do not give all images one size."""
     size: object = None
     channels = 3
     for stage in stages:
@@ -307,7 +308,10 @@ def _plan_lanes(data: PlannedData, steps: AnySteps, num_nodes: int) -> LanesPlan
 
 
 def lanes_of_nodes(num_lanes: int, num_nodes: int, batch: int, *, is_dealt: bool = True) -> NDArray[np.bool_]:
-    """Find the pieces of the data from which each node takes samples. Each lane reads one of `num_lanes` pieces.
+    """Return for each node and each piece of the data whether the node takes samples from the piece.
+
+    The data has `num_lanes` consecutive pieces; each lane reads one of the pieces. Only the first 2 million positions
+    are examined.
 
     Args:
         num_lanes: Number of lanes.
@@ -317,8 +321,7 @@ def lanes_of_nodes(num_lanes: int, num_nodes: int, batch: int, *, is_dealt: bool
             (`tail: drop`).
 
     Returns:
-        Bool (num_nodes, num_lanes), with the pieces in the order of the data. True if the node takes samples from the
-        piece.
+        Bool (num_nodes, num_lanes), with the pieces in the order of the data.
     """
     if num_nodes == 1:
         return np.ones((1, num_lanes), dtype=np.bool_)
@@ -354,28 +357,30 @@ def _plan_downloads(
 ) -> DownloadPlan:
     """Compute what each node downloads in `epoch`, and in the next epoch.
 
-    `own_tables` has one table of shards for each dataset of the source. `node_size` is the number of ranks per node.
+    `own_tables` has one table of shards for each part of the source, also if `data.tables` has several tables of the
+    part. `node_size` is the number of ranks per node.
 
     Raises:
         StorageError, FolderIndexError: The offsets of shards cannot be read.
     """
-    is_exact = sum(map(len, own_tables)) <= MAX_OFFSETS
+    remote = [table.remote for table in own_tables if table.is_remote]
+    is_exact = sum(map(len, own_tables)) <= MAX_OFFSETS and all(each.all() for each in remote)
     firsts: list[Ints] = []  # number of the first sample of each part; samples are numbered over all shards
     sizes: list[Ints] = []  # bytes of the download of each part; 0 for local shards
     before: list[Ints] = []  # for each dataset: number of the first sample of each shard
     num_samples = 0
     for table in own_tables:
         before.append(num_samples + np.cumsum(table.file_counts) - table.file_counts)
-        for offsets in _offsets(table, is_exact=is_exact):
+        for offsets, is_remote in zip(_offsets(table, is_exact=is_exact), table.remote, strict=True):
             edges = part_edges(offsets)
             firsts.append(num_samples + edges[:-1])
-            sizes.append((np.diff(offsets[edges]) + BLOCK_BYTES) * table.is_remote)
+            sizes.append((np.diff(offsets[edges]) + BLOCK_BYTES) * is_remote)
             num_samples += len(offsets) - 1
     first_samples, part_bytes = np.concatenate(firsts), np.concatenate(sizes)
     table_stops = np.cumsum([len(table) for table in data.tables])
 
     def parts_of(shards: Ints, samples: Ints) -> Ints:
-        """Return the number of the shard part that holds each sample, int64 (n,).
+        """Return for each sample the index of its part in `part_bytes`, int64 (n,).
 
         `shards` and `samples` are (n,), as `Order.take` returns them.
         """
@@ -417,7 +422,8 @@ def _plan_downloads(
 def _offsets(table: ShardTable, *, is_exact: bool) -> Iterator[Ints]:
     """Yield for each shard the byte offsets of its samples and of its end, int64 (num_samples + 1,).
 
-    The offsets are estimates from the mean sample size, unless `is_exact` is set and the table is remote.
+    If `is_exact` and the shards are remote, the offsets are read from the index. Otherwise they are estimates from the
+    mean sample size of each shard.
 
     Raises:
         StorageError, FolderIndexError: The offsets of a remote shard cannot be read.

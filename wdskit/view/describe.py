@@ -32,8 +32,9 @@ _NAMES = ("category", "label", "class", "name", "category_name", "category_id")
 def summarize(sample: ViewedSample) -> dict[str, Any]:
     """Return what the grid of the page shows of a sample, as JSON.
 
-    The keys are `row`, `key`, `class`, `image` (field, width and height in pixels; None if no image can be read),
-    `masks` (names of fields), `boxes` (see `boxes_of`), and `problem` (why the image is missing, or "").
+    The keys are `row`, `key`, `class`, `image` (field, width and height in pixels of the main image; None without one,
+    or if its header cannot be read), `masks` (names of fields), `boxes` (see `boxes_of`; empty without `image`), and
+    `problem` (why there is no `image`, or "").
     """
     main, masks = find_images(sample)
     found: dict[str, Any] = {
@@ -66,9 +67,10 @@ def describe(sample: ViewedSample) -> dict[str, Any]:
 
 
 def find_images(sample: ViewedSample) -> tuple[str | None, list[str]]:
-    """Return the field of the main image (None without an image), and the fields of its masks.
+    """Return the name of the field with the main image (None without an image), and the names of the mask fields.
 
-    A mask is an image that stores one number per pixel. If all images are masks, the first is the main image.
+    A mask is an image that stores one number per pixel, without loss. If all images are masks, the first of them is the
+    main image, and is not among the mask fields.
     """
     images = [name for name in sample.fields if is_image_field(name)]
     masks = [name for name in images if may_be_mask(sample.fields[name], max_pixels=MAX_PIXELS)]
@@ -110,8 +112,8 @@ def boxes_of(sample: ViewedSample) -> list[dict[str, Any]]:
 def _boxes(value: object) -> Iterator[tuple[list[float], object]]:
     """Yield (box, label) for each box in the JSON of a sample. The label is None if it is unknown.
 
-    Boxes are `bbox` in the items of the lists `annotations` and `objects`, as in COCO. `bbox` and `boxes` of the JSON
-    itself are each one box or a list of boxes.
+    Boxes are `bbox` in the items of the lists `annotations` and `objects`, as in COCO. `bbox` and `boxes` at the top
+    level are each one box or a list of boxes. The list `labels` or `classes` has the labels of such a list of boxes.
     """
     if not isinstance(value, Mapping):
         return
@@ -147,9 +149,10 @@ def _box(value: object) -> list[float] | None:
 
 
 def _text_of(name: str, data: Any) -> str | None:
-    """Return the content of a text, JSON or number field as text, or the error of the field; None for other fields.
+    """Return the content of a text, JSON or number field as text; None for other fields.
 
-    JSON is indented. Only the first `MAX_CHARS` characters are returned.
+    JSON is indented. After the first `MAX_CHARS` characters, the text is cut and ends in "... and more". If the field
+    cannot be decoded, return the message of the error.
     """
     if name.rpartition(".")[2].lower() not in JSON_FIELDS | TEXT_FIELDS | INT_FIELDS:
         return None

@@ -43,10 +43,10 @@ class Thumbnail:
         key: Key of the sample.
         shard: Name of the sample's shard.
         label: Class of the sample; empty without a class.
-        size: Width and height of the image, as text.
-        picture: A small JPEG in base64, empty if the image cannot be decoded.
-        sides: Width and height of the small JPEG in pixels.
-        problem: Why the image cannot be decoded; empty if it can.
+        size: Width and height of the image, as text; empty without `picture`.
+        picture: A small JPEG in base64; empty if the sample has no image that can be decoded.
+        sides: Width and height of the small JPEG in pixels; (0, 0) without `picture`.
+        problem: Why there is no `picture`; empty otherwise.
     """
 
     key: str
@@ -71,24 +71,29 @@ def write_report(
 
     Args:
         path: A shard, a folder, or a pattern; several joined by `::`.
-        file: The HTML file. An existing file is replaced as a whole.
+        file: The HTML file to write. An existing HTML or empty file is replaced as a whole; any other file is an error.
         sample: Share of the samples of each shard to read, such as `10%`; None reads all samples.
         seed: Chooses the samples of the share and the images.
         workers: Number of processes that read. Default: the number of CPUs, fewer for little data.
-        progress: Called after each shard with the bytes read so far and the bytes of all shards.
+        progress: Called after each shard with the bytes read so far and the bytes of all shards (None if unknown).
 
     Raises:
-        ConfigError: jinja2 is not installed, or `sample` is not a share.
-        StorageError: No shard was found, a shard cannot be read, or the report cannot be written.
+        ConfigError: jinja2 is not installed, `sample` is not a share, or `seed` is not from 0 to 2**64 - 1.
+        StorageError: No shard was found, a shard cannot be read, or the report cannot be written, for example because
+            `file` exists and is neither empty nor HTML.
         ShardError: Shards are invalid, or have changed since they were counted.
         FolderIndexError: The folder's index does not match its files, or its `classes.json` is invalid.
+        WdskitError: A worker process was killed.
     """
     shown = os.fspath(file)
     problem = explain_unwritable(Path(file))
     if not problem and Path(file).is_file():
-        with Path(file).open("rb") as old:
-            if (start := old.read(14)) and start.lower() != b"<!doctype html":
-                problem = "another file is here, and it is not a report"
+        try:
+            with Path(file).open("rb") as old:
+                if (start := old.read(14)) and start.lower() != b"<!doctype html":
+                    problem = "another file is here, and it is not a report"
+        except OSError as err:
+            problem = f"the file that is here cannot be read: {err.strerror}"
     if problem:
         raise StorageError(f"{shown}: the report cannot be written: {problem}.", url=shown)
     try:
@@ -109,6 +114,7 @@ def _make_thumbnail(url: str, start: int) -> Thumbnail:
     """Return the thumbnail of the sample that starts at byte offset `start` of the shard `url`.
 
     The first image that can be decoded is shown. If no image can be decoded, `problem` of the thumbnail says why.
+    Raises ShardError or StorageError if the sample cannot be read, and FolderIndexError if `classes.json` is invalid.
     """
     with LazyShard(url, start=start) as opened:
         sample = next(iter(opened))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wdskit.codecs.fields import decode_field
+from wdskit.config.spec import parse_settings
 from wdskit.dataset.classes import read_classes
 from wdskit.engine.reader import SampleReader
 from wdskit.errors import PipelineError, StorageError, WdskitError
@@ -65,9 +66,9 @@ class SearchResult(NamedTuple):
 
 
 class _RankPositions(Sequence[int]):
-    """A sequence of the positions that a rank reads in an epoch, without padding. Item i is the position of row i.
+    """The positions of the samples that a rank reads in an epoch, without padding. Item i is the position of row i.
 
-    The positions are counted in the order of samples, and computed on request.
+    A position counts the samples of all ranks from the start of epoch 0, as `Order.take` expects.
     """
 
     def __init__(self, order: Order, start: int, steps: AnySteps, rank: int, ranks_per_node: int) -> None:
@@ -139,7 +140,8 @@ class SampleView:
         """Read several samples with one call, and return an iterator over them in the order of `rows`.
 
         `shards` has the number of each sample's shard, and `numbers` the number of each sample in its shard. Return
-        None for a single sample, for large samples, for samples with different fields, and if a sample cannot be read.
+        None if there is only one sample, the samples are large or have different fields, or a sample cannot be read:
+        `_read_singly` must then read the samples.
         """
         # Ten times as fast as one sample at a time.
         if len(rows) < 2 or self._shards.mean_bytes(shards) > _BYTES_AT_ONCE:
@@ -182,6 +184,8 @@ class SampleView:
     ) -> SearchResult:
         """Search for rows that match `text` and `expression`, in order, for a limited time.
 
+        Rows that cannot be read, or for which `expression` has no answer, do not match and are counted in the result.
+
         Args:
             start: The first row to check.
             text: Text that the key must contain; "" for any key.
@@ -222,13 +226,14 @@ def open_folder(shards: str, *, split: str | None = None) -> SampleView:
         split: Name of the split to show; None shows all samples.
 
     Raises:
-        StorageError: The shards cannot be listed.
-        FolderIndexError: A folder has no index, or the index is invalid.
+        ConfigError: `split` is not a name.
+        StorageError: `shards` or `split` is empty, the shards cannot be listed, or a `classes.json` cannot be read.
+        FolderIndexError: A folder has no valid index or has an invalid `classes.json`, or no sample is selected.
         SelectionError: A folder has no split with this name.
     """
     if not shards.strip() or split == "":
         raise StorageError("an empty path or split: name the shards, or write . for this folder.", url=shards)
-    data = Sequential(shards=shards, split=split, classes="any").plan()
+    data = parse_settings(Sequential, {"shards": shards, "split": split, "classes": "any"}, where="view").plan()
     assert data.num_samples is not None
     title = shards if split is None else f"{shards}, split {split}"
     return SampleView(data, range(data.num_samples), title)

@@ -72,7 +72,10 @@ class Guard:
         self._token = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application, or answer with 403 if its host or its token is wrong."""
+        """Pass a request on to the application, or answer with 403 if its host or its token is wrong.
+
+        Security headers are added to the application's answers. Scopes other than http are passed on unchecked.
+        """
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = dict(scope["headers"])
@@ -94,8 +97,8 @@ class Guard:
 class Page:
     """Answers the requests of the page with JSON or an image. The methods run in threads.
 
-    The methods raise ConfigError for a parameter out of range, DecodeError for a missing or invalid image, and the
-    errors of `SampleView.read`.
+    The methods raise ConfigError for a parameter out of range, SelectionError for an invalid filter, DecodeError for a
+    missing or invalid image, and the errors of `SampleView.read`.
     """
 
     def __init__(self, samples: SampleView) -> None:
@@ -123,8 +126,8 @@ class Page:
         """Answer with a list of samples, each as `summarize` describes it.
 
         The query has one or more `row` (rows after the first 200 are ignored), or `start` (the first row) and `count`
-        (at most 200; default 24). For a sample that cannot be read, `problem` is the error, and all values but `row`
-        are empty.
+        (1 to 200; default 24). Without both, the list is empty. For a sample that cannot be read, `problem` is the
+        error, and all other values except `row` are empty.
         """
         rows = [self._row(text) for text in request.query_params.getlist("row")[:MAX_PAGE]]
         if not rows and "start" in request.query_params:
@@ -153,9 +156,12 @@ class Page:
         return JSONResponse(describe(self._samples.read(self._row(request.query_params.get("row", "")))))
 
     def find(self, request: Request) -> Response:
-        """Search from the row `start` for `count` rows whose keys contain `text` and for which `filter` is true.
+        """Search from the row `start` for at most `count` rows whose keys contain `text` and for which `filter` is
+        true. Stop after about `SEARCH_S` seconds.
 
-        The answer has the matching `rows`, and `next`: the row where the search continues, or null at the end.
+        The answer has the matching `rows`; `next`: the row where the search continues, or null at the end;
+        `num_unanswered`: the number of rows that could not be checked; and `problem`: why the first of these rows
+        could not be checked.
         """
         query = request.query_params
         text, condition = query.get("text", "")[:_MAX_CHARS], query.get("filter", "")

@@ -18,7 +18,7 @@ _ORDERS: dict[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": 
 
 
 def orientation_of(block: bytes) -> int:
-    """Return the orientation, 1 to 8; 1 (upright) if the block has no orientation or an invalid one."""
+    """Return the orientation, 1 to 8; 1 (upright) if the block is invalid or has no valid orientation."""
     order, _, entries = _first_directory(block)
     for entry in entries:
         if int.from_bytes(entry[:2], order) == _ORIENTATION:

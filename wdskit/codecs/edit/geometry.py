@@ -56,11 +56,11 @@ class Move(NamedTuple):
         return abs(self.x.num * self.y.num) / (self.x.den * self.y.den)
 
     def then(self, other: Move) -> Move:
-        """Return one move with the effect of this move, followed by `other`."""
+        """Return one move with the effect of this move, followed by `other`. `other.before` must equal `self.after`."""
         return Move(_chain(other.x, self), _chain(other.y, self), self.before, other.after)
 
     def back(self) -> Move:
-        """Return the move from the new image to the old image. The move must only turn or mirror."""
+        """Return the move from the new image to the old image. `self` must only turn or mirror; this is not checked."""
         axes = {
             axis.source: AxisMap(at, axis.num, -axis.num * axis.offset, 1) for at, axis in enumerate((self.x, self.y))
         }

@@ -1,4 +1,4 @@
-"""Edit PNG masks. The numbers of the pixels move and are never blended. Bits, palette and transparency stay."""
+"""Edit PNG masks. Pixels move, and their numbers are never blended. Bit depth, palette and transparency stay."""
 
 from __future__ import annotations
 

@@ -85,7 +85,8 @@ def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[
     """Decode an image to grey or RGB, with or without alpha.
 
     - CMYK with a colour profile becomes sRGB; without a profile, Pillow's plain formula makes RGB.
-    - A palette becomes RGB, one bit becomes grey.
+    - A palette becomes RGB, one bit becomes 8-bit grey.
+    - 16-bit grey stays uint16. All other pixels are uint8.
     - A grey or RGB JPEG is decoded at 1/step of its size if `decode_jpeg` can. All other files get step 1.
 
     Args:
@@ -127,6 +128,10 @@ def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[
 def to_rgb(pixels: Pixels, icc: bytes) -> tuple[Pixels, bytes]:
     """Convert grey to RGB, or grey and alpha to RGB and alpha.
 
+    Args:
+        pixels: Grey (height, width), or grey and alpha (height, width, 2).
+        icc: The colour profile of the pixels; empty if they have no profile.
+
     Returns:
         The pixels, and their new colour profile. The profile is empty if `icc` was empty or the pixels are now sRGB. An
         RGB profile is returned unchanged.
@@ -167,7 +172,7 @@ def _to_rgb(image: Image.Image, icc: bytes) -> tuple[Pixels, bytes]:
 
 
 class RecodedImage(NamedTuple):
-    """An edited image file, Pillow's name of its format, and how the edit moved its points."""
+    """An image file after an edit, Pillow's name of its format, and how the edit moved the points of the image."""
 
     data: bytes
     format: str
@@ -258,9 +263,10 @@ class Recoding:
         return resize.pad(pixels, plan.canvas, self.background), icc
 
     def _without_alpha(self, pixels: Pixels) -> Pixels:
-        """Return grey or RGB pixels of an image with alpha. Transparent pixels are blended with the background.
+        """Return the grey or RGB pixels without the alpha channel, which is the last one.
 
-        Raises DecodeError if the image has transparent pixels and the background is None.
+        Transparent pixels are blended with the background. Raises DecodeError if the background is None and a pixel is
+        transparent, even partly.
         """
         alpha = pixels[..., -1:].astype(np.uint32)
         colours = pixels[..., :-1]

@@ -64,8 +64,9 @@ def plan_resize(width: int, height: int, size: int | None, mode: ResizeMode, *, 
         size: Length of a side in pixels, at least 1; None keeps the size of the image.
         mode: "shorter" makes the shorter side `size`, "longer" the longer side. "crop" makes the shorter side `size`
             and cuts the longer side to `size`. "pad" makes the longer side `size` and pads the shorter side to `size`.
-        upscale: Whether smaller images are enlarged. If False, an image whose side is `size` or less is not resized;
-            "crop" may still cut the other side, and "pad" still pads.
+        upscale: Whether smaller images are enlarged. If False, an image is not resized if its side is `size` or less:
+            the longer side for "longer" and "pad", the shorter side for "shorter" and "crop". "crop" still cuts a side
+            that is longer than `size`, and "pad" still pads.
     """
     whole = Size(width, height)
     if size is None:

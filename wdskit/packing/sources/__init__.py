@@ -113,14 +113,16 @@ class Source:
 
 
 def streamed_rows(source: Source, transforms: Transforms, *, skip_bad: bool) -> Generator[Row, None, None]:
-    """Yield the valid rows of a source that can be read only once.
+    """Yield the valid rows of a source that can be read only once. At the end or after an error, close `source.rows` if
+    it is a generator.
 
     With `skip_bad`, each row is read and transformed as a check. A row with an error is left out, and the error is
-    added to `source.rejected`.
+    added to `source.rejected`. Without `skip_bad`, the fields are not read.
 
     Raises:
         RowError: A row cannot be packed, and `skip_bad` is False.
-        PackError: The source cannot be read; or, after the last row, `transforms` need a field that no row has.
+        PackError: The source cannot be read; or, after the last row, an option of `transforms` is for a field or for
+            images that no row has.
     """
     names: set[str] = set()
     try:
@@ -243,7 +245,8 @@ def _path_source(path: str, how: PackOptions) -> Source:
 
 
 def _is_remote(path: str) -> bool:
-    """Return True if a path names tars in a store: one of its parts, joined by `::`, is a URL.
+    """Return True if a path names tars in a store: one of its parts, joined by `::`, is the URL of a store. Return
+    False if a local file or folder has the name `path`.
 
     Raises:
         PackError: A URL names a file that is not a tar, or has a query.

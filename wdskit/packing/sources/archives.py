@@ -151,8 +151,8 @@ def read_directory(path: str) -> list[tuple[str, zipfile.ZipInfo]]:
     """Return name and directory entry of each file in a zip, in the order of the zip's directory.
 
     Raises:
-        PackError: The file is not a valid zip; or members overlap, are encrypted, are links, or are compressed by a
-            method other than deflate.
+        PackError: The file is not a valid zip; or members overlap, are encrypted, are links, have names that are not
+            UTF-8, or are compressed by a method other than deflate.
         OSError: The file cannot be read.
     """
     try:
@@ -199,13 +199,14 @@ def _zip_name(path: str, member: zipfile.ZipInfo) -> str:
 def _zip_field(
     path: str, key: str, field: str, member: zipfile.ZipInfo, identity: FileIdentity
 ) -> tuple[str, FieldBytes]:
-    """Return the name of a member's field and a reference to the member's bytes.
+    """Return `field` and a reference to the member's bytes.
 
-    `path` and `identity` belong to the zip. `key` and `field` are the member's name before and after a dot.
+    `path` and `identity` belong to the zip. `key` and `field` are the member's name before and after the first dot of
+    its last part.
 
     Raises:
-        RowError: The sizes of the member contradict each other or show a decompression bomb. Or `field` begins with a
-            number: in `v1.5.jpg`, the first dot seems to belong to the key.
+        RowError: The sizes of the member contradict each other or show a decompression bomb. Or the first part of
+            `field` is a number: in `v1.5.jpg`, the first dot seems to belong to the key.
     """
     where = f"{path}: {key}"
     num_bytes, packed_bytes = member.file_size, member.compress_size

@@ -50,17 +50,19 @@ _HELD_BYTES = 64 << 20  # most bytes of a mapped file that count as memory of th
 
 
 def read_parquet(paths: Sequence[str], records: Records, *, in_order: bool = True) -> ArrowTables:
-    """Return a reader of Parquet files with one schema. Image paths are relative to the folder of each file.
+    """Return a reader of Parquet files with one schema. Paths of images are relative to the folder of the Parquet file.
 
     Args:
         paths: The files, at least one.
-        records: Converts records to rows. An image is bytes, or a struct of `bytes` and `path`. If `records` names no
-            image column, the image is in one of `IMAGE_COLUMNS` or in the only column of structs.
+        records: Converts records to rows. An image is a path, bytes, or a struct of `bytes` and `path`. If `records`
+            names no image column, the image is in one of `IMAGE_COLUMNS` or in the only column of such structs.
         in_order: False if the rows are packed in another order than that of the files. Then the images are read
             together with the rows.
 
     Raises:
-        PackError: pyarrow is not installed; or the first file cannot be read, or has a column that cannot be packed.
+        PackError: pyarrow is not installed; the first file cannot be read, lacks a column that `records` has in
+            `image_column`, `fields` or `omit`, or has a column that cannot be packed; or the classes in the column of
+            `cls` are invalid.
     """
     return ArrowTables(paths, "Parquet", lambda path: ParquetFile(path, in_order=in_order), records)
 
@@ -107,9 +109,9 @@ class ArrowTables:
         classes: Number of each class by name; empty if the classes have no names.
 
     Raises:
-        PackError: pyarrow is not installed; the first file cannot be read, or has a column that cannot be packed;
-            `records` has classes, and the column of `cls` already has class names; or the column of `cls` mixes numbers
-            and names.
+        PackError: pyarrow is not installed; the first file cannot be read, lacks a column that `records` has in
+            `image_column`, `fields` or `omit`, or has a column that cannot be packed; `records` has classes, and the
+            column of `cls` already has class names; or the column of `cls` mixes numbers and names.
     """
 
     def __init__(self, paths: Sequence[str], what: str, open_file: Callable[[str], _File], records: Records) -> None:
@@ -143,7 +145,8 @@ class ArrowTables:
         """Yield one row per row of the tables, or the `RowError` of a row that cannot be packed.
 
         The fields of a row are the image, the fields that are made from columns, `cls` and `json`. `json` has all
-        columns except images, omitted columns, and columns of bytes or arrays that become fields.
+        columns except omitted columns and columns of bytes or arrays that become fields. The path of an image is in
+        `json`, its bytes are not.
 
         `cls` is made from the column that `records.fields` names for `cls`. Without such a name, it is made from the
         first of these columns that exists and is not omitted: the column `cls`; the column `label`, if `datasets`
@@ -314,11 +317,11 @@ class ParquetFile:
         self.features = features_of(parse_json((self.schema.metadata or {}).get(b"huggingface", b"{}"), path))
 
     def batches(self, column: str | None, image: str | None) -> Iterator[tuple[pa.RecordBatch, Iterator[Image] | None]]:
-        """Yield (batch, images) for a few rows at a time, in order.
+        """Yield (batch, images) for a few rows at a time, in order. `images` yields one `Image` per row of the batch.
 
         Args:
             column: The only column of the batches; None for all columns.
-            image: The column of the images, one per row; None yields None instead of the images.
+            image: The column of the images. If it is None, `images` is None too.
 
         Raises:
             PackError: A row group is compressed like a decompression bomb.
@@ -375,10 +378,11 @@ class StreamFile:
         self.features = features_of(_read_json(info))
 
     def batches(self, column: str | None, image: str | None) -> Iterator[tuple[pa.RecordBatch, Iterator[Image] | None]]:
-        """Yield (batch, images) for a few rows at a time, in order. Each batch is checked first.
+        """Yield (batch, images) for a few rows at a time, in order. Each batch is checked first. `images` yields one
+        `Image` per row of the batch.
 
-        `column` is the only column of the batches; None for all columns. `image` is the column of the images; None
-        yields None instead of the images.
+        `column` is the only column of the batches; None for all columns. `image` is the column of the images. If
+        `image` is None, `images` is None too.
 
         Raises:
             PackError: A batch is damaged or compressed, or the images are not plain bytes.

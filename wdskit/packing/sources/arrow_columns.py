@@ -31,7 +31,7 @@ class Image(NamedTuple):
     Attributes:
         path: The path in the table, not checked; None if the row has no path.
         start: The first `START_BYTES` bytes of the image; None if the row has no bytes.
-        data: The bytes of the image; for large bytes, a reference that reads them later. Empty if `start` is None.
+        data: The bytes of the image, or a reference that reads these bytes later. Empty if `start` is None.
     """
 
     path: Any
@@ -215,8 +215,8 @@ def _converter(path: str, name: str, kind: pa.DataType) -> Callable[[pa.Array], 
 def _shape_tensor(flat: Any, kind: pa.FixedShapeTensorType) -> np.ndarray[Any, Any]:
     """Return a tensor of type `kind` as an array, with its axes in the order that `kind.permutation` gives.
 
-    `flat` has the elements in the order in which they are stored: a list, which gives an array of objects so that None
-    and text stay, or an array with one axis.
+    `flat` has the elements in the order in which they are stored. If `flat` is an array with one axis, the result has
+    its dtype. If `flat` is a list, the result is an array of objects, so that None and text stay.
     """
     array: np.ndarray[Any, Any] = np.asarray(flat, None if isinstance(flat, np.ndarray) else object)
     array = array.reshape(kind.shape)
@@ -224,8 +224,8 @@ def _shape_tensor(flat: Any, kind: pa.FixedShapeTensorType) -> np.ndarray[Any, A
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Return True if JSON can store values of the type `kind`: null, booleans, numbers, text, and lists, structs and
-    maps of these types.
+    """Return True if JSON can store values of the type `kind`: null, booleans, integers, floats, text, and lists,
+    structs and maps of these types.
     """
     from pyarrow import types
 

@@ -115,7 +115,7 @@ class Coco:
         return make_row(key_of_path(name), fields, where, keys=keys, path=name)
 
     def _category_name(self, number: int | None) -> str:
-        """Return the name of the category with the id `number`, to be used as a class name.
+        """Return the name of the category with the id `number`, to be used as a class name. The category must exist.
 
         Raises:
             PackError: The category has no name, or its name is blank or not text.
@@ -145,8 +145,8 @@ class Coco:
 
 
 def _find_folder(path: str, name: str) -> str | None:
-    """Return a folder that has the image `name`; None if no such folder is found. The search looks at the folders next
-    to the JSON file `path`, then at the folders next to its folder.
+    """Return the first folder that has the image `name`; None if no folder has it. The search looks at the folders next
+    to the JSON file `path`, then at the folders next to the folder of `path`, each time sorted by name.
     """
     folder = os.path.dirname(path) or "."
     for parent in (folder, os.path.join(folder, os.pardir)):

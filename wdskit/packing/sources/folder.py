@@ -69,13 +69,16 @@ class FileNames:
         self.what = " or ".join(f".{extension} file" for extension in files) or "image"
 
     def is_sample(self, name: str) -> bool:
-        """Return True if the file called `name` is the main file of a sample."""
+        """Return True if the file called `name` is the main file of a sample; False for a sidecar or any other file."""
         field = field_of(name)
         wanted = field in self._files if self._files else is_image_field(field)
         return wanted and not (self._sidecar and self._sidecar.fullmatch(name))
 
     def samples(self, names: Sequence[str]) -> Samples:
-        """Return the samples of one folder. `names` are the names of all files in the folder."""
+        """Return the samples of one folder: the (field, file name) of each sidecar, by the name of the main file.
+
+        `names` are the names of all files in the folder.
+        """
         if self._sidecar is None:
             return dict.fromkeys(filter(self.is_sample, names), ())
         sidecars: dict[str, list[tuple[str, str]]] = {}
@@ -103,7 +106,7 @@ class ImageFolder:
     Raises:
         PackError: The folder cannot be listed, or `omit` has an unknown name. The name of a class is not UTF-8 or not
             in `classes`, or `classes` is given for a flat folder. Without `classes`: all sub-folders have names of
-            splits (`train`), or a sub-folder has the name of a part of samples (`masks`).
+            splits (`train`), or a sub-folder has the name of a part of each sample (`masks`).
     """
 
     def __init__(
@@ -136,7 +139,7 @@ class ImageFolder:
 
         Raises:
             PackError: No main file exists, main files are both in `root` and in sub-folders, a sub-folder cannot be
-                listed, or no sidecar has one of the given extensions.
+                listed, or an extension for sidecars was given and no sidecar has it.
         """
         num = 0
         for path, sidecars in walk_files(self._root, self._samples):

@@ -22,7 +22,9 @@ _HELD_BYTES = 64 << 20  # most bytes of skipped cells in memory
 
 
 def open_parquet(path: str) -> pq.ParquetFile:
-    """Open a Parquet file to read it in small pieces. OSError, pyarrow.ArrowException: The file cannot be read."""
+    """Open a Parquet file to read it in small pieces. The caller closes the result.
+    OSError, pyarrow.ArrowException: The file cannot be read.
+    """
     import pyarrow.parquet as pq
 
     return pq.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BYTES)

@@ -34,10 +34,11 @@ class Records:
 
     Attributes:
         folder: Folder to which the paths of images and other files are relative.
-        image_column: Column with the image's path. None: the first of `IMAGE_COLUMNS` that is not empty in the record
-            and does not have the path of another file of `fields`.
-        key_column: Column with the key. None: the value of `key` if it is not empty, else the path of the image or of
-            another file without its extension, else the row's number.
+        image_column: Column with the image's path. None: the first of `IMAGE_COLUMNS` that is not empty in the record.
+            A column from which `fields` takes another file does not count.
+        key_column: Column with the key. None: the value of the column `key` if it is not empty; else the path, without
+            its extension, of the image or of another file; else the row's number. The path of an image does not count
+            if the column of the images has bytes.
         allow_no_image: True accepts a row without an image field. False makes such a row an error.
         fields: The column that each additional field is made from, by field name; see `parse_fields`.
         classes: The classes in the column of `cls`; None if the column has class numbers.
@@ -68,15 +69,14 @@ class Records:
 
         Args:
             record: Values by column.
-            number: Number of the record in its source. The key is made from it if the record has neither a key nor a
-                path.
+            number: Number of the record in its source, for a row without another key (see `key_column`).
             where: Place of the record, for messages.
             keys: The option `--keys`: "given", "clean" or "hashed".
             fields: Fields that the row already has, such as an image whose bytes are in the table; None for no fields.
             text: The JSON text of the record, stored as `json` unless a column is omitted; None if there is no such
                 text.
-            image_column: The column with the bytes of the images if `fields` has the image or the row has no image.
-                None reads the image from its path.
+            image_column: The column from which the caller has read the image. `fields` then has the image, unless the
+                row has no image. None: this method finds the image by its path in the record.
 
         Raises:
             RowError: A column is missing, a value is invalid or cannot be written as JSON, a file does not exist, two
@@ -170,7 +170,7 @@ class Records:
 
     def image_file(self, path: str, where: str) -> dict[str, FieldBytes]:
         """Return the field of the image at `path`, with a reference to the file. `where` names the row in messages.
-        RowError: The path does not have the extension of an image, or is not a file that can be read.
+        RowError: The path does not have the extension of an image, or no file has this path. The file is not opened.
         """
         field = field_of(path)
         if not is_image_field(field):
@@ -222,8 +222,8 @@ class Records:
 
 
 def _first_path(record: Mapping[str, Any], columns: Iterable[str], where: str) -> str | None:
-    """Return the path in the first of `columns` that is not empty in the record; None if all of them are empty.
-    RowError: The value is not a path.
+    """Return the path in the first of `columns` that is not empty in the record; None if all are empty or missing.
+    RowError: The value is not text in UTF-8, or has a NUL.
     """
     for name in columns:
         value = record.get(name)

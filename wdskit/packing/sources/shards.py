@@ -34,7 +34,8 @@ class ShardSamples:
         shards: The shards.
         choice: Decides which samples are kept.
         changes: Changes the fields and keys of the samples that are kept.
-        check: Compare each shard with the sha256 in its folder's index.
+        check: True compares each shard with the sha256 in its folder's index. False does so only for a local shard that
+            seems changed and for a shard in a store.
 
     Attributes:
         num_samples: Number of samples in the shards that were read so far.

@@ -159,7 +159,9 @@ def _json_rows(file: IO[str], path: str) -> Iterator[TableRow]:
 
 
 def _lines(file: IO[str], path: str, *, refuse_nul: bool = False) -> Iterator[str]:
-    """Yield the lines of a file. PackError: A line is too long, or has a NUL and `refuse_nul` is True."""
+    """Yield the lines of a file, with their line ends.
+    PackError: A line is too long, or has a NUL and `refuse_nul` is True.
+    """
     for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES + 1), ""), start=1):
         if len(line) > MAX_ROW_BYTES:
             msg = f"{path}:{number}: this line is longer than the {MAX_ROW_BYTES} bytes that a row can have"
@@ -171,14 +173,14 @@ def _lines(file: IO[str], path: str, *, refuse_nul: bool = False) -> Iterator[st
 
 def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
     """Yield (place, columns, None) for each row after the header, or (place, error, None) for an invalid row. The place
-    has the number of the row's first line.
+    has the number of the row's first line. Empty lines are skipped.
 
     In a TSV, quotes are ordinary text (IANA's text/tab-separated-values). A cell that starts and ends with a quote and
     has doubled quotes between them, as CSV writes it, is an error of its row. A `.csv` may have tabs between its
     columns, if its header has tabs and no comma.
 
     Raises:
-        PackError: The header is invalid, a line is too long or has a NUL, or the end of a row cannot be found.
+        PackError: The header is invalid, a line is too long or has a NUL, or a quote is not doubled or not closed.
     """
     lines = _lines(file, path, refuse_nul=True)
     first = next(lines, "")
@@ -233,10 +235,10 @@ def _no_utf8(where: str) -> RowError:
 
 def _path_rows(file: IO[bytes], name: str) -> Iterator[TableRow]:
     """Yield (place, {"path": path}, None) for each line as soon as the line arrives, also from a pipe. Empty lines are
-    skipped.
+    skipped. `name` is the name of the file, for messages.
 
     Raises:
-        PackError: A line is longer than a path can be.
+        PackError: A line is longer than a path can be. A long line that arrives as a whole may be yielded instead.
     """
     rest, number, is_end = b"", 1, False
     while not is_end:

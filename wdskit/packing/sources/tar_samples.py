@@ -82,8 +82,8 @@ class TarSamples:
     Args:
         url: Path or URL of the tar.
         entry: Index entry of the tar; None for a tar without an index.
-        check: Whether to compare the sha256 of a local tar with its entry. The sha256 of a tar in a store is always
-            compared, at the end of the tar.
+        check: True compares the sha256 of a local tar with its entry. False does so only if the file seems changed. The
+            sha256 of a tar in a store is always compared, at the end of the tar.
 
     Attributes:
         place: Path of a local tar, or URL of another tar.
@@ -166,8 +166,8 @@ class TarSamples:
     def _remote(self) -> Iterator[TarSample]:
         """Yield the samples of a tar in a store. The tar is read as one stream.
 
-        ShardError: The tar is damaged. StorageError: The tar cannot be read. FolderIndexError: At the end of the tar,
-        its sha256 differs from its index entry.
+        ShardError: The tar is damaged, or has a member of a kind that no sample has. StorageError: The tar cannot be
+        read. FolderIndexError: At the end of the tar, its sha256 differs from its index entry.
         """
         # One request for each header would take longer.
         from wdskit.storage.objects import ObjectStream  # needs obstore

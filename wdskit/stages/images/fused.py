@@ -63,7 +63,9 @@ class FusedStages(PerSampleStage):
     stages: tuple[PerSampleStage, ...]
 
     def step(self, context: Context) -> tuple[Step, Context]:
-        """Return the stages as one step, with their names joined by `-`, and the context of the next stage."""
+        """Return the stages as one `Step`, whose name is the names of the stages joined by `-`, and the context of the
+        next stage. PipelineError: A stage cannot run in this pipeline.
+        """
         single_steps, after = bind_steps(self.stages, context)
         name = "-".join(step.name for step in single_steps)
         return Step(name, FusedStep(self.stages, single_steps), single_steps[0].ordinal, context.part), after
@@ -74,8 +76,9 @@ def fuse(stages: Sequence[Any]) -> list[Any]:
 
     A run starts with `decode` of colour images (`rgb8`, `rgb`, `torchrgb8`, ...), followed directly by
     `random_resized_crop`, or by `resize` with or without `center_crop`. `random_flip`, and then `normalize` and
-    `to_tensor` in any order, may follow. All stages of a run act on the same single field. Any other stage, such as a
-    user's function, ends the run. Stages with masks, with several fields or with `fuse: false` are not fused.
+    `to_tensor` in any order, may follow. All transforms of a run have the same setting `fields`: one item, or none. Any
+    other stage, such as a user's function, ends the run. Stages with masks or with several fields, a `decode` with
+    `fuse: false`, and a `center_crop` with `fill` are not fused.
     """
     fused: list[Any] = []
     at = 0
@@ -95,7 +98,9 @@ def _run_at(stages: Sequence[Any], at: int) -> list[Any]:
     run: list[Any] = [decode]
 
     def add(*kinds: type[ImageTransform]) -> bool:
-        """Add the next stage if it is of one of these kinds and acts on the same field. Return True if it was added."""
+        """Append the next stage to `run`, and return True, if it is one of `kinds`, has no masks, has the `fields` of
+        the first transform of `run`, and is not a `center_crop` with `fill`.
+        """
         stage = stages[at + len(run)] if at + len(run) < len(stages) else None
         if not isinstance(stage, kinds) or stage.mask_names or (len(run) > 1 and stage.fields != run[1].fields):
             return False
@@ -121,7 +126,8 @@ class Prepared(NamedTuple):
 
     Attributes:
         origin: Origin of the sample.
-        values: The decoded fields, and the bytes of the image. If `field` is None, no field is decoded.
+        values: All fields of the sample: the image as bytes or a memoryview, the other fields decoded. If `field` is
+            None, no field is decoded.
         field: The image field; None if the stages must process the sample one after the other.
         plan: The plan to decode the image; None if the image is not a grey or RGB JPEG, or if `field` is None.
         flip: Whether to mirror the image.
@@ -180,24 +186,30 @@ class FusedStep:
             self.out_shape = (3, *pair((middle or crop).size))
 
     def write_uint8(self) -> None:
-        """Make later calls write images into batches as uint8. The caller converts the batches with `finish_batch`."""
+        """Make later calls with `out`, and later calls of `carry_out_many`, write images into batches as uint8. The
+        caller then converts the batches with `jpeg_crop.finish_batch`.
+        """
         self.batch_format = replace(self.output_format, is_float=False, to_tensor=False, normalize=None)
 
     @property
     def is_native(self) -> bool:
-        """Whether images are to be decoded by `carry_out_many`: if `out_shape` is known, and wdskit-native has vector
-        code.
+        """Whether `carry_out_many` is to decode the images: True if `out_shape` is known, and `native()` is a module
+        with vector code.
         """
         # Without vector code, torch resizes faster.
         module = native()
         return self.out_shape is not None and module is not None and bool(module.HAS_VECTORS)
 
     def value_of(self, written: NDArray[Any]) -> Any:
-        """Return the image, an array or a tensor, that `carry_out` without `out` puts into a sample. The image has the
-        mark of an image (`stages.marks`).
+        """Convert an image that `carry_out` has written to `out` into the image that `carry_out` without `out` puts
+        into a sample.
 
-        `written`, (1, *out_shape), is the same image as `carry_out` has written it to `out`. The result may be a view
-        of `written`.
+        Args:
+            written: The written image, (1, *out_shape), of `batch_format.dtype`.
+
+        Returns:
+            An array or a tensor, as `output_format` says, with the mark of an image (see `stages.marks`). The result
+            may be a view of `written`.
         """
         return marked(as_value(written, self.batch_format, self.output_format), self.mark)
 
@@ -212,7 +224,8 @@ class FusedStep:
         prepare several samples before the first image is decoded.
 
         Args:
-            sample: Fields as bytes; in a sample that was just read, images may be memoryviews.
+            sample: A dict of fields as bytes; in a sample that was just read, images may be memoryviews. The dict is
+                not changed.
             origin: Origin of the sample.
 
         Returns:
@@ -254,12 +267,14 @@ class FusedStep:
         return Prepared(origin, values, field, plan, flip)
 
     def carry_out(self, prepared: Prepared, out: NDArray[Any] | None = None) -> Any:
-        """Return the sample with its fields decoded and its image cropped.
+        """Return the sample after all stages: its fields decoded and its image cropped.
 
         Args:
-            prepared: Result of `prepare`, used only once because it is changed.
+            prepared: Result of `prepare`. Use it only once: `prepared.values` is changed, and is the result if
+                `prepared.field` is not None.
             out: Receives the image: (1, *out_shape) of `batch_format.dtype`, channels_last. The image field of the
-                result is then `out` itself. Has no effect if `prepared.field` is None.
+                result is then `out` itself. None: the image gets new memory. `out` has no effect if `prepared.field` is
+                None.
 
         Raises:
             StepFailed: A stage failed. The error has the name of the stage and the original error.
@@ -301,7 +316,8 @@ class FusedStep:
             slot: This thread's slot of the board. It gets the position of each sample before its image is decoded.
 
         Returns:
-            For each sample, whether its image was written. Call `carry_out` for the other samples.
+            For each of `prepared`, whether its image was written. Call `carry_out` for the other samples: it decodes
+            them, or raises their error.
         """
         module = native()
         plans, files, numbers = [], [], []
@@ -376,7 +392,9 @@ def _as_bytes(sample: Mapping[str, Any], *, but: str = "") -> dict[str, Any]:
 
 
 def _draw_part(crop: RandomResizedCrop, bound: BoundTransform, height: int, width: int, origin: Origin) -> WantedPart:
-    """Return the part of an image that `random_resized_crop` draws for the position of `origin`."""
+    """Return the part of an image of `height` x `width` that the stage `crop` draws for the position of `origin`.
+    `bound` is the running form of `crop`.
+    """
     rows, columns = pair(crop.size)
     rng = bound.rng_at(origin)
     top, left, crop_height, crop_width = geometry.draw_crop(rng, height, width, crop.scale, crop.ratio)

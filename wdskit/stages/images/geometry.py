@@ -47,12 +47,14 @@ def image_size(image: Image) -> tuple[int, int]:
 def resize(image: Image, size: tuple[int, int], *, nearest: bool = False) -> Image:
     """Return the image at another size (height, width), or the same object if it has the size already.
 
-    The resize is bilinear with antialiasing. A uint8 image is resized as uint8. Pillow's BILINEAR differs by at most
-    one level of 255; with an alpha channel by more, because Pillow multiplies the colours by the alpha. With `nearest`,
-    for masks of any dtype, each pixel is a copy of one old pixel.
+    The image is an array (height, width[, channels]), a tensor ([channels, ]height, width) or an image of Pillow; the
+    result is of the same kind. The resize is bilinear with antialiasing. The result for an array or tensor of uint8
+    differs from Pillow's by one level of 255, rarely by two; with an alpha channel by more, because Pillow multiplies
+    the colours by the alpha. With `nearest`, for masks of any dtype, each pixel is a copy of one old pixel.
 
     Raises:
-        PipelineError: The image is neither uint8 nor float and `nearest` is not set, or it does not have 2 or 3 axes.
+        PipelineError: An array or tensor is neither uint8 nor float and `nearest` is not set, or it does not have 2 or
+            3 axes.
     """
     if image_size(image) == size:
         return image
@@ -96,12 +98,13 @@ def crop(image: Image, top: int, left: int, height: int, width: int) -> Image:
 def center_crop(image: Image, size: tuple[int, int], *, fill: int = 0, is_unit: bool = False) -> Image:
     """Return the middle of the image, `size` = (height, width), or the same object if the image has the size already.
 
-    A smaller image gets pixels with the number `fill` around it. The start of the crop is rounded as in torchvision.
+    If the image has fewer rows or columns, pixels with the number `fill` in each channel are added around it. The crop
+    starts at the same pixel as in torchvision.
 
     Raises:
         PipelineError: The image does not have 2 or 3 axes.
-        WdskitError: `fill` is too large for the dtype of the image. If `is_unit`, the numbers of a floating-point image
-            are 0..1, and a `fill` above 1 is too large.
+        WdskitError: Pixels are added, and `fill` is larger than the dtype of the image can store, such as 256 for
+            uint8. A floating-point image takes any `fill`, but with `is_unit` only 0 and 1.
     """
     height, width = size
     full_height, full_width = image_size(image)
@@ -136,7 +139,9 @@ def center_crop(image: Image, size: tuple[int, int], *, fill: int = 0, is_unit: 
 
 
 def flip(image: Image) -> Image:
-    """Return the image with left and right exchanged. PipelineError: The image does not have 2 or 3 axes."""
+    """Return the image with left and right exchanged, in new memory. PipelineError: The image does not have 2 or 3
+    axes.
+    """
     if isinstance(image, PillowImage):
         return image.transpose(Transpose.FLIP_LEFT_RIGHT)
     _check_axes(image)
@@ -150,7 +155,7 @@ def flip(image: Image) -> Image:
 
 
 def normalize(image: Image, mean: Sequence[float], std: Sequence[float]) -> Array | torch.Tensor:
-    """Return (image - mean) / std as float32. The values of uint8 images are first divided by 255.
+    """Return (image - mean) / std as float32, in new memory. The values of uint8 images are first divided by 255.
 
     Args:
         image: A PIL image becomes an array (height, width[, channels]).
@@ -197,7 +202,8 @@ def channel_affine(
 def to_tensor(image: Image) -> torch.Tensor:
     """Return the image as a float32 tensor (channels, height, width). uint8 values are divided by 255.
 
-    For an array or a PIL image the result has channels_last memory, as in batches: a pixel's channels are adjacent.
+    For an array or a PIL image the result has channels_last memory, as in batches: a pixel's channels are adjacent. The
+    result may share the memory of a float32 image.
 
     Raises:
         PipelineError: The image is neither uint8 nor float, or does not have 2 or 3 axes.
@@ -351,8 +357,8 @@ def _normalize_rows(image: torch.Tensor, mean: tuple[float, ...], std: tuple[flo
 def _affine(
     mean: tuple[float, ...], std: tuple[float, ...], unit: float, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `affine_numbers` as tensors. Each tensor repeats its numbers to `length` values, for a row of pixels. If
-    `length` is less than the number of channels, nothing is repeated.
+    """Return the scale and the shift of `affine_numbers` as tensors. Each tensor is repeated to `length` values, the
+    number of values in a row of pixels. With `length` 1, nothing is repeated.
     """
     import torch
 

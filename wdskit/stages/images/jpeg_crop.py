@@ -72,8 +72,8 @@ class Grid(NamedTuple):
     `start` may be before the image, and `stop` after the image. The pixels at the border are then repeated.
 
     Attributes:
-        start: First row or column to resize.
-        stop: Last row or column to resize, + 1.
+        start: First row or column of the decoded image to resize.
+        stop: Last row or column of the decoded image to resize, + 1.
         pitch: Number of rows or columns of the decoded image for one row or column after the resize.
         first: Number of the first wanted row or column after the resize.
     """
@@ -161,8 +161,8 @@ def choose_scale(wanted: WantedPart) -> tuple[int, tuple[Grid, Grid] | None]:
 
 
 def find_grid(axis: Axis, step: int) -> Grid | None:
-    """Return the grid of an axis in an image that is decoded at 1/step of its size. Return None if the wanted pixels
-    would be shifted by more than `_MAX_SHIFT` pixels.
+    """Return the grid of an axis in an image that is decoded at 1/step of its size. Return None if each possible grid
+    shifts the wanted pixels by more than `_MAX_SHIFT` pixels of the decoded image. `axis.skip` is not negative.
     """
     low, high = axis.low / step, axis.high / step
     pitch = (high - low) / axis.total
@@ -177,8 +177,9 @@ def find_grid(axis: Axis, step: int) -> Grid | None:
 
 
 def select_part(whole: DecodedImage, wanted: WantedPart) -> DecodedPart:
-    """Return the wanted part of a full-size image. Its resized pixels equal the result of `geometry.crop`,
-    `geometry.resize` and `geometry.center_crop` one after the other.
+    """Return the wanted part of a full-size image. Resizing the part, and keeping its wanted pixels, gives the result
+    of `geometry.crop`, `geometry.resize` and `geometry.center_crop` one after the other. The part may be a view of
+    `whole`.
     """
     rows, columns = wanted
     part = whole.cut(rows.low, rows.high, columns.low, columns.high)
@@ -193,10 +194,11 @@ def select_part(whole: DecodedImage, wanted: WantedPart) -> DecodedPart:
 
 
 def select_scaled_part(image: DecodedImage, wanted: WantedPart, grids: tuple[Grid, Grid]) -> DecodedPart:
-    """Return the wanted part of an image decoded at a smaller scale, before it is resized.
+    """Return the wanted part of an image decoded at a smaller scale, before it is resized. The part may be a view of
+    `image`.
 
-    `grids` are the ranges of rows and of columns of the decoded image that the part needs. Where a range reaches beyond
-    the image, the pixels at the border are repeated.
+    `grids` are the ranges of rows and of columns of `image` that the part needs. Where a range reaches beyond the
+    image, the pixels at the border are repeated.
     """
     rows, columns = grids
     sizes = (wanted.rows.size, wanted.columns.size)
@@ -249,8 +251,8 @@ class JpegPlan(NamedTuple):
 
 
 def plan_jpeg(data: bytes, choose_part: PartChooser, origin: Origin, *, max_pixels: int) -> JpegPlan | None:
-    """Return the plan to decode a JPEG: the crop that `choose_part` returns for its size and `origin`, and the scale.
-    Only the header is read. Return None for a file that is not a grey or RGB JPEG.
+    """Return the plan to decode a JPEG: the part that `choose_part` returns for the JPEG's size and `origin`, and the
+    scale. Only the header is read. Return None for a file that is not a grey or RGB JPEG.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -270,7 +272,7 @@ def decode_part(
 
     Args:
         data: The whole file.
-        plan: Result of `plan_jpeg`.
+        plan: Result of `plan_jpeg` for `data`, perhaps None.
         choose_part: Maps height, width and `origin` to the wanted part. Called if `plan` is None, or if the decoded
             image has another size than `plan.size`.
         origin: Origin of the sample.
@@ -356,8 +358,8 @@ def as_value(
 ) -> NDArray[Any] | torch.Tensor:
     """Return an image of a batch in the form in which `finish` returns it for `output_format`.
 
-    `written`, (1, 3, height, width), is the image that `write` has written with `batch_format`, which is
-    `output_format` or a form of uint8. The result may be a view of `written`.
+    `written`, (1, 3, height, width), is the image that `write` has written with `batch_format`. `batch_format` is
+    `output_format` or its uint8 form. The result has no batch axis, and may be a view of `written`.
     """
     if batch_format == output_format and output_format.is_array and not output_format.to_tensor:
         image: NDArray[Any] = written[0].transpose(1, 2, 0)
@@ -391,7 +393,9 @@ def finish_batch(images: torch.Tensor, output_format: OutputFormat) -> torch.Ten
 
 
 class _Memory(threading.local):
-    """The memory of one thread, reused for the next image. Memory of more than `_MAX_KEPT_BYTES` is not kept."""
+    """The memory of one thread for one image, reused for the next image. The values in it are undefined. Memory of more
+    than `_MAX_KEPT_BYTES` is allocated anew for each image.
+    """
 
     def __init__(self) -> None:
         self._decoded = np.empty(0, np.uint8)

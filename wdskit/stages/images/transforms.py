@@ -68,7 +68,9 @@ class ImageTransform(PerSampleStage):
         return None
 
     def bind(self, context: Context, label: str) -> BoundTransform:
-        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
+        """Return the function that maps a sample and its origin to a changed copy of the sample. `label` is the key of
+        the random numbers (see `PerSampleStage.bind`).
+        """
         return BoundTransform(self, context.run, label)
 
 
@@ -79,7 +81,7 @@ class GeometricTransform(ImageTransform):
 
     @property
     def mask_names(self) -> tuple[str, ...]:
-        """The fields that the stage takes as masks."""
+        """The items of `masks`: fields, with `;` between alternatives. Empty without `masks`."""
         return self.masks or ()
 
     @model_validator(mode="after")
@@ -108,12 +110,13 @@ class BoundTransform:
         """Return a shallow copy of the sample with the fields changed.
 
         Raises:
-            PipelineError: A field is missing, is not a decoded image, or is in `fields` and in `masks`. A mask does not
-                have the size of its image. The transform cannot use the dtype or size of an image, or changes colours
-                and gets a mask. Or `fields` is not set, and the sample has no image field or several image fields.
+            PipelineError: A field is missing, is not a decoded image, or is in `fields` and in `masks`. The fields
+                differ in size, and the transform needs equal sizes. The transform cannot use the dtype or the axes of
+                an image, or changes colours and gets a mask. Or `fields` is not set, and the sample has no image field
+                or several image fields.
             WdskitError: A field in `masks` cannot be a mask, because decoding or a transform has changed its numbers.
-                Or an image must be padded, and `fill` or `mask_fill` is too large for its dtype; or a mask must be
-                padded, and `mask_fill` is not set.
+                Or an image must be padded, and `fill` or `mask_fill` is too large for it; or a mask must be padded, and
+                `mask_fill` is not set.
         """
         transform = self.transform
         masks = self._masks_in(sample)
@@ -135,8 +138,9 @@ class BoundTransform:
         return changed
 
     def _check_sizes(self, sample: Sample, images: Sequence[str], masks: Sequence[str]) -> None:
-        """Raise PipelineError unless each mask has the height and width of an image. One pixel more or less is allowed,
-        because `resize` to the shorter side rounds the longer side of each field.
+        """Check that each mask has the height and width of at least one image. A difference of one pixel is allowed,
+        because `resize` to the shorter side rounds the longer side of each field. `images` and `masks` are names of
+        fields. PipelineError: A mask has another size than all images.
         """
         from wdskit.stages.images import geometry
 
@@ -149,10 +153,11 @@ class BoundTransform:
                 raise PipelineError(f"{msg} Resize both first, to the same shorter side or the same [height, width]")
 
     def mark_after(self, mark: Mark | None, *, is_mask: bool = False) -> Mark:
-        """Return the mark of an image after the transform. `mark` is its mark before the transform. `is_mask` is True
-        for a field in `masks`.
+        """Return the mark of an image after the transform. `mark` is the image's mark before the transform, None for no
+        mark. `is_mask` is True for a field in `masks`.
 
-        A mask stays a mask. If the transform blends the pixels of another image, `changed` of the new mark says so.
+        A mask stays a mask. If the transform blends pixels, an image that is not a mask gets a mark whose `changed`
+        says so.
         """
         if is_mask or (mark is not None and mark.is_mask):
             return MASK
@@ -208,7 +213,8 @@ class BoundTransform:
         return images
 
     def _masks_in(self, sample: Sample) -> list[str]:
-        """Return the fields in `masks`.
+        """Return the names of the sample's mask fields: for each item of the setting `masks`, the first alternative
+        that the sample has.
 
         Raises:
             PipelineError: A field is missing, or is not a decoded image.
@@ -260,13 +266,15 @@ class Resize(GeometricTransform):
     )
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
-        """Return the changed image of one field; the arguments are those of `ImageTransform.change`."""
+        """Return `image` in the size of `size_of`; by nearest neighbour if `nearest`. `drawn` has no effect.
+        PipelineError: `image` is neither uint8 nor float and `nearest` is not set, or it does not have 2 or 3 axes.
+        """
         from wdskit.stages.images import geometry
 
         return geometry.resize(image, self.size_of(*geometry.image_size(image)), nearest=nearest)
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width of the result for an image of this height and width."""
+        """Return (height, width) of the result for an image of `height` x `width`."""
         from wdskit.stages.images import geometry
 
         return geometry.shorter_side(height, width, self.size) if isinstance(self.size, int) else pair(self.size)
@@ -288,11 +296,13 @@ class CenterCrop(GeometricTransform):
     )
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
-        """See `ImageTransform.change`.
+        """Return the middle of `image` in the size of the setting `size`. A smaller image is padded with `fill`, a
+        smaller mask (`nearest`) with `mask_fill`. `drawn` has no effect.
 
         Raises:
-            WdskitError: The image must be padded, and `fill` or `mask_fill` is too large for its dtype. Or a mask must
-                be padded, and `mask_fill` is not set.
+            PipelineError: `image` does not have 2 or 3 axes.
+            WdskitError: The image must be padded, and `fill` or `mask_fill` is too large for it (see
+                `geometry.center_crop`). Or a mask must be padded, and `mask_fill` is not set.
         """
         from wdskit.stages.images import geometry
 
@@ -321,7 +331,9 @@ class RandomResizedCrop(GeometricTransform):
     ratio: Range = Field((3 / 4, 4 / 3), description="Width over height of the crop, [low, high].")
 
     def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> tuple[int, int, int, int]:
-        """Return top, left, height and width of the crop. PipelineError: The images differ in size."""
+        """Return top, left, height and width of the crop in pixels, drawn from `rng`. PipelineError: The images differ
+        in height or width.
+        """
         from wdskit.stages.images import geometry
 
         sizes = {field: geometry.image_size(image) for field, image in images.items()}
@@ -332,7 +344,10 @@ class RandomResizedCrop(GeometricTransform):
         return geometry.draw_crop(rng, *next(iter(sizes.values())), self.scale, self.ratio)
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
-        """Return the changed image of one field; the arguments are those of `ImageTransform.change`."""
+        """Return the part `drawn` of `image`, resized to the setting `size`; by nearest neighbour if `nearest`. `drawn`
+        is the result of `draw`. PipelineError: `image` is neither uint8 nor float and `nearest` is not set, or it does
+        not have 2 or 3 axes.
+        """
         from wdskit.stages.images import geometry
 
         return geometry.resize(geometry.crop(image, *drawn), pair(self.size), nearest=nearest)
@@ -352,7 +367,7 @@ class RandomFlip(GeometricTransform):
         return rng.random() < self.p
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (no number changes)
-        """Return the changed image of one field; the arguments are those of `ImageTransform.change`."""
+        """Return `image` mirrored left to right if `drawn` is True, else `image` itself. `nearest` has no effect."""
         if not drawn:
             return image
         from wdskit.stages.images import geometry
@@ -361,7 +376,7 @@ class RandomFlip(GeometricTransform):
 
 
 class Normalize(ImageTransform):
-    """Compute (image - mean) / std as float32, with the image in 0..1."""
+    """Compute (image - mean) / std as float32. The values of uint8 images are first divided by 255."""
 
     name: ClassVar[str] = "normalize"
     shorthand: ClassVar[str | None] = "preset"
@@ -385,11 +400,13 @@ class Normalize(ImageTransform):
 
     @property
     def numbers(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Mean and standard deviation, each with 1 or 3 numbers, for images in 0..1."""
+        """(mean, standard deviation) of the preset or the settings, each with 1 or 3 numbers, for images in 0..1."""
         return (IMAGENET_MEAN, IMAGENET_STD) if self.preset == "imagenet" else (self.mean or (), self.std or ())
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
-        """Return the changed image of one field; the arguments are those of `ImageTransform.change`."""
+        """Return (image - mean) / std of `image` as float32 (see `geometry.normalize`, also for the errors). `drawn`
+        and `nearest` have no effect.
+        """
         from wdskit.stages.images import geometry
 
         return geometry.normalize(image, *self.numbers)
@@ -403,7 +420,9 @@ class ToTensor(ImageTransform):
     colours_only: ClassVar[bool] = True
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
-        """Return the changed image of one field; the arguments are those of `ImageTransform.change`."""
+        """Return `image` as a float32 tensor (see `geometry.to_tensor`, also for the errors). `drawn` and `nearest`
+        have no effect.
+        """
         from wdskit.stages.images import geometry
 
         return geometry.to_tensor(image)
