@@ -583,18 +583,14 @@ def compare_with_tarfile(data: bytes) -> None:
     if error:
         return
     files = []
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
-        while True:
-            try:
-                info = archive.next()
-            except tarfile.ReadError as err:
-                if str(err) != "end of file header":
-                    raise
-                break  # only tarfile refuses a global header at the end, which `git archive` writes without files
-            if info is None:
-                break
-            if info.isreg() and not is_folder(info):
-                files.append((info.name, archive.extractfile(info).read()))
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            while (info := archive.next()) is not None:
+                if info.isreg() and not is_folder(info):
+                    files.append((info.name, archive.extractfile(info).read()))
+    except tarfile.ReadError as err:
+        if str(err) != "end of file header":  # of a global header at the end, which `git archive` writes without files
+            raise
     assert [(name, content) for name, _, content in members] == files
 
 

@@ -641,8 +641,8 @@ class _SampleFactory:
         return max(votes, key=votes.__getitem__)
 
     def _with_image_value(self, value: Any, at: int) -> Any:
-        """Return `_replace_image` of `value`, the sample of row `at`, and its image in the batch's images. Return
-        `value` itself if the program has no `writer`.
+        """Return `value`, which is the sample of row `at`, with its image in the form that the user gets (see
+        `_replace_image`). Return `value` itself if the program has no `writer`.
         """
         writer = self._program.writer
         return value if writer is None else _replace_image(value, self._sample_images[at], writer)

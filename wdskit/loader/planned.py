@@ -101,7 +101,7 @@ class PlannedLoader(Loader):
         return self._counter.remaining
 
     def __len__(self) -> int:
-        """Return the number of items of a whole epoch, which is the same on every rank."""
+        """Return the number of items of a whole epoch on this rank. Every rank has as many."""
         return len(self._counter)
 
     @property

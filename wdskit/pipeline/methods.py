@@ -601,7 +601,7 @@ class StageMethods(ABC):
         return self._with("with_epoch", {"n": n})
 
     def with_length(self, n: int) -> Self:
-        """Set what `len()` returns; nothing else changes.
+        """Set the length that `len(loader)` returns. The values of an epoch do not change.
 
         Args:
             n: The length.

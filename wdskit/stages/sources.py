@@ -358,8 +358,8 @@ class PlannedSource(StageSpec):
         Args:
             counts: Number of samples of each shard, int64 (num_shards,).
             seed: Seed of the order.
-            lanes: The number of lanes for `exact` without the setting `lanes`; None for the default number. Has no
-                effect with this setting, and in other sources.
+            lanes: Number of lanes of the source `exact`; None for the default number. The setting `lanes` overrides
+                this argument. Other sources ignore it.
         """
 
     def plan(self, *, has_columns: bool = False) -> PlannedData:

@@ -308,8 +308,8 @@ class WithEpoch(StreamStage):
         return EpochCut(context.run, self.n)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
-        """Return the number of this worker's values in an epoch: its near-equal share of `n`. Only `worker` and
-        `num_workers` have an effect.
+        """Return the number of this worker's values in an epoch: its near-equal share of the setting `n`, the number of
+        values of its rank. Only `worker` and `num_workers` have an effect.
         """
         return share(self.n, worker, num_workers)
 
@@ -356,7 +356,7 @@ class EpochCut:
 
 
 class WithLength(StreamStage):
-    """Set what `len()` returns; nothing else changes."""
+    """Set the length that `len(loader)` returns. The values of an epoch do not change."""
 
     name: ClassVar[str] = "with_length"
     kind: ClassVar[Kind] = "epoch"

@@ -1,4 +1,4 @@
-"""Detect that a file was replaced or rewritten: compare its size, its time of change and its inode."""
+"""Detect that a file was replaced or rewritten: compare its size, its modification time and its inode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 
 class FileIdentity(NamedTuple):
-    """Size in bytes, time of change in ns, and inode of a file. A replaced or rewritten file has another identity."""
+    """Size in bytes, modification time in ns, and inode of a file. A replaced or rewritten file differs in one."""
 
     num_bytes: int
     mtime_ns: int
