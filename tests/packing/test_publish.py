@@ -85,7 +85,7 @@ def test_a_folder_that_may_not_be_written_is_an_error(tmp_path, operation):
 
 def test_a_folder_whose_lock_may_not_be_taken_is_an_error(tmp_path):
     (tmp_path / "out" / ".wdskit.lock").mkdir(parents=True)
-    with pytest.raises(StorageError, match="out: cannot be written"):
+    with pytest.raises(StorageError, match="lock: cannot be written"):
         pack(numbered(0, 1), tmp_path / "out")
 
 

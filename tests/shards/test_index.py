@@ -154,7 +154,7 @@ def test_an_error_and_a_kill_free_the_lock(folder: Path) -> None:
 
 def test_a_lock_that_cannot_be_taken_is_told(folder: Path) -> None:
     (folder / LOCK_NAME).mkdir()
-    with pytest.raises(StorageError, match="train: cannot be written: Is a directory"):
+    with pytest.raises(StorageError, match="lock: cannot be written: Is a directory"):
         index_folder(folder)
 
 

@@ -35,8 +35,9 @@ def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
     size, workers = program.batches_a_job, spec.workers
     if not workers and program.run.num_threads == 1 and not program.reader.is_remote:
         return size, 0
-    num_steps = len(program.epoch.steps(program.run.rank_info.world_size))
-    size = max(1, min(size, num_steps // (_JOBS_A_WORKER * max(1, workers))))
+    if not program.reader.is_remote:  # jobs with fewer samples would request some bytes of a store several times
+        num_steps = len(program.epoch.steps(program.run.rank_info.world_size))
+        size = max(1, min(size, num_steps // (_JOBS_A_WORKER * max(1, workers))))
     most = max(spec.prefetch or DEFAULT_PREFETCH, 2 * workers)
     if spec.prefetch is None:
         return size, most

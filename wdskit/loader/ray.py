@@ -195,14 +195,17 @@ class _Crew:
             self.done.pop(ticket, None)
         for actor in self.actors:
             if found := actor.tickets.intersection(tickets):
-                actor.handle.cancel.remote(list(found))
-        self._dispatch()
+                with contextlib.suppress(Exception):  # the program has ended its connection
+                    actor.handle.cancel.remote(list(found))
+        with contextlib.suppress(Exception):  # the next `submit` raises it again
+            self._dispatch()
 
     def free_memory(self) -> None:
         """Free the memory that no batch uses, here and on the nodes."""
         self._memory.free_pages()
-        for actor in self.actors:
-            actor.handle.free_memory.remote()
+        with contextlib.suppress(Exception):  # the program has ended its connection
+            for actor in self.actors:
+                actor.handle.free_memory.remote()
 
     def receive(self) -> None:
         """Run the crew's thread: handle the answers of the actors until `close`. An error of this thread is stored in
@@ -211,12 +214,13 @@ class _Crew:
         while (event := self._events.get()) is not None:
             try:
                 self._receive(*event)
+                with self.changed:
+                    if not self.is_closed:
+                        self._dispatch()
             except Exception as err:  # noqa: BLE001 (otherwise the consumer would wait for ever)
                 with self.changed:
-                    self._fail(err)
+                    self._fail(err if self._ray.is_initialized() else _cannot_send(err))
             with self.changed:
-                if not self.is_closed:
-                    self._dispatch()
                 self.changed.notify_all()
             del event
 
@@ -352,6 +356,12 @@ class _Crew:
             self._disconnect()
 
 
+def _cannot_send(err: Exception) -> PipelineError:
+    """Return the PipelineError for a job that Ray did not take. `err` is Ray's error."""
+    msg = f"on: a job cannot be sent to the cluster: {last_line(err)}."
+    return PipelineError(f"{msg}\n  Iterate the loader again: it connects anew.")
+
+
 def _store_bytes(ray: ModuleType) -> float:
     """Return the size in bytes of the smallest object store of a node that is alive; infinity if no size is known."""
     sizes = [node["Resources"].get("object_store_memory", 0.0) for node in ray.nodes() if node["Alive"]]
@@ -404,16 +414,16 @@ class RayPool:
                 self._crew.submit(self._next_ticket, job)
         except Exception as err:
             self.close()
-            msg = f"on: a job cannot be sent to the cluster: {last_line(err)}."
-            raise PipelineError(f"{msg}\n  Iterate the loader again: it connects anew.") from err
+            raise _cannot_send(err) from err
         return self._next_ticket
 
     def take(self, ticket: int) -> Outcome[list[Batch]]:
         """Wait for a job and return its outcome. A ticket is valid for one call.
 
         Raises:
-            PipelineError: The actors cannot run the pipeline, or the wait has lasted for the `timeout`; the pool is
-                closed then. Or this process was forked from the process that has the actors.
+            PipelineError: The actors cannot run the pipeline, the program has ended the connection to the cluster, or
+                the wait has lasted for the `timeout`; the pool is closed then. Or this process was forked from the
+                process that has the actors.
             Exception: The thread that handles the answers failed with this error; the pool is closed then.
         """
         refuse_fork(self._owner)
@@ -430,6 +440,9 @@ class RayPool:
         except PipelineError:  # the wait was too long
             self.close()
             raise
+        except Exception as err:
+            self.close()
+            raise _cannot_send(err) from err
         self.close()
         assert crew.failure is not None
         raise crew.failure
