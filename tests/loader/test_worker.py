@@ -12,7 +12,7 @@ import pytest
 from wdskit.engine.batch import Batch, BatchFactory
 from wdskit.engine.outcome import Outcome
 from wdskit.loader.shared_memory import Ring
-from wdskit.loader.worker import Task, work
+from wdskit.loader.worker import ReceivedJob, work
 
 
 class Value:
@@ -47,41 +47,41 @@ class Freeing(Ring):
         super().free_pages()
 
 
-def answers_of(tasks: list[Task], memory: Ring | None = None) -> list[tuple[int, Outcome[list[Batch]]]]:
+def answers_of(jobs: list[ReceivedJob], memory: Ring | None = None) -> list[tuple[int, Outcome[list[Batch]]]]:
     answers: list[tuple[int, Outcome[list[Batch]]]] = []
-    waiting = [None, *reversed(tasks)]
-    work(waiting.pop, Factory(), memory or Ring(), lambda task, outcome: answers.append((task.ticket, outcome)))
+    waiting = [None, *reversed(jobs)]
+    work(waiting.pop, Factory(), memory or Ring(), lambda received, outcome: answers.append((received.ticket, outcome)))
     assert not waiting
     return answers
 
 
 def test_each_job_gets_one_answer_in_the_order_of_the_jobs() -> None:
-    answers = answers_of([Task(ticket, "job") for ticket in (3, 1, 2)])
+    answers = answers_of([ReceivedJob(ticket, "job") for ticket in (3, 1, 2)])
     assert [ticket for ticket, _ in answers] == [3, 1, 2]
     assert all(outcome.error is None and len(outcome.value or ()) == 1 for _, outcome in answers)
 
 
 @pytest.mark.parametrize("error", [ValueError("planned"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
 def test_a_failed_job_is_an_answer_and_the_next_jobs_run(error: BaseException) -> None:
-    answers = answers_of([Task(0, error), Task(1, "job")])
+    answers = answers_of([ReceivedJob(0, error), ReceivedJob(1, "job")])
     assert [(ticket, outcome.error) for ticket, outcome in answers] == [(0, error), (1, None)]
     assert len(answers[0][1].value or ()) == 1
 
 
 def test_a_cancelled_job_does_not_run_and_its_answer_is_empty() -> None:
     ran: list[int] = []
-    tasks = [Task(number, lambda number=number: ran.append(number)) for number in range(3)]
-    tasks[1].cancel()
-    answers = answers_of(tasks)
+    jobs = [ReceivedJob(number, lambda number=number: ran.append(number)) for number in range(3)]
+    jobs[1].cancel()
+    answers = answers_of(jobs)
     assert ran == [0, 2]
     assert [len(outcome.value or ()) for _, outcome in answers] == [1, 0, 1]
 
 
 def test_a_job_that_is_cancelled_while_it_runs_gives_no_batch_and_frees_its_pages() -> None:
     memory = Freeing()
-    task = Task(0, None)
-    task.job = task.cancel
-    [(_, outcome)] = answers_of([task], memory)
+    received = ReceivedJob(0, None)
+    received.job = received.cancel
+    [(_, outcome)] = answers_of([received], memory)
     assert (outcome.value, outcome.error) == (None, None)
     assert memory.num_freed == 1
 
@@ -89,32 +89,32 @@ def test_a_job_that_is_cancelled_while_it_runs_gives_no_batch_and_frees_its_page
 def test_a_worker_that_waits_holds_no_batch_and_no_job() -> None:
     gc.disable()
     try:
-        tasks: list[Any] = [Task(0, "job")]
-        watched: list[weakref.ref[Any]] = [weakref.ref(tasks[0])]
+        jobs: list[Any] = [ReceivedJob(0, "job")]
+        watched: list[weakref.ref[Any]] = [weakref.ref(jobs[0])]
 
-        def next_task() -> Task | None:
-            if tasks:
-                return tasks.pop()
+        def next_job() -> ReceivedJob | None:
+            if jobs:
+                return jobs.pop()
             assert [each() for each in watched] == [None, None]
             return None
 
-        def answer(_: Task, outcome: Outcome[list[Batch]]) -> None:
+        def answer(_: ReceivedJob, outcome: Outcome[list[Batch]]) -> None:
             assert outcome.value
             watched.append(weakref.ref(outcome.value[0].value))
 
-        work(next_task, Factory(), Ring(), answer)
+        work(next_job, Factory(), Ring(), answer)
         assert len(watched) == 2
     finally:
         gc.enable()
 
 
 def test_an_outcome_is_kept_once_and_not_at_all_for_a_cancelled_task() -> None:
-    task = Task(0, "job")
-    task.finish(Outcome([]))
-    assert task.done.is_set()
-    assert task.take().value == []
-    assert task.take().value is None
-    other = Task(1, "job")
+    received = ReceivedJob(0, "job")
+    received.finish(Outcome([]))
+    assert received.done.is_set()
+    assert received.take().value == []
+    assert received.take().value is None
+    other = ReceivedJob(1, "job")
     other.cancel()
     other.finish(Outcome([]))
     assert other.take().value is None

@@ -36,7 +36,7 @@ from wdskit.loader.start_method import (
     without_script,
 )
 from wdskit.loader.watch import Watch
-from wdskit.loader.worker import BOARD_BLOCK, Reply, Request, Task, WorkerSetup, serve, work
+from wdskit.loader.worker import BOARD_BLOCK, ReceivedJob, Reply, Request, WorkerSetup, serve, work
 from wdskit.processes import block_sigint, refuse_fork
 from wdskit.stages.progress import Board, slots_in
 
@@ -168,12 +168,12 @@ class ThreadPool:
         self._board = board
         self._memory = Ring()
         self._owner = os.getpid()
-        self._queue: SimpleQueue[Task | None] | None = None
-        self._tasks: weakref.WeakSet[Task] = weakref.WeakSet()
+        self._queue: SimpleQueue[ReceivedJob | None] | None = None
+        self._received: weakref.WeakSet[ReceivedJob] = weakref.WeakSet()
         self._closing: Callable[[], object] | None = None
 
-    def submit(self, job: Any, worker: int | None = None) -> Task:  # noqa: ARG002 (any thread)
-        """Queue a job for the next free thread. The ticket is a `Task`. `worker` has no effect.
+    def submit(self, job: Any, worker: int | None = None) -> ReceivedJob:  # noqa: ARG002 (any thread)
+        """Queue a job for the next free thread. The ticket is a `ReceivedJob`. `worker` has no effect.
 
         Raises:
             PipelineError: This process was forked from the process that has the threads.
@@ -181,23 +181,23 @@ class ThreadPool:
         if self._queue is None:
             self._queue = self._start()
         refuse_fork(self._owner)
-        task = Task(0, self._factory.open(job))
-        self._tasks.add(task)
-        self._queue.put(task)
-        return task
+        received = ReceivedJob(0, self._factory.open(job))
+        self._received.add(received)
+        self._queue.put(received)
+        return received
 
-    def _start(self) -> SimpleQueue[Task | None]:
-        queue: SimpleQueue[Task | None] = SimpleQueue()
+    def _start(self) -> SimpleQueue[ReceivedJob | None]:
+        queue: SimpleQueue[ReceivedJob | None] = SimpleQueue()
         factory, self._owner = self._factory, os.getpid()
         with block_sigint():  # so that `close` knows every thread
             loops = Threads(factory.num_loops, "batches")
-            arguments = (loops, factory.num_loops, queue, factory, self._tasks, self._owner)
+            arguments = (loops, factory.num_loops, queue, factory, self._received, self._owner)
             self._closing = weakref.finalize(self, _close_threads, *arguments)
         for _ in range(factory.num_loops):
-            loops.submit(work, queue.get, factory, self._memory, Task.finish)
+            loops.submit(work, queue.get, factory, self._memory, ReceivedJob.finish)
         return queue
 
-    def take(self, ticket: Task) -> Outcome[list[Batch]]:
+    def take(self, ticket: ReceivedJob) -> Outcome[list[Batch]]:
         """Wait for a job and return its outcome. Later calls with the same ticket return an empty outcome.
 
         Raises:
@@ -215,11 +215,11 @@ class ThreadPool:
                     raise
         return ticket.take()
 
-    def is_ready(self, ticket: Task) -> bool:
+    def is_ready(self, ticket: ReceivedJob) -> bool:
         """Return True if `take(ticket)` would not wait."""
         return ticket.done.is_set()
 
-    def forget(self, tickets: Sequence[Task]) -> None:
+    def forget(self, tickets: Sequence[ReceivedJob]) -> None:
         """Cancel jobs and drop their outcomes. The threads that work on the jobs stop after their current sample."""
         for ticket in tickets:
             ticket.cancel()
@@ -239,16 +239,16 @@ class ThreadPool:
 def _close_threads(
     loops: Threads,
     num_loops: int,
-    queue: SimpleQueue[Task | None],
+    queue: SimpleQueue[ReceivedJob | None],
     factory: BatchFactory,
-    tasks: weakref.WeakSet[Task],
+    jobs: weakref.WeakSet[ReceivedJob],
     owner: int,
 ) -> None:
     if os.getpid() != owner:  # a forked process has a copy of the pool, but no threads
         return
     with block_sigint():
-        for task in [*tasks]:
-            task.cancel()
+        for received in [*jobs]:
+            received.cancel()
         for _ in range(num_loops):
             queue.put(None)
         deadline_s = time.monotonic() + JOIN_S

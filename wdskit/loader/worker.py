@@ -32,7 +32,7 @@ BOARD_BLOCK = -1
 """Number of the block that holds the `Board` of a worker process; other blocks are numbered from 0."""
 
 
-class Task:
+class ReceivedJob:
     """A job that a worker received, with its outcome. The job can be cancelled.
 
     Args:
@@ -62,34 +62,34 @@ class Task:
     def cancel(self) -> None:
         """Cancel the job: its thread stops after the current sample, and the outcome is dropped. Does not wait."""
         self.cancelled.set()
-        self.take()  # the traceback of an error refers to this task
+        self.take()  # the traceback of an error refers to this object
 
 
 def work(
-    next_task: Callable[[], Task | None],
+    next_job: Callable[[], ReceivedJob | None],
     factory: BatchFactory,
     memory: Ring,
-    answer: Callable[[Task, Outcome[list[Batch]]], None],
+    answer: Callable[[ReceivedJob, Outcome[list[Batch]]], None],
 ) -> None:
-    """Run the loop of a worker until `next_task` returns None: make the batches of a job, and answer. After a cancelled
+    """Run the loop of a worker until `next_job` returns None: make the batches of a job, and answer. After a cancelled
     job, the memory that no batch uses is freed.
 
     Args:
-        next_task: Waits for the next job and returns its task; None ends the loop.
+        next_job: Waits for the next job and returns it; None ends the loop.
         factory: Makes the batches.
         memory: The memory of the batches.
-        answer: Called with each task and its outcome. The outcome of a cancelled job is empty.
+        answer: Called with each job and its outcome. The outcome of a cancelled job is empty.
     """
-    while (task := next_task()) is not None:
+    while (received := next_job()) is not None:
         outcome: Outcome[list[Batch]] = Outcome()
-        if not task.cancelled.is_set():
-            outcome = factory(task.job, memory, task.cancelled.is_set)
-        if task.cancelled.is_set():
+        if not received.cancelled.is_set():
+            outcome = factory(received.job, memory, received.cancelled.is_set)
+        if received.cancelled.is_set():
             del outcome
             memory.free_pages()
             outcome = Outcome()
-        answer(task, outcome)
-        del task, outcome  # while this worker waits, it holds no batch
+        answer(received, outcome)
+        del received, outcome  # while this worker waits, it holds no batch
 
 
 class Request(NamedTuple):
@@ -173,7 +173,7 @@ def serve(connection: Connection, start: WorkerSetup, number: int, environment: 
     others = Threads(factory.num_loops - 1, "batches")
     for _ in range(factory.num_loops - 1):
         others.submit(_work_or_exit, channel, factory)
-    work(channel.next_task, factory, channel.memory, channel.answer)
+    work(channel.next_job, factory, channel.memory, channel.answer)
     deadline_s = time.monotonic() + JOIN_S
     others.close(deadline_s)
     factory.close(deadline_s)
@@ -181,7 +181,7 @@ def serve(connection: Connection, start: WorkerSetup, number: int, environment: 
 
 def _work_or_exit(channel: _Channel, factory: BatchFactory) -> None:
     try:
-        work(channel.next_task, factory, channel.memory, channel.answer)
+        work(channel.next_job, factory, channel.memory, channel.answer)
     except BaseException:  # noqa: BLE001 (otherwise the main process would wait for ever)
         traceback.print_exc()
         os._exit(1)
@@ -223,14 +223,14 @@ class _Channel:
         self._factory = factory
         self._where = f"worker {number}"
         self._receiving = threading.Lock()
-        self._tasks: dict[int, Task] = {}  # waiting and running tasks, by ticket
-        self._waiting: deque[Task] = deque()
+        self._received: dict[int, ReceivedJob] = {}  # waiting and running jobs, by ticket
+        self._waiting: deque[ReceivedJob] = deque()
         self._is_closed = False
         self._sending = threading.Lock()
         self._known: set[int] = set()  # blocks that the main process has
 
-    def next_task(self) -> Task | None:
-        """Wait for the next job that is not cancelled and return its task; None if the worker has to end."""
+    def next_job(self) -> ReceivedJob | None:
+        """Wait for the next job that is not cancelled and return it; None if the worker has to end."""
         with self._receiving:
             while not self._is_closed and (not self._waiting or self._connection.poll()):
                 self._receive()
@@ -245,42 +245,42 @@ class _Channel:
             request = None
         if request is None:
             self._is_closed = True
-            for task in [*self._tasks.values()]:
-                task.cancel()
+            for received in [*self._received.values()]:
+                received.cancel()
             return
         for number in request.returned:
             self.memory.give_back(number)
         for ticket in request.forgotten:
-            cancelled = self._tasks.pop(ticket, None)  # another thread may be answering it
+            cancelled = self._received.pop(ticket, None)  # another thread may be answering it
             if cancelled is not None:
                 cancelled.cancel()
         if request.frees_memory:
             self.memory.free_pages()
         if request.job is not None:
-            task = self._tasks[request.ticket] = Task(request.ticket, self._factory.open(request.job))
-            self._waiting.append(task)
+            received = self._received[request.ticket] = ReceivedJob(request.ticket, self._factory.open(request.job))
+            self._waiting.append(received)
 
-    def answer(self, task: Task, outcome: Outcome[list[Batch]]) -> None:
+    def answer(self, received: ReceivedJob, outcome: Outcome[list[Batch]]) -> None:
         """Send the outcome of a job, packed by `pack_outcome`. If the job is cancelled, or the main process has ended,
         send nothing.
 
         Raises:
             OSError: A block cannot be sent. The connection cannot be used any more.
         """
-        self._tasks.pop(task.ticket, None)
-        if task.cancelled.is_set():
+        self._received.pop(received.ticket, None)
+        if received.cancelled.is_set():
             return
         outcome.where = self._where
         message = pack_outcome(outcome, self.memory)
         with (
             self._sending,
             contextlib.suppress(ConnectionError),
-        ):  # the main process has ended; `next_task` then returns None
+        ):  # the main process has ended; `next_job` then returns None
             new = {number: self.memory.hold(number) for number in message.blocks - self._known}
             dropped = [self.memory.dropped.popleft() for _ in range(len(self.memory.dropped))]
             known = self._known.intersection(dropped)
             sizes = tuple((number, block.num_bytes) for number, block in new.items())
-            self._connection.send(Reply(task.ticket, message, sizes, tuple(known)))
+            self._connection.send(Reply(received.ticket, message, sizes, tuple(known)))
             self._known = (self._known - known) | new.keys()
             for number, block in new.items():
                 assert isinstance(block, SharedBlock)
