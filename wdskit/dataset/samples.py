@@ -103,8 +103,8 @@ class ShardReader:
         num_samples: Samples yielded so far.
         starts: Byte offset of the first header of each sample yielded so far.
         num_ignored: Members so far that belong to no sample (no extension, dot files, `__meta__`).
-        partial: After a ShardError of the tar, (offset, sample) of the last sample that was begun, with its fields so
-            far; None if no sample was begun, and before an error.
+        partial: After a ShardError of the tar, (offset, sample) of the last sample that was started, with its fields so
+            far; None if no sample was started, and before an error.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class UnfinishedRun:
         num_filled: Number of shards that the run has filled.
         num_shards: Number of all shards of the run; None if unknown before the end.
         num_parts: Number of parts (`--part`); 0 for an undivided run.
-        is_publishing: Whether all shards are filled, and the run has begun to move them into the folder.
+        is_publishing: Whether all shards are filled, and the run has started to move them into the folder.
     """
 
     folder: Path

@@ -341,7 +341,7 @@ class Destination:
                 self._remove_locks()
 
     def _tidy(self) -> None:
-        """Remove temporary files, and staging folders without a filled shard, a begun upload or a journal.
+        """Remove temporary files, and staging folders without a filled shard, a started upload or a journal.
 
         If no staging folder is left, also remove `.wdskit-run`.
         """
