@@ -587,10 +587,10 @@ def test_a_batch_that_is_finished_while_it_is_forgotten_does_not_end_its_worker(
             theirs.send(reply)
 
     channel = worker._Channel(Connection(), PlannedBatches(built), 0)
-    assert not channel._tasks
+    assert not channel._received
     factory = channel._factory
     channel._receive()
-    [task] = channel._tasks.values()
+    [task] = channel._received.values()
     answered = channel.answer
 
     def answer(task, outcome):
@@ -604,7 +604,7 @@ def test_a_batch_that_is_finished_while_it_is_forgotten_does_not_end_its_worker(
     channel._receive()
     thread.join(30)
     assert not thread.is_alive()
-    assert channel._tasks == {}
+    assert channel._received == {}
     assert ours.poll()
     factory.close()
 
