@@ -87,6 +87,11 @@ def test_a_folder_whose_lock_may_not_be_taken_is_an_error(tmp_path):
     (tmp_path / "out" / ".wdskit.lock").mkdir(parents=True)
     with pytest.raises(StorageError, match="lock: cannot be written"):
         pack(numbered(0, 1), tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".wdskit.lock"]  # nothing is in the way of others
+    (tmp_path / "out" / ".wdskit-run").mkdir()  # of another run, which has just begun
+    with pytest.raises(StorageError, match="lock: cannot be written"):
+        pack(numbered(0, 1), tmp_path / "out")
+    assert (tmp_path / "out" / ".wdskit-run").is_dir()
 
 
 # The source's own folder.

@@ -444,7 +444,7 @@ class Database:
         try:
             yield
         except (sqlite3.Error, OSError) as err:
-            problem = (isinstance(err, OSError) and err.strerror) or err
+            problem = getattr(err, "strerror", None) or err
             msg = f"{self._get_folder()}: the plan of this run cannot be written there: {problem}."
             raise PackError(f"{msg}\n  Free some space there, or pack into a folder on another disk.") from err
 

@@ -315,6 +315,7 @@ class Destination:
         root, part = self.folder / RUN_FOLDER, self.options.part_of
         with raised_as_pack_errors(self.folder):
             check_runs(self.folder)
+            is_new = not root.exists()
             make_folders(root, disk=self._disk)
         if part is not None:
             with lock_folder(root, _PART_LOCK.format(*part), f"part {part[0]}/{part[1]} is running already"):
@@ -323,9 +324,10 @@ class Destination:
         with contextlib.ExitStack() as lock:
             try:
                 lock.enter_context(lock_folder(self.folder))
-            except StorageError:  # no empty folder of this user stays in the way of others
-                with contextlib.suppress(OSError):
-                    root.rmdir()
+            except StorageError:  # an empty folder of this user would be in the way of others
+                if is_new:
+                    with contextlib.suppress(OSError):
+                        root.rmdir()
                 raise
             try:
                 with raised_as_pack_errors(self.folder):

@@ -478,8 +478,8 @@ class StageMethods(ABC):
         """Apply transforms of torchvision.transforms.v2 to an image with its masks, boxes, keypoints and labels.
 
         torch's random numbers depend on the seed, the stage and the sample's position. torch's global generator is not
-        changed. Images and masks become tensors ([channels, ]height, width), except images of Pillow that are no masks.
-        After `batched`, only `MixUp` and `CutMix` are possible.
+        changed. Images and masks become tensors ([channels, ]height, width). An image of Pillow that is not a mask
+        stays an image of Pillow. After `batched`, only `MixUp` and `CutMix` are possible.
 
         Args:
             transforms: Each item: the name of a class of torchvision.transforms.v2, or {Name: {setting: value}}; in

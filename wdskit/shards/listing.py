@@ -371,8 +371,8 @@ def cat_pieces(url: str, name: str) -> Iterator[bytes]:
     split = split_name(name)
     if split is None:
         raise KeyRuleError(f"{name!r} is not KEY.FIELD. Write both, such as photos/cat/000003.json.", name=name)
-    is_folder = os.path.isdir  # Path.is_dir raises PermissionError
-    if is_folder(local_path(url)) if is_local(url) else not split_url(url)[1]:
+    is_folder = os.path.isdir(local_path(url)) if is_local(url) else not split_url(url)[1]  # noqa: PTH112
+    if is_folder:
         msg = f"{url}: this is a folder. Name one of its shards; `wdskit ls {url}` lists them."
         raise StorageError(msg, url=url)
     key, wanted = split

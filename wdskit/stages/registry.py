@@ -81,8 +81,8 @@ def register(name: str) -> Callable[[F], F]:
     """
     if not is_function_name(name):
         raise PipelineError(
-            f"register({name!r}): a name is letters, digits and _, does not start with a digit, and is no keyword of "
-            "Python: `my_augment`."
+            f"register({name!r}): a name is letters, digits and _. It does not start with a digit, and is not a "
+            "keyword of Python: `my_augment`."
         )
     refuse_stage_name(f"register({name!r})", name)
 

@@ -22,7 +22,7 @@ from wdskit.storage.urls import ByteStream, LocalFile, is_local, local_path, ope
 logger = logging.getLogger(__name__)
 
 _MOST_EMPTY = 1000
-"""A worker that got so many times the number of all shards, and all of them empty, never gets another one."""
+"""A worker fails after this many empty shards in a row, times the number of all shards: it will never get a sample."""
 
 
 class TarfileToSamples(StreamStage):
