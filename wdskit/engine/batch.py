@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -265,11 +264,11 @@ def _make(
     else:
         rows = _SampleFactory(program, job, memory)
         slot[1] = IDLE
-        rows.make(bounds, threads, is_cancelled, total)
+        rows.make(threads, is_cancelled, total)
         slot[1] = first
         if timings is not None:
             timings.start()
-        collated = itertools.starmap(rows.collate, enumerate(bounds))
+        collated = map(rows.collate, bounds)
     labels = job.labels or [None] * len(bounds)
     for bound, label, (value, origin, good, bad, raw) in zip(bounds, labels, collated, strict=True):
         mask = is_sample[bound]
@@ -318,16 +317,13 @@ class _SampleFactory:
         self._memory = memory
         self._results: list[tuple[Any, Origin, str | None]] = [(None, NO_ORIGIN, None)] * len(self._locations)
         self._errors: dict[int, BaseException] = {}
-        self._batch_images: list[NDArray[Any] | None] = []  # of each batch: its images; None without `writer`
-        self._sample_images: list[NDArray[Any]] = []  # of each sample: its row of `_batch_images`
+        self._images: NDArray[Any] | None = None  # of all samples; None without `writer`
+        self._sample_images: list[NDArray[Any]] = []  # of each sample: its row of `_images`
 
-    def make(
-        self, bounds: list[slice], threads: Threads | None, is_cancelled: Callable[[], bool], total: Timings
-    ) -> None:
+    def make(self, threads: Threads | None, is_cancelled: Callable[[], bool], total: Timings) -> None:
         """Make all samples. The error of a sample is kept until `collate` raises it.
 
         Args:
-            bounds: The rows of each batch.
             threads: The threads that make the samples; None for this thread.
             is_cancelled: Returns True if the job is cancelled.
             total: Receives the timings.
@@ -337,14 +333,10 @@ class _SampleFactory:
         """
         program, num = self._program, len(self._locations)
         writer = program.writer
-        for bound in bounds:
-            batch_images = None
-            if writer is not None:
-                assert writer.out_shape is not None
-                shape = (len(range(*bound.indices(num))), *writer.out_shape)
-                batch_images = empty_images(self._memory, shape, writer.batch_format.dtype)
-                self._sample_images += [batch_images[row : row + 1] for row in range(len(batch_images))]
-            self._batch_images.append(batch_images)
+        if writer is not None:
+            assert writer.out_shape is not None
+            self._images = empty_images(self._memory, (num, *writer.out_shape), writer.batch_format.dtype)
+            self._sample_images = [self._images[row : row + 1] for row in range(num)]
         size = max(1, min(CHUNK, num // program.run.num_threads))  # so that all threads work on small batches too
         num_chunks = -(-num // size)
         timed: list[Timings] = []  # from one thread each
@@ -419,8 +411,9 @@ class _SampleFactory:
             timings.lap("headers", len(rows))
         label = self._program.stages[0].steps[0].label
         images = self._sample_images if first is self._program.writer else []
-        if images and len(self._batch_images) == 1 and (batch := self._batch_images[0]) is not None and first.is_native:
-            written = first.carry_out_many([each for _, each in prepared], batch, [at for at, _ in prepared], slot)
+        if images and self._images is not None and first.is_native:
+            at_rows = [at for at, _ in prepared]
+            written = first.carry_out_many([each for _, each in prepared], self._images, at_rows, slot)
             left = []
             for (at, each), is_written in zip(prepared, written, strict=True):
                 if is_written and each.field is not None:
@@ -534,9 +527,9 @@ class _SampleFactory:
             return False
         return program.forgives and (program.forgives_functions or not err.is_function)
 
-    def collate(self, number: int, bound: slice) -> _Collated:
-        """Return batch `number` of the job, whose rows are `bound`, with its origin, mask and bad samples: see
-        `_Collated`. Without `batched`, the batch is one sample.
+    def collate(self, bound: slice) -> _Collated:
+        """Return the batch of the rows `bound`, with its origin, mask and bad samples: see `_Collated`. Without
+        `batched`, the batch is one sample.
 
         Raises:
             BaseException: The error of the first sample of the job that failed, if this sample is in this batch or an
@@ -547,12 +540,12 @@ class _SampleFactory:
         """
         self._raise_before(bound.stop)
         try:
-            return self._collate(number, bound)
+            return self._collate(bound)
         except SampleError as err:
             if not self._forgives(err):
                 raise
             self._replace_misfits(bound)
-        return self._collate(number, bound)
+        return self._collate(bound)
 
     def _replace_misfits(self, bound: slice) -> None:
         """Replace the misfits among the rows `bound`: samples that cannot be collated with most samples of their batch.
@@ -647,7 +640,7 @@ class _SampleFactory:
         writer = self._program.writer
         return value if writer is None else _replace_image(value, self._sample_images[at], writer)
 
-    def _collate(self, number: int, bound: slice) -> _Collated:
+    def _collate(self, bound: slice) -> _Collated:
         values, origins, reasons = map(list, zip(*self._results[bound], strict=True))
         good: Any = True
         bad: tuple[RejectedSample, ...] = ()
@@ -664,11 +657,12 @@ class _SampleFactory:
         batched, writer = self._program.collate, self._program.writer
         if batched is None:
             return values[0], origins[0], good, bad, None
-        batch_images, images = self._batch_images[number], self._sample_images[bound]
-        place = None if batch_images is None else _find_image_place(images, values)
+        images = self._sample_images[bound]
+        place = None if writer is None else _find_image_place(images, values)
         if writer is not None and place is None:
             values = [_replace_image(value, image, writer) for value, image in zip(values, images, strict=True)]
-        batch, origin = batched.collated(values, origins, self._memory, {} if place is None else {place: batch_images})
+        written = {} if self._images is None or place is None else {place: self._images[bound]}
+        batch, origin = batched.collated(values, origins, self._memory, written)
         is_raw = writer is not None and writer.batch_format != writer.output_format
         return batch, origin, good, bad, place if is_raw else None
 
