@@ -56,6 +56,7 @@ class Store(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answer)
         self.kind, self.changes = kind, 0
         self.files: dict[str, bytes] = {}
+        self.asked: list[str] = []
         self.changed: dict[str, int] = {}
         self.url = f"http://127.0.0.1:{self.server_port}/"
 
@@ -76,6 +77,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         data = self.server.files.get(self.path[1:])
+        self.server.asked.append(self.path[1:])
         if data is None:
             self.send_response(404)
             self.send_header("Content-Length", "0")
@@ -160,6 +162,19 @@ def test_a_shard_that_is_replaced_while_its_index_stays_is_an_error(store, tmp_p
         with pytest.raises((ShardError, StorageError), match=r"s-000.tar"):
             read(loader)
         loader = make(store, tmp_path, cache=cache)
+
+
+@pytest.mark.parametrize("head_bytes", [remote._HEAD_BYTES, 10])
+@pytest.mark.parametrize("store", GOOD, indirect=True)
+def test_the_index_needs_one_request_for_each_file_that_is_not_large(store, tmp_path, monkeypatch, head_bytes):
+    """A large file that was copied before needs one request too, which says that the copy is of the current version."""
+    monkeypatch.setattr(remote, "_HEAD_BYTES", head_bytes)
+    assert read(make(store, tmp_path, cache=False)) == OLD
+    names = ["index.bin", "index.json"]
+    assert sorted(name for name in store.asked if name in names) == sorted(names * (1 if head_bytes > 10 else 2))
+    store.asked.clear()
+    assert read(make(store, tmp_path, cache=False)) == OLD
+    assert sorted(name for name in store.asked if name in names) == names
 
 
 @pytest.mark.parametrize("cache", [False, True])

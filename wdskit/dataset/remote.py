@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 PART_BYTES = 8 << 20
 """Approximate size of the parts of a shard that are fetched and cached."""
 
+_HEAD_BYTES = 128 << 10
+"""Bytes of the first request for each file of a folder: most files are not larger."""
+
 UNUSED_S = 90 * 86400.0
 """Copies of indexes that were not used for this time are removed."""
 VERSIONS_SUFFIX = ".versions"
@@ -101,10 +104,13 @@ def _copy(url: str, names: Sequence[str]) -> Path:
     fetched: dict[str, bytes] = {}
     versions: list[str] = []
     try:
+        heads = {name: file.ahead([(0, _HEAD_BYTES)]) for name, file in files.items()}  # one round trip for all files
         for name, file in files.items():
-            version = file.version
+            head, version = heads[name].read_at(0, _HEAD_BYTES), file.version
+            if file.num_bytes <= _HEAD_BYTES:
+                fetched[name] = head
             if version is None:  # without a version, the sha256 of the bytes identifies the copy
-                fetched[name] = _read_whole(file)
+                fetched[name] = fetched.get(name) or _read_whole(file)
                 version = hashlib.sha256(fetched[name]).hexdigest()
             versions.append(f"{name} {version}")
     except StorageError as err:
