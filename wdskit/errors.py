@@ -4,7 +4,8 @@
 WdskitError
 ├── StorageError         a URL or file cannot be read or written, or its scheme is not supported
 ├── ShardError           the bytes of a shard are damaged or invalid
-│   └── UnsupportedMember    a member is not a plain file
+│   ├── UnsupportedMember    a member is not a plain file
+│   └── MemberNameError      a key is in two places, or a field is repeated or has a reserved name
 ├── FolderIndexError     the folder's index is missing, unreadable, or does not match its shards
 ├── SelectionError       a column or split is missing, damaged or made for other shards, or a filter is invalid
 ├── KeyRuleError         a key or field name breaks a rule for names, or is not in the shard
@@ -102,6 +103,12 @@ class ShardError(WdskitError):
 
 class UnsupportedMember(ShardError):
     """A member with valid headers is not a plain file but, for example, a link or a sparse file."""
+
+
+class MemberNameError(ShardError):
+    """The members of a key are not neighbours, or a sample has a field twice or with a reserved name. The shard is not
+    damaged but was written wrongly.
+    """
 
 
 class FolderIndexError(WdskitError):

@@ -108,6 +108,13 @@ def test_each_split_has_a_line_written_or_planned(run, photos, how):
     assert [line for line in lines if line.startswith("next")] == ([] if how else [largest])
 
 
+@pytest.mark.parametrize(("pattern", "shards"), [("x_%03d.tar", "x_*.tar"), ("%06d.tar", "*.tar")])
+def test_the_hint_of_training_names_all_shards_of_any_pattern(run, photos, pattern, shards):
+    code, out, err = run("pack", "photos", "out", "--pattern", pattern, "--max-samples", "1")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].endswith(f'train: Pipeline().exact("out/{shards}")')
+
+
 @pytest.mark.parametrize("folder", ["out{v1,v2}", "a{b", "a::b", "a*b", "a?b", "a[1]"])
 def test_a_folder_whose_name_is_a_pattern_has_no_hint_of_training(run, photos, folder):
     code, out, err = run("pack", "photos", folder, "--pattern", "train-%06d.tar")

@@ -124,6 +124,29 @@ def test_packed_appended_and_indexed_columns_are_the_same_bytes(folder: Path, tm
     assert len(list(other.glob("*.npy"))) == len(EXPECTED) - 1
 
 
+@pytest.mark.parametrize("flip", [1, 0x40])  # another value, and a number without a value
+@pytest.mark.parametrize("how", ["pack", "reshard"])
+def test_a_damaged_column_is_not_appended_to(tmp_path: Path, flip: int, how: str) -> None:
+    """Otherwise its wrong values would get a new digest."""
+    other, more = tmp_path / "data", tmp_path / "more"
+    pack(ROWS[:40], other, max_samples=20, columns="cls", disk=HastyDisk())
+    pack(ROWS[40:], more, max_samples=20, disk=HastyDisk())
+    split(other, "a=0.5,b=0.5")
+    [file] = other.glob("split.*.npy")
+    good = file.read_bytes()
+    file.write_bytes(good[:-1] + bytes([good[-1] ^ flip]))
+    before = {path.name: path.read_bytes() for path in other.glob("*.*")}
+    with pytest.raises(SelectionError, match=r"column split: its .*\n  Run `wdskit index"):
+        if how == "pack":
+            pack(ROWS[40:], other, max_samples=20, append=True, disk=HastyDisk())
+        else:
+            wdskit.reshard(str(more), other, append=True, disk=HastyDisk())
+    assert {path.name: path.read_bytes() for path in other.glob("*.*")} == before
+    index_folder(other, workers=1)
+    pack(ROWS[40:], other, max_samples=20, append=True, disk=HastyDisk())
+    assert sum(map(len, (*selected(other, "a"), *selected(other, "b")))) == len(ROWS)
+
+
 def test_a_reshard_makes_columns_too(folder: Path, tmp_path: Path) -> None:
     wdskit.reshard(str(folder), tmp_path / "out", columns="cls", filter="cls < 10", shuffle=3, disk=HastyDisk())
     found = columns(tmp_path / "out")["cls"].tolist()

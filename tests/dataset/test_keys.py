@@ -345,6 +345,14 @@ def test_packing_names_row_key_rule_and_way_out(tmp_path: Path, key: str, rule: 
     assert not (tmp_path / "out" / "index.json").exists()
 
 
+def test_the_advice_for_a_name_is_never_an_option_that_was_given_or_has_no_effect(tmp_path: Path) -> None:
+    with pytest.raises(RowError, match=r"Rename it, or use --keys hashed, which") as caught:
+        pack([{"__key__": "x" * 200, "cls": 0}], tmp_path / "out", keys="clean")
+    assert "--keys clean" not in str(caught.value)
+    with pytest.raises(RowError, match=r"field name has .*\n  Rename the field\.$"):
+        pack([{"__key__": "a", "a..b": b"x"}], tmp_path / "out")
+
+
 def test_packing_with_hashed_keys_takes_any_path(tmp_path: Path) -> None:
     rows = [{"__key__": key, "json": {"n": number}} for number, key in enumerate(["22.05", "a b", "../a", "x" * 200])]
     result = pack(rows, tmp_path / "out", keys="hashed")

@@ -412,6 +412,10 @@ def test_a_shard_that_the_index_does_not_know_is_an_error(indexed: Path, pattern
     write_shard(indexed / "s-004.tar", {"x": {"cls": b"1"}})
     message = problem(pattern)
     assert message == "d/s-004.tar: the folder's index does not list this shard.\n  Run `wdskit index d`."
+    (indexed / ".wdskit-run").mkdir()  # `wdskit index` refuses the folder now
+    assert problem(pattern).endswith(
+        "\n  A run of `wdskit pack` or `wdskit reshard` is unfinished here: run the same command again."
+    )
 
 
 @pytest.mark.parametrize("pattern", ["d", "d/", "d/*.tar", "d/s-*", "*/s-*.tar"])

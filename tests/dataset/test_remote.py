@@ -22,7 +22,7 @@ from shards import number_of, write_numbers
 import wdskit
 from wdskit import Pipeline, ShardError, StorageError
 from wdskit.dataset import remote
-from wdskit.errors import SelectionError
+from wdskit.errors import FolderIndexError, SelectionError
 from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 from wdskit.shards.verify import verify
@@ -57,6 +57,7 @@ class Store(http.server.ThreadingHTTPServer):
         self.kind, self.changes = kind, 0
         self.files: dict[str, bytes] = {}
         self.asked: list[str] = []
+        self.busy: set[str] = set()
         self.changed: dict[str, int] = {}
         self.url = f"http://127.0.0.1:{self.server_port}/"
 
@@ -79,7 +80,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         data = self.server.files.get(self.path[1:])
         self.server.asked.append(self.path[1:])
         if data is None:
-            self.send_response(404)
+            self.send_response(503 if self.path[1:] in self.server.busy else 404)
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
@@ -175,6 +176,19 @@ def test_the_index_needs_one_request_for_each_file_that_is_not_large(store, tmp_
     store.asked.clear()
     assert read(make(store, tmp_path, cache=False)) == OLD
     assert sorted(name for name in store.asked if name in names) == names
+
+
+@pytest.mark.parametrize("store", GOOD[:1], indirect=True)
+def test_an_error_of_one_file_of_the_index_ends_the_requests_for_the_others(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(requests, "WAIT_S", 0.05)
+    store.files.clear()
+    store.busy.add("index.bin")
+    with pytest.raises(FolderIndexError, match=r"index\.json: there is no such object"):
+        make(store, tmp_path, cache=False)
+    time.sleep(0.1)  # a request that has begun may end
+    store.asked.clear()
+    time.sleep(0.5)
+    assert not store.asked
 
 
 @pytest.mark.parametrize("cache", [False, True])

@@ -597,9 +597,25 @@ def test_classes_go_along_where_all_agree_on_them(samples, source, tmp_path):
         reshard(f"{a}::{c}", tmp_path / "ac")
     with pytest.raises(PackError, match="no fields are left of"):
         reshard(f"{a}::{c}", tmp_path / "ac", drop="cls")
+    lost = reshard(a, tmp_path / "renamed", rename="cls=lab.cls").classes_lost
+    assert lost.startswith("cls is renamed to lab.cls")
+    assert not (tmp_path / "renamed" / "classes.json").exists()
     (c / "classes.json").unlink()
     assert "c has labels but no classes.json" in reshard(f"{a}::{c}", tmp_path / "ac").classes_lost
     assert not (tmp_path / "ac" / "classes.json").exists()
+
+
+def test_a_field_that_gets_the_name_of_another_image_format_is_checked(tmp_path):
+    """Without this, `verify` would refuse the new shards."""
+    png, jpg = encoded(photo(8, 8), "PNG"), encoded(photo(8, 8), "JPEG")
+    source = write_shard(tmp_path / "a.tar", {"k": {"json": b"{", "png": png}, "m": {"json": b"{", "png": jpg}})
+    with pytest.raises(RowError, match=r"k: .*the name says JPEG, but it is a PNG file"):
+        reshard(source, tmp_path / "out", rename="png=jpg")
+    reshard(source, tmp_path / "copied", rename="png=x.png")  # the same format: nothing is checked
+    assert samples_in(tmp_path / "copied")["m"] == {"json": b"{", "x.png": jpg}
+    misnamed = write_shard(tmp_path / "b.tar", {"k": {"jpg": png}})
+    reshard(misnamed, tmp_path / "right", rename="jpg=png")
+    assert samples_in(tmp_path / "right") == {"k": {"png": png}}
 
 
 # For any samples and options, the input is the output plus the samples that are reported as left out.
@@ -676,6 +692,7 @@ def test_samples_are_added_as_pack_adds_them(tmp_path):
     with pytest.raises(RowError, match=rf"its key '{keys[8]}' is in .*out already") as caught:
         reshard(one / "*1.tar", tmp_path / "out", append=True)
     assert "--key-column" not in str(caught.value)
+    assert "--duplicate-keys" not in str(caught.value)  # it chooses among the new samples only
     assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "packed")
 
 

@@ -612,11 +612,24 @@ def test_findings_say_what_to_do_next(tmp_path, monkeypatch, run):
     anew = "If the shards are right, `wdskit index d` writes their index and offsets again."
     again = "Damaged or missing shards: fetch them again, or pack them again (`wdskit pack --overwrite`)."
     save = "`wdskit pack --skip-bad SHARD.tar DEST` saves the samples before the damage."
+    remove = "If columns.json cannot be read, remove it first, and add --columns NAMES."
+    restore = "Restore classes.json, or pack again: the shards do not have the names of the classes."
     unnamed = "The index has a digest of each shard, so the changed sample is not known."
     (folder / "s-0.tar.idx").unlink()
     assert run("verify", "d")[1].splitlines()[-2] == anew
     assert run("verify", "d/s-0.tar")[1].splitlines()[-2] == anew
     assert run("verify", "d/s-*.tar")[1].splitlines()[-2] == anew
+    index_folder(folder, columns="cls", workers=1)
+    columns_json = (folder / "columns.json").read_bytes()
+    (folder / "columns.json").write_text("{")
+    assert run("verify", "d")[1].splitlines()[-3:-1] == [anew, remove]
+    (folder / "columns.json").unlink()
+    index_folder(folder, columns="cls", workers=1)
+    assert (folder / "columns.json").read_bytes() == columns_json
+    (folder / "classes.json").write_text("{")
+    assert run("verify", "d")[1].splitlines()[-2] == restore
+    (folder / "classes.json").unlink()
+    (folder / "s-0.tar.idx").unlink()
     whole = (folder / "s-1.tar").read_bytes()
     (folder / "s-1.tar").write_bytes(whole[:-2000])
     assert run("verify", "d")[1].splitlines()[-3:-1] == [again, save]

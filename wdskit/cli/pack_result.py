@@ -54,7 +54,7 @@ def _details(result: PackResult, *, is_part: bool) -> Iterator[tuple[str, str]]:
     if result.entries and not (result.dry_run or result.was_done or is_part):
         samples = Counter[str]()  # by pattern: each split has its own
         for entry in result.entries:
-            samples[re.sub(r"-[0-9]+[.]tar$", "-*.tar", entry.name)] += entry.num_samples
+            samples[re.sub(r"[0-9]+[.]tar$", "*.tar", entry.name)] += entry.num_samples
         shards = f"{result.folder}/{samples.most_common(1)[0][0]}"
         look = f"look: wdskit view {shlex.quote(str(result.folder))}"
         is_plain = not _PATTERN_SIGNS.search(str(result.folder))

@@ -47,7 +47,8 @@ def reshard_command(
     The bytes of the fields are copied, and nothing is decoded unless --validate, --resize, --format, --orient or
     --derive asks for that. The same sources and options give the same bytes. A file gets its name only when it is
     complete and on disk; after a kill, run the same command again. Sources without an index are first read as a whole.
-    Images are not checked (--validate none), except those that are changed (structure).
+    Images are not checked (--validate none), except those that are changed (structure) or renamed to another format
+    (magic).
 
     In Python: wdskit.reshard, and wdskit.select for --selection
 

@@ -117,6 +117,8 @@ def _print(result: VerifyResult, seconds: float) -> None:
 
 def _advice(result: VerifyResult) -> Iterator[str]:
     """Yield sentences that say what the user can do about the findings."""
+    from wdskit.dataset.classes import CLASSES_NAME
+    from wdskit.dataset.columns import COLUMNS_NAME
     from wdskit.dataset.patterns import split_url
     from wdskit.storage.urls import is_local, scheme_of
 
@@ -141,5 +143,11 @@ def _advice(result: VerifyResult) -> Iterator[str]:
             yield "`wdskit pack --skip-bad SHARD.tar DEST` saves the samples before the damage."
         elif "digest" in kinds:
             yield "The index has a digest of each shard, so the changed sample is not known."
-    elif kinds & _STALE:
-        yield f"If the shards are right, `wdskit index {folder}` writes their index and offsets again."
+    elif "unfinished" not in kinds:
+        names = {Path(finding.file).name for finding in result.findings if finding.kind in _STALE}
+        if names - {CLASSES_NAME}:
+            yield f"If the shards are right, `wdskit index {folder}` writes their index and offsets again."
+        if COLUMNS_NAME in names:
+            yield f"If {COLUMNS_NAME} cannot be read, remove it first, and add --columns NAMES."
+        if CLASSES_NAME in names:
+            yield f"Restore {CLASSES_NAME}, or pack again: the shards do not have the names of the classes."

@@ -405,7 +405,10 @@ def shard_error(url: str, problem: str) -> WdskitError:
     if problem == LISTED_ABSENT:
         return FolderIndexError(f"{url}: {problem}.", folder=folder)
     if problem == UNLISTED:
-        msg = f"{join_url(folder, name)}: {problem}.\n  Run `wdskit index {folder or '.'}`."
+        remedy = f"Run `wdskit index {folder or '.'}`."
+        if is_local(url) and os.path.isdir(os.path.join(folder, RUN_FOLDER)):
+            remedy = "A run of `wdskit pack` or `wdskit reshard` is unfinished here: run the same command again."
+        msg = f"{join_url(folder, name)}: {problem}.\n  {remedy}"
         return FolderIndexError(msg, folder=folder)
     if url.startswith("~"):
         remedy = "Only a shell expands `~`: write ${HOME} in a configuration, or the whole path."

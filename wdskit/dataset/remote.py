@@ -42,7 +42,7 @@ from wdskit.storage.cached_parts import PartName
 from wdskit.storage.traffic import Traffic
 
 if TYPE_CHECKING:
-    from wdskit.storage.objects import ObjectFile
+    from wdskit.storage.objects import ObjectFile, ReadAhead
 
 PART_BYTES = 8 << 20
 """Approximate size of the parts of a shard that are fetched and cached."""
@@ -103,8 +103,10 @@ def _copy(url: str, names: Sequence[str]) -> Path:
     files = {name: ObjectFile(join_url(url, name)) for name in names}
     fetched: dict[str, bytes] = {}
     versions: list[str] = []
+    heads: dict[str, ReadAhead] = {}
     try:
-        heads = {name: file.ahead([(0, _HEAD_BYTES)]) for name, file in files.items()}  # one round trip for all files
+        for name, file in files.items():
+            heads[name] = file.ahead([(0, _HEAD_BYTES)])  # one round trip for all files
         for name, file in files.items():
             head, version = heads[name].read_at(0, _HEAD_BYTES), file.version
             if file.num_bytes <= _HEAD_BYTES:
@@ -121,6 +123,9 @@ def _copy(url: str, names: Sequence[str]) -> Path:
             raise SelectionError(msg, folder=url) from err
         msg = f"{err}\n  A planned source needs the index of its folder. Run `wdskit index` where the shards are."
         raise FolderIndexError(msg, folder=url) from err
+    finally:
+        for each in heads.values():
+            each.cancel()
     digest = hashlib.sha256("\n".join([url, *versions]).encode()).hexdigest()
     copies = user_cache() / "folders"
     folder, remedy = copies / digest[:32], "Set XDG_CACHE_HOME to a folder of your own with free space"

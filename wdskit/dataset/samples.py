@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from wdskit.dataset.keys import field_problem
-from wdskit.errors import ShardError, StorageError, UnsupportedMember
+from wdskit.errors import MemberNameError, ShardError, StorageError, UnsupportedMember
 from wdskit.limits import MAX_NAME_BYTES, MAX_READ_MEMBER_BYTES
 from wdskit.storage.urls import LocalFile, RangeFile
 from wdskit.tar.names import restored_field, split_name
@@ -30,6 +30,7 @@ OnFault = Callable[[int, str, str], None]
 """Called with the offset of a member, its key, and why it cannot be a field of that key's sample."""
 
 _PACK_AGAIN = "Pack it again, with the fields of each sample side by side and unique keys."
+_SORT = "Write it again, with unique keys and the members of each sample side by side, as `tar --sort=name` does."
 
 
 class PendingSample(NamedTuple):
@@ -173,7 +174,7 @@ class ShardReader:
                     key = split[0]
                     if on_fault is None:
                         if key in keys:
-                            raise _fault(self.shard, start, _twice(key))
+                            raise _twice(self.shard, start, key)
                         keys.add(key)
                     first = start
                     sample = {"__key__": key, "__url__": self.shard}
@@ -181,7 +182,7 @@ class ShardReader:
                 problem = field_problem(field, sample)
                 if problem:
                     if on_fault is None:
-                        raise _fault(self.shard, start, f"key {key!r} has the field {field!r}: {problem}")
+                        raise _misnamed(self.shard, start, f"key {key!r} has the field {field!r}: {problem}")
                     on_fault(start, key, f"it has the field {field!r}: {problem}")
                 else:
                     sample[field] = value
@@ -199,7 +200,9 @@ class ShardReader:
         """
         if pending.continues_in(sample):
             problem = f"keys {pending.sample['__key__']!r} and {sample['__key__']!r} differ in one byte of a long name"
-            raise _fault(self.shard, first, f"{problem}, and together are one sample").after(self.num_samples)
+            problem += ", and together are one sample"
+            err = ShardError(shard=self.shard, offset=first, problem=problem, remedy=_PACK_AGAIN)
+            raise err.after(self.num_samples)
         return self._finish(pending.start, pending.stop, pending.sample)
 
     def _finish(self, start: int, stop: int, sample: dict[str, Any]) -> dict[str, Any]:
@@ -228,12 +231,12 @@ class HeaderReader(ShardReader):
         self._reader = TarWalk(file.read_at, file.num_bytes, shard=shard, start=start)
 
 
-def _twice(key: str) -> str:
-    return f"key {key!r} is in two places that are not side by side"
+def _twice(shard: str, offset: int, key: str) -> MemberNameError:
+    return _misnamed(shard, offset, f"key {key!r} is in two places that are not side by side")
 
 
-def _fault(shard: str, offset: int, problem: str) -> ShardError:
-    return ShardError(shard=shard, offset=offset, problem=problem, remedy=_PACK_AGAIN)
+def _misnamed(shard: str, offset: int, problem: str) -> MemberNameError:
+    return MemberNameError(shard=shard, offset=offset, problem=problem, remedy=_SORT)
 
 
 def refuse_divided(file: LocalFile, *, shard: str) -> None:
@@ -258,7 +261,7 @@ def refuse_divided(file: LocalFile, *, shard: str) -> None:
         if split is not None and split[0] != key:
             key = split[0]
             if key in keys:
-                raise _fault(shard, start, _twice(key)).after(0)
+                raise _twice(shard, start, key).after(0)
             keys.add(key)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -236,23 +235,16 @@ class Program:
             return function is not self.writer or not function.is_native
         return not isinstance(function, (Rename, ToDict, ToTuple))
 
-    def batches_a_job(self, most_image_bytes: int = 0) -> int:
-        """Return the number of batches, or of samples without `batched`, that one `Job` should have. A `Job` is the
-        piece of an epoch that a worker makes at a time.
-
-        A job has several batches if they are made by columns and are small. It also has several batches if stages write
-        images into them, and all images of the job together have at most `most_image_bytes`.
+    @property
+    def batches_a_job(self) -> int:
+        """Number of batches, or of samples without `batched`, that one `Job` should have. A `Job` is the piece of an
+        epoch that a worker makes at a time.
         """
         if self.collate is None:
             return _UNBATCHED_A_JOB
-        if self.columns is not None and self.batch_stages is None:
-            samples = int(_BYTES_A_JOB / self.reader.most_mean_bytes())
-        elif self.writer is not None:
-            assert self.writer.out_shape is not None
-            samples = most_image_bytes // (math.prod(self.writer.out_shape) * self.writer.batch_format.dtype.itemsize)
-        else:
+        if self.columns is None or self.batch_stages is not None:
             return 1
-        samples = min(samples, self.reader.most_samples())
+        samples = min(self.reader.most_samples(), int(_BYTES_A_JOB / self.reader.most_mean_bytes()))
         return max(1, min(_MOST_BATCHES_A_JOB, samples // self.epoch.batch))
 
     def with_uint8_images(self) -> tuple[Program, OutputFormat | None]:

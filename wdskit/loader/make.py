@@ -77,8 +77,8 @@ def make_loader(
         prefetch: Largest number of batches that are made before the consumer asks for them. With a planned source, this
             is the number for all workers together, and at least two per worker. With a stream, this is the number for
             each worker. Default: 4; with small batches of a planned source more, because a worker makes up to 1,024
-            samples together, or with `on` up to 20 MiB of images. After an epoch, the loader of a planned source keeps
-            at most about 256 MiB of the next epoch.
+            samples together. After an epoch, the loader of a planned source keeps at most about 256 MiB of the next
+            epoch.
         persistent_workers: Whether workers stay alive between epochs. Default: True. Workers of a stream always stay
             alive.
         start_method: "fork", "spawn" or "forkserver". Default: torch's default, but never "fork" once CUDA is

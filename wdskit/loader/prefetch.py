@@ -20,9 +20,6 @@ from wdskit.stages.marks import is_tensor
 
 _JOBS_A_WORKER = 4  # at least, in an epoch with enough batches, so that all workers have work up to its end
 
-_CLUSTER_JOB_BYTES = 20 << 20
-"""Most bytes of images in a job with several batches on a cluster. Ray needs some milliseconds of CPU for each job."""
-
 MOST_FOLLOWING_BYTES = 256 << 20
 """Limit for the next epoch's batches that a loader makes at the end of an epoch, and keeps while other loaders run."""
 
@@ -33,20 +30,19 @@ def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
     Without workers, with one thread and local shards, the number of jobs is 0. Otherwise, if `spec.prefetch` is set,
     all these jobs together have at most `spec.prefetch` batches, or two per worker if this is more. If `spec.prefetch`
     is None, a job has several batches if the batches are small and the epoch has many, and the number of jobs is
-    `DEFAULT_PREFETCH`, or two per worker if this is more. With `spec.on`, batches of images share a job, too.
+    `DEFAULT_PREFETCH`, or two per worker if this is more.
     """
-    size, workers = program.batches_a_job(0 if spec.on is None else _CLUSTER_JOB_BYTES), spec.workers
+    size, workers = program.batches_a_job, spec.workers
     if not workers and program.run.num_threads == 1 and not program.reader.is_remote:
         return size, 0
-    # By columns, jobs with fewer samples would request some bytes of a store several times.
-    if not program.reader.is_remote or program.columns is None:
+    if not program.reader.is_remote:  # jobs with fewer samples would request some bytes of a store several times
         num_steps = len(program.epoch.steps(program.run.rank_info.world_size))
         size = max(1, min(size, num_steps // (_JOBS_A_WORKER * max(1, workers))))
-    num_ahead = max(spec.prefetch or DEFAULT_PREFETCH, 2 * workers)
+    most = max(spec.prefetch or DEFAULT_PREFETCH, 2 * workers)
     if spec.prefetch is None:
-        return size, num_ahead
-    size = min(size, max(1, num_ahead // (2 * max(1, workers) + 1)))  # the consumer has one more job
-    return size, (num_ahead + 1 - size) // size
+        return size, most
+    size = min(size, max(1, most // (2 * max(1, workers) + 1)))  # the consumer has one more job
+    return size, (most + 1 - size) // size
 
 
 class Prefetch:

@@ -164,10 +164,12 @@ class _Crew:
 
     def _dispatch(self) -> None:
         """Send queued jobs to free actors, the oldest first, as long as their answers fit into the object stores. The
-        oldest job of the crew is sent even if its answer does not fit. The caller holds `changed`.
+        oldest job of the crew is sent even if its answer does not fit. Before the first answer, whose size is unknown,
+        each actor gets one job. The caller holds `changed`.
         """
+        most_jobs = self._most_jobs if self._job_bytes else 1
         while self._queue and not self.is_closed:
-            free = [each for each in self.actors if each.node and len(each.tickets) < self._most_jobs]
+            free = [each for each in self.actors if each.node and len(each.tickets) < most_jobs]
             ticket = self._queue[0]
             if ticket in self._jobs:
                 num_out = len(self._jobs) - len(self._queue)

@@ -576,11 +576,18 @@ class ReshardOptions(WriteOptions, SelectOptions):
     def transforms(self) -> Transforms:
         """The checks and changes of each sample.
 
-        Without `validate`, images are checked only if an option changes them or `derive` is set.
+        Without `validate`, images are checked only if an option changes them, if `derive` is set, or if `rename` gives
+        a field the name of another image format.
         """
+        from wdskit.codecs.formats import is_image_field, promised_format
+
         is_changed = self.resize or self.format or self.orient or self.derive
+        is_renamed = any(
+            is_image_field(new) and not (is_image_field(name) and promised_format(name) == promised_format(new))
+            for name, new in self.changes.rename.items()
+        )
         return self._make_transforms(
-            validate=self.validate or ("structure" if is_changed else "none"),
+            validate=self.validate or ("structure" if is_changed else "magic" if is_renamed else "none"),
             missing=None,  # in reshard, `missing` is for the filter
         )
 

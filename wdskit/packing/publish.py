@@ -66,7 +66,7 @@ from wdskit.files import (
 from wdskit.packing.division import PlannedShard, ShardNames, names_of
 from wdskit.packing.options import WriteOptions
 from wdskit.packing.plan import Plan
-from wdskit.packing.row import KEYS_REMEDY, OnProgress, Progress, Row, row_error
+from wdskit.packing.row import OnProgress, Progress, Row, row_error
 from wdskit.packing.run_journal import (
     DUPLICATES_NAME,
     LIST_NAMES,
@@ -501,7 +501,8 @@ class Destination:
 
     def key_exists(self, row: Row) -> RowError:
         """Return the error for a row whose key is also the key of an existing sample of the folder."""
-        return row_error(row.where, f"its key {row.key!r} is in {self.folder} already", KEYS_REMEDY)
+        remedy = "Keys must be unique. Rename one of the two samples, or leave out the new one."
+        return row_error(row.where, f"its key {row.key!r} is in {self.folder} already", remedy)
 
     def existing_keys(self) -> Iterator[str]:
         """Yield the keys of all samples in the shards of `kept`, from their headers. Report the progress.
@@ -842,8 +843,14 @@ class Destination:
 
     @functools.cached_property
     def _known_columns(self) -> Columns:
-        """The columns of the folder before this run. SelectionError: They are damaged, or belong to other shards."""
-        return Columns(BinaryIndex(self.folder))
+        """The columns of the folder before this run. All their values are read and checked.
+
+        SelectionError: They are damaged, or belong to other shards.
+        """
+        columns = Columns(BinaryIndex(self.folder))
+        for name in columns:
+            columns.column(name).check()
+        return columns
 
     def _upload_index(
         self, index: FolderIndex, entries: Sequence[ShardEntry], last: dict[str, Any], lists: Iterable[str]

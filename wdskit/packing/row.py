@@ -256,10 +256,14 @@ def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: st
     try:
         for field in fields:
             check_field(field)
+    except KeyRuleError as err:
+        raise row_error(where, str(err), "Rename the field.") from err
+    try:
         check_member_name(key, max(fields, key=len))  # the key is checked once: it takes 20 times as long as a field
     except KeyRuleError as err:
-        remedy = "Rename it, or use --keys clean, or --keys hashed, which keeps the path in its json."
-        raise row_error(where, str(err), remedy) from err
+        clean = " --keys clean, or" if keys == "given" else ""
+        way = "" if keys == "hashed" else f", or use{clean} --keys hashed, which keeps the path in its json"
+        raise row_error(where, str(err), f"Rename it{way}.") from err
     for field, data in fields.items():
         if (size := size_of(data)) > MAX_USTAR_SIZE_BYTES:
             problem = (

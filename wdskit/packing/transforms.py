@@ -186,7 +186,7 @@ class Transforms:
         names = list(fields)
         images = self._images(names) if self.changes_bytes else []
         if self.format is not None:
-            names = [_renamed(name, self.format) if name in images else name for name in names]
+            names = [self._renamed(name, self.format) if name in images else name for name in names]
         return tuple(sorted({*names, *([JSON_FIELD] if self.derive and images else [])}))
 
     def lacks(self, fields: Iterable[str]) -> str | None:
@@ -294,7 +294,7 @@ class Transforms:
                     problem = str(err).removeprefix(f"{field}: ")
                     raise type(err)(f"{field}: {problem}", field=field) from err
                 changes[field] = ImageChange(before, data, geometry)
-                name = _renamed(field, FORMATS[fmt]) if fmt in FORMATS else field
+                name = self._renamed(field, FORMATS[fmt]) if fmt in FORMATS else field
                 names.append(name)
                 if self.validate != "none":
                     check_magic(name, data)
@@ -382,6 +382,15 @@ class Transforms:
             kind = type(err) if isinstance(err, DecodeError) else DecodeError
             raise kind(f"{JSON_FIELD}: derive: {err}", field=JSON_FIELD) from err
 
+    def _renamed(self, field: str, extension: str) -> str:
+        """Return the name of an image field with `extension` as its last part. Without the option `format`, a name of
+        the same format is kept, such as `jpe` for `jpg`.
+        """
+        if self.format is None and FORMATS.get(promised_format(field).upper()) == extension:
+            return field
+        stem, dot, _ = field.rpartition(".")
+        return f"{stem}{dot}{extension}"
+
     @cached_property
     def _recoding(self) -> Recoding:
         return Recoding(
@@ -402,14 +411,6 @@ def transform_versions(transforms: Transforms) -> dict[str, str]:
         return {}
     versions = encoder_versions() | (resizer_versions() if transforms.resize is not None else {})
     return versions | ({"zlib of masks": zlib.ZLIB_RUNTIME_VERSION} if transforms.mask_fields else {})
-
-
-def _renamed(field: str, extension: str) -> str:
-    """Return the name of an image field with `extension` as its last part. A name of the same format is kept."""
-    if FORMATS.get(promised_format(field).upper()) == extension:
-        return field
-    stem, dot, _ = field.rpartition(".")
-    return f"{stem}{dot}{extension}"
 
 
 def _parse_names(option: str, value: str | Sequence[str]) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ class LoaderSpec(BaseModel):
         None,
         description="Limit for the batches that are made ahead. Planned source: in total, at least two per worker. "
         "Stream: per worker. Default: 4. More for small batches of a planned source, because a worker makes up to "
-        "1,024 samples together (with `on`, 20 MiB of images).",
+        "1,024 samples together.",
     )
     persistent_workers: Bool = Field(
         True, description="Whether workers stay alive between epochs. The workers of a stream always do."

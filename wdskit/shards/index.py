@@ -189,7 +189,8 @@ def _sources(
         raise SelectionError(msg, folder=folder)
     for name, source in new.items():
         if name in known and name not in drop and dict(known[name].source) != source:
-            msg = f"{folder}: another column has the name {name!r}: {dict(known[name].source)}."
+            other = ", ".join(f"{key} {value}" for key, value in known[name].source.items())
+            msg = f"{folder}: another column has the name {name!r}: {other}."
             raise SelectionError(f"{msg}\n  Choose another, as in other={source['path']}.", folder=folder)
     kept = {name: column.source for name, column in known.items() if name not in drop}
     for name, source in kept.items():

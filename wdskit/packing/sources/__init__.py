@@ -234,7 +234,8 @@ def _path_source(path: str, how: PackOptions) -> Source:
         raise PackError(f"{path}: from: only tars are packed from a store. Copy other files to a local disk first.")
     kind = KINDS[name]
     _check_options(path, f"this is {kind.what}", kind.options, how)
-    if how.class_names is not None and "fields" in kind.options and "cls" not in how.made_fields:
+    has_columns = "fields" in kind.options and name not in {"tar", "zip"}
+    if how.class_names is not None and has_columns and "cls" not in how.made_fields:
         raise PackError(f"{path}: classes: no column becomes `cls`. Name the column: --field cls=COLUMN.")
     reader = kind.read(path, how)
     shown = "standard input" if path == STDIN else path

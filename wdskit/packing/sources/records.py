@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -16,7 +18,7 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.keys import check_field
 from wdskit.errors import DecodeError, KeyRuleError, PackError, RowError
-from wdskit.packing.json_merge import to_json
+from wdskit.packing.json_merge import refuse_constant, to_json
 from wdskit.packing.labels import ClassNames, is_utf8, label_number, read_label
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import SAME_FIELD, Row, field_of, file_bytes, make_row, row_error
@@ -287,16 +289,18 @@ def parse_fields(fields: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
     return found
 
 
-def check_json_fields(records: Records) -> None:
+def check_json_fields(records: Records, *, takes_label: bool = False) -> None:
     """Check that all fields of `records` can be made from values in a sample's JSON.
 
+    `takes_label` is True if the classes of `records` are also for the field `cls` that the samples already have.
+
     Raises:
-        PackError: A field needs a file, or `records` has classes but no field `cls`.
+        PackError: A field needs a file. Or `records` has classes but no field `cls`, and `takes_label` is False.
     """
     for name in records.fields:
         if name.rpartition(".")[2] not in _ENCODED:
             raise PackError(f"field: {name!r} cannot be made from JSON. Fields such as txt, cls and npy can.")
-    if records.classes is not None and CLASS_FIELD not in records.fields:
+    if records.classes is not None and CLASS_FIELD not in records.fields and not takes_label:
         msg = "classes: nothing becomes `cls`. Name the value in the samples' JSON: --field cls=NAME."
         raise PackError(f"{msg}\n  To number classes anew by their names in json: --drop cls --field cls=class.")
 
@@ -332,12 +336,15 @@ def json_fields(records: Records, own: FieldBytes | None, existing: AbstractSet[
 
 
 def to_array(value: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
-    """Convert a list of numbers, or nested lists of equal length, to an array. `dtype` is the NumPy dtype of the array;
-    None takes the dtype that NumPy infers.
+    """Convert a list of numbers, or nested lists of equal length, to an array. `value` may be the JSON text of the list,
+    as in a cell of a CSV. `dtype` is the NumPy dtype of the array; None takes the dtype that NumPy infers.
 
     Raises:
         ValueError: `value` is not a list of numbers, or an integer would be rounded to a float.
     """
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(value, parse_constant=refuse_constant)
     array = np.asarray(value, dtype)
     if array.dtype.kind not in "biuf" or not isinstance(value, list):
         raise ValueError(f"it holds {str(value)[:60]}, not a list of numbers")

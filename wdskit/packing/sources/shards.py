@@ -165,8 +165,11 @@ def find_classes(shards: ShardList, changes: Changes) -> tuple[dict[str, bytes],
     if name is None:
         return {}, ""
     classes = common_classes(folders, folders.__getitem__, way_out=DROP_LABELS)
-    if classes.names is None or name != "cls":
+    if classes.names is None:
         return {}, ""
+    if name != CLASS_FIELD:
+        named = join_url(classes.folder, CLASSES_NAME)
+        return {}, f"cls is renamed to {name}, but {named} names the classes of cls, so no {CLASSES_NAME} was written."
     if classes.problem:
         return {}, f"{classes.problem}, so no {CLASSES_NAME} was written."
     return {CLASSES_NAME: read_bytes(join_url(classes.folder, CLASSES_NAME), limit=MAX_CLASSES_BYTES)}, ""

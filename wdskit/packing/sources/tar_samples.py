@@ -13,7 +13,7 @@ from wdskit.dataset.braces import split_parts
 from wdskit.dataset.patterns import ShardList, list_shards, split_url
 from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
 from wdskit.dataset.unfinished_runs import refuse_part
-from wdskit.errors import FolderIndexError, PackError, RowError, ShardError, UnsupportedMember
+from wdskit.errors import FolderIndexError, MemberNameError, PackError, RowError, ShardError, UnsupportedMember
 from wdskit.limits import MAX_ROW_BYTES
 from wdskit.packing.references import FieldBytes, ObjectBytes, PartBytes
 from wdskit.packing.row import row_error
@@ -105,6 +105,8 @@ class TarSamples:
         """Yield the samples. A damaged tar yields the complete samples before the damage, then one `RowError`.
 
         Raises:
+            RowError: A key is in two places, so that an earlier sample lacks fields; or a field is repeated or has a
+                reserved name. The rest of the tar was not searched for repeated keys.
             ShardError: A member is a link, a device or another kind that no sample has; or a local tar has another
                 sha256 than its index entry.
             FolderIndexError: The tar has another number of bytes or samples than its index entry, or fields that the
@@ -121,6 +123,8 @@ class TarSamples:
                 yield sample
         except UnsupportedMember:
             raise  # the tar is not damaged
+        except MemberNameError as err:
+            raise row_error(f"{err.shard}, byte {err.offset}", err.problem, err.remedy) from err
         except ShardError as err:
             yield _damaged_rest(err, is_indexed=self._entry is not None)
             return
