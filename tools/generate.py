@@ -73,7 +73,7 @@ TYPES = {
     "ShareRange": "Sequence[float]", "Channels": "Sequence[float]", "PositiveChannels": "Sequence[float]",
     "Weights": "Sequence[float]", "Bounds": "Sequence[int | str]", "Split": "str", "Condition": "str",
     "ColumnName": "str", "Times": "Mapping[str, Any]", "Shapes": "Sequence[Sequence[int]] | Mapping[str, Any]",
-    "GlobalSize": "int | Mapping[str, int]", "Edges": "Sequence[int]",
+    "GlobalSize": "int | Mapping[str, int]", "Edges": "Sequence[int]", "NumberOrNames": "int | Fields",
     "Transforms": "Sequence[Any]", "FieldKinds": "Mapping[str, Any]", "ImageSpec": "str",
     "Classes": 'Literal["same", "any"]', "Functions": "Sequence[Function | None]",
     "tuple[MixturePart, ...]": "Sequence[Mapping[str, Any]]", "Probability": "float",

@@ -184,7 +184,7 @@ TABLE: dict[str, list[tuple[str, str, Callable[[Pipeline], Pipeline]]] | None] =
     "slice": None,
     "with_epoch": None,
     "with_length": None,
-    "select": None,  # for streams, which have no budget: below
+    "select": None,  # for streams only: tests/stages/test_streaming.py
     "unbatched": None,
     "torchvision": None,  # tests/stages/test_torchvision.py
     "multi_hot": None,  # tests/stages/test_json_paths.py

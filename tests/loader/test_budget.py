@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from wdskit import StorageError
-from wdskit.engine.sample import RejectedSample
 from wdskit.loader.budget import Budget
 from wdskit.pipeline.settings import ErrorsSpec
+from wdskit.stages.base import RejectedSample
 
 
 def test_a_list_of_bad_samples_that_cannot_be_written_names_its_setting_and_file(tmp_path: Any) -> None:

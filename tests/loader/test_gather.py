@@ -185,6 +185,8 @@ def test_what_cannot_be_gathered_is_refused():
     for valid in (torch.ones(3, dtype=torch.bool), torch.ones(2), torch.ones(2, 1, dtype=torch.bool)):
         with pytest.raises(PipelineError, match="Give the mask that came with the batch"):
             gather_valid([1, 2], valid)
+    with pytest.raises(PipelineError, match=r"this is one number\. Give a row for each sample"):
+        gather_valid(torch.tensor(1.0), None)
     with pytest.raises(PipelineError, match="reduce='sum' needs a tensor, not a list"):
         gather_valid([1, 2], None, reduce="sum")
     with pytest.raises(PipelineError, match="the mean of no rows"):

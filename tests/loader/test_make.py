@@ -306,7 +306,8 @@ LENGTHS = [
     (lambda p: p.with_epoch(10).batched(4), {0: 3, 1: 3, 2: 4, 3: 3}),
     (lambda p: p.with_epoch(10).batched(4, partial=False), {0: 2, 1: 2, 2: 2, 3: 1}),
     (lambda p: p.batched(4).with_epoch(7), 7),
-    (lambda p: p.with_epoch(10).slice(2, None, 3), 3),
+    (lambda p: p.with_epoch(10).slice(2, None, 3), {0: 3, 1: 3, 2: 3, 3: 4}),
+    (lambda p: p.with_epoch(12).slice(2, None, 3), {0: 4, 1: 4, 2: 4, 3: 4}),
     (lambda p: p.with_epoch(10).batched(2).slice(3), 3),
     (lambda p: p.with_epoch(10).shuffle(5).map(float), 10),
     (lambda p: p.with_length(39), 39),
@@ -327,7 +328,9 @@ def test_len_is_true_wherever_it_is_known(six, at, workers):
 
 @pytest.mark.parametrize("build", [lambda p: p, lambda p: p.with_epoch(5).select(bool), lambda p: p.batched(3)])
 def test_len_is_refused_where_it_does_not_follow(six, build):
-    with pytest.raises(TypeError, match=r"do not define its length\. Add with_epoch or with_length"):
+    with pytest.raises(
+        TypeError, match=r"do not define its length\. (Add with_epoch or|Put with_epoch last, or add) with_length"
+    ):
         len(build(Pipeline().stream(six).map(number_of)).loader(workers=0))
 
 

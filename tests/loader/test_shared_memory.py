@@ -140,7 +140,7 @@ def test_many_threads_never_share_a_block():
     for thread in threads:
         thread.join()
     assert not problems
-    assert len(ring._free) + len(ring._borrowed) <= 8
+    assert len(ring._free) + len(ring._borrowed) <= 16  # a thread gets its next tensor before it drops the last one
 
 
 def test_the_check_of_sharing_catches_a_ring_that_takes_back_too_early(monkeypatch):

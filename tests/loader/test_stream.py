@@ -11,6 +11,7 @@ import pytest
 from shards import write_numbers, write_shard
 
 from wdskit import Pipeline, StateError
+from wdskit.shards.index import index_folder
 from wdskit.stages.streaming import EpochCut
 
 SIZES = [5, 1, 9, 4, 7, 3]
@@ -154,10 +155,27 @@ def test_another_order_is_refused_by_name(shards, caplog):
     assert "different sequence of samples" in caplog.text
 
 
-@pytest.mark.parametrize("state", [None, {}, {"version": 9, "epoch": 0}, {"version": 1, "epoch": 1, "consumed": 8}])
+@pytest.mark.parametrize("state", [None, {}, {"version": 9, "epoch": 0}])
 def test_what_is_no_state_is_refused(shards, state):
     with pytest.raises(StateError, match="this is not the state of a stream"):
         PIPES["with_epoch"](shards).loader(workers=0).load_state_dict(state)
+
+
+def test_a_state_of_the_other_kind_of_source_is_refused_by_name(tmp_path):
+    shards = write_numbers(tmp_path / "indexed", [5, 4])
+    index_folder(tmp_path / "indexed", workers=1)
+    stream = PIPES["with_epoch"](shards).loader(workers=0)
+    planned = Pipeline().exact(shards).batched(3).loader(workers=0)
+    with pytest.raises(StateError, match=r"this is the state of a planned source, such as `exact`, not of a stream"):
+        stream.load_state_dict(planned.state_dict())
+    with pytest.raises(StateError, match=r"this is the state of a stream, not of a planned source such as `exact`"):
+        planned.load_state_dict(stream.state_dict())
+
+
+def test_nothing_remains_of_an_epoch_that_is_longer_than_with_length_says(shards):
+    loader = stream(shards).with_length(2).loader(workers=0)
+    remaining = [loader.remaining for _ in loader]
+    assert remaining[:3] == [1, 0, 0]
 
 
 def test_a_damaged_state_is_refused(shards):

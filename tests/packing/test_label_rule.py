@@ -114,6 +114,26 @@ def _zip(folder: Path, values: list[Any], classes: Any) -> None:
     _pack(folder / "in.zip", folder / "out", fields=["cls=label"], classes=classes)
 
 
+def _own(values: list[Any]) -> dict[str, dict[str, bytes]]:
+    texts = [None if value is None else str(value) for value in values]
+    return {
+        f"k{number}": {"txt": b"x", **({} if text is None else {"cls": text.encode()})}
+        for number, text in enumerate(texts)
+    }
+
+
+def _own_tar(folder: Path, values: list[Any], classes: Any) -> None:
+    _pack(write_shard(folder / "in.tar", _own(values)), folder / "out", classes=classes)
+
+
+def _own_zip(folder: Path, values: list[Any], classes: Any) -> None:
+    with zipfile.ZipFile(folder / "in.zip", "w") as file:
+        for key, fields in _own(values).items():
+            for field, data in fields.items():
+                file.writestr(f"{key}.{field}", data)
+    _pack(folder / "in.zip", folder / "out", classes=classes)
+
+
 def _reshard(folder: Path, values: list[Any], classes: Any) -> None:
     shard = write_shard(folder / "in.tar", _members(values))
     wdskit.reshard(str(shard), folder / "out", fields=["cls=label"], classes=classes, disk=HastyDisk())
@@ -129,10 +149,11 @@ def _python(make: Callable[[Any], Any]) -> Callable[..., None]:
 
 READ_TWICE = {**{name: _table(name) for name in TABLES}, **{f"{name}, cls": _implied(name) for name in TABLES}}
 READ_ONCE = {
-    "stdin": _stdin, "tar": _tar, "zip": _zip, "reshard": _reshard, "rows": _python(list), "generator": _python(iter)
+    "stdin": _stdin, "tar": _tar, "zip": _zip, "tar, cls": _own_tar, "zip, cls": _own_zip,
+    "reshard": _reshard, "rows": _python(list), "generator": _python(iter),
 }  # fmt: skip
 KINDS = READ_TWICE | READ_ONCE
-TEXT = {"t.csv", "t.tsv", "t.csv, cls", "t.tsv, cls"}
+TEXT = {"t.csv", "t.tsv", "t.csv, cls", "t.tsv, cls", "tar, cls", "zip, cls"}
 ARROW = {"t.parquet", "saved", "t.parquet, cls", "saved, cls"}
 
 

@@ -186,7 +186,10 @@ def test_more_pixels_than_allowed_are_refused(options):
         ("jpg", JPEG, {"format": "webp"}, "webp"),
         ("left.jpg", JPEG, {"format": "webp"}, "left.webp"),
         ("a.b.jpg", JPEG, {"format": "png"}, "a.b.png"),
-        ("jpe", JPEG, {"format": "jpg"}, "jpe"),
+        ("jpe", JPEG, {"format": "jpg"}, "jpg"),
+        ("left.jfif", JPEG, {"format": "jpg"}, "left.jpg"),
+        ("apng", PNG, {"format": "png"}, "png"),
+        ("tiff", FILES["tiff"], {"format": "png"}, "png"),
         ("jpe", JPEG, {"resize": 5}, "jpe"),
         ("jpg", PNG, {"format": "png"}, "png"),
         ("jpg", PNG, {"resize": 2}, "png"),
@@ -196,8 +199,10 @@ def test_more_pixels_than_allowed_are_refused(options):
     ],
 )
 def test_the_field_is_named_after_what_is_written(field, data, options, name):
-    [(made, image)] = Transforms(**options).apply([(field, data)])
+    transforms = Transforms(**options)
+    [(made, image)] = transforms.apply([(field, data)])
     assert made == name
+    assert "format" not in options or transforms.field_names([field]) == (name,)
     assert opened(image).format == {"jpe": "JPEG", "jpg": "JPEG"}.get(name[-3:], name.rpartition(".")[2].upper())
 
 

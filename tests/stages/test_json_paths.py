@@ -148,3 +148,18 @@ def test_pack_requires_paths_too(tmp_path: Path):
         pack(rows, tmp_path / "data", require="json.caption", disk=HastyDisk())
     pack(rows, tmp_path / "data", require="json.caption", missing="skip", disk=HastyDisk())
     assert wdskit.info(str(tmp_path / "data")).num_samples == 1
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (0, r"classes: 0 is too small; it must be at least 1\.$"),
+        ([1], r"classes\[0\]: it is 1; text is needed"),
+        (None, r"classes: it is null; a whole number is needed\.$"),
+        ({"a": 1}, r"classes: it is a mapping; a whole number is needed\.$"),
+    ],
+)
+def test_wrong_classes_of_multi_hot_have_one_message(classes: Any, message: str) -> None:
+    stages = [{"exact": "x"}, {"multi_hot": {"from": "cls", "classes": classes}}, {"batched": 4}]
+    with pytest.raises(wdskit.ConfigError, match=rf"^config dict: pipeline\[1\]\.multi_hot\.{message}"):
+        wdskit.load_config({"pipeline": stages})

@@ -11,7 +11,7 @@ import shards
 from shards import draw, even, fail_on_7, listed, nothing, number_of, write_numbers
 
 import wdskit
-from wdskit import Pipeline, PipelineError, SampleError
+from wdskit import Pipeline, PipelineError, SampleError, StorageError
 
 START_METHODS = ["fork", "spawn", "forkserver"]
 
@@ -229,6 +229,49 @@ def test_select_and_slice_count_per_rank(six):
         assert sorted(split(six).select(even).map(number_of).loader(workers=workers)) == list(range(0, 39, 2))
         assert len(list(numbers(six).slice(10).loader(workers=workers))) == 10
         assert len(list(numbers(six).slice(3, 12, 2).loader(workers=workers))) == 5
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 6])
+def test_a_slice_with_a_step_keeps_samples_of_all_workers(tmp_path, step):
+    """Also if the number of workers is a multiple of the step: otherwise a worker would search for ever."""
+    pattern = write_numbers(tmp_path / "even", [12] * 4)
+    for workers in (0, 1, 2, 4):
+        found = list(numbers(pattern, shuffle_shards=False).slice(0, None, step).loader(workers=workers))
+        assert len(set(found)) == len(found) == 48 // step
+        assert {number // 12 for number in found} == {0, 1, 2, 3}
+        assert list(numbers(pattern).slice(1, 30, step).with_length(len(range(1, 30, step))).loader(workers=workers))
+        for epoch in epochs_of(numbers(pattern).slice(0, None, step).with_epoch(8), 2, workers=workers):
+            assert len(epoch) == 8
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_on_which_select_fails_are_skipped_within_the_budget(six, workers):
+    pipe = split(six).select(fail_on_7).map(number_of)
+    with pytest.raises(SampleError, match="select failed: ValueError: seven"):
+        list(pipe.loader(workers=workers, errors={"max_bad": 5}))
+    loader = pipe.loader(workers=workers, errors={"max_bad": 5, "transforms": True})
+    assert 7 not in list(loader)
+    assert loader.stats().replaced == 1
+
+
+def test_a_shard_that_is_named_twice_is_refused(six):
+    with pytest.raises(StorageError, match=r"this shard is named twice.*\n.*`upsampling` or `weights`"):
+        split([six, six]).loader(workers=0)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_loop_that_is_left_when_python_exits_says_nothing(python, tmp_path, six, threads):
+    script = f"""
+import wdskit
+def keep(sample):
+    return sample
+loader = wdskit.Pipeline().stream({str(six)!r}).map(keep).loader(workers=0, threads={threads})
+for sample in loader:
+    break
+"""
+    (tmp_path / "script.py").write_text(script)
+    done = python.start(tmp_path / "script.py").wait()
+    assert (done.stderr, done.returncode) == ("", 0)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

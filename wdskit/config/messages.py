@@ -220,7 +220,8 @@ def flaws_of(model: type[BaseModel], invalid: ValidationError) -> list[Flaw]:
 
 
 def _flaw(model: type[BaseModel], error: Mapping[str, Any]) -> Flaw:
-    path: Path = tuple(part for part in error["loc"] if part != "[key]")  # pydantic's mark for a dict's key
+    # `[key]` is pydantic's mark for a dict's key. Tags of types, such as `[number]`, have this form too.
+    path: Path = tuple(part for part in error["loc"] if not str(part).startswith("["))
     items: Mapping[str, type[BaseModel]] = getattr(model, "items", {})
     inner = items.get(str(path[0])) if len(path) > 1 else None
     if error["type"] == "missing":

@@ -30,7 +30,6 @@ OnFault = Callable[[int, str, str], None]
 """Called with the offset of a member, its key, and why it cannot be a field of that key's sample."""
 
 _PACK_AGAIN = "Pack it again, with the fields of each sample side by side and unique keys."
-_SORT = "Write it again, with unique keys and the members of each sample side by side, as `tar --sort=name` does."
 
 
 class PendingSample(NamedTuple):
@@ -236,7 +235,7 @@ def _twice(shard: str, offset: int, key: str) -> MemberNameError:
 
 
 def _misnamed(shard: str, offset: int, problem: str) -> MemberNameError:
-    return MemberNameError(shard=shard, offset=offset, problem=problem, remedy=_SORT)
+    return MemberNameError(shard=shard, offset=offset, problem=problem, remedy=_PACK_AGAIN)
 
 
 def refuse_divided(file: LocalFile, *, shard: str) -> None:

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import WHOLE_BATCH, Job, OpenJob, Program
-from wdskit.engine.sample import RejectedSample
 from wdskit.engine.threads import Threads
 from wdskit.errors import PROCESS_ERRORS, FolderIndexError, PipelineError, SampleError, ShardError, StorageError
 from wdskit.order.steps import AnySteps
 from wdskit.processes import block_sigint
-from wdskit.stages.base import NO_ORIGIN, Origin
+from wdskit.stages.base import NO_ORIGIN, Origin, RejectedSample
 from wdskit.stages.collate import FRESH, Collate, Memory, Ragged, as_tensors, empty_images
 from wdskit.stages.images.fused import FusedStep
 from wdskit.stages.marks import count_rows, names_image

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from wdskit.engine.threads import Threads
-from wdskit.errors import PROCESS_ERRORS, SampleError
+from wdskit.errors import SampleError
 from wdskit.stages.base import Origin, Run, Step, StepFailed, add_origin_note, cause_of, stage_error
 from wdskit.stages.timing import Timings, TimingSampler
 
@@ -16,22 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wdskit.stages.images.fused import FusedStep
-
-
-class RejectedSample(NamedTuple):
-    """A bad sample that was not used: a planned pipeline replaces the sample, a stream skips the sample.
-
-    Attributes:
-        position: Position of the sample in the epoch; in a stream, its number in the shard.
-        shard: The shard of the sample.
-        key: Key of the sample.
-        reason: Text of the error.
-    """
-
-    position: int
-    shard: str
-    key: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -103,7 +87,7 @@ class StreamStages:
         """Yield each value of `source` after all stages. Bad samples are skipped, up to `run.max_bad` in an epoch.
 
         Raises:
-            SampleError: A stage failed on a sample that `_skips` does not skip.
+            SampleError: A stage failed on a sample that `Run.skips` does not skip.
             BaseException: `source` raised this error, or a stage raised this error, which is not an Exception.
         """
         run = self.run
@@ -117,7 +101,7 @@ class StreamStages:
             try:
                 done = self._apply(value, origin, timings)
             except SampleError as err:
-                if not self._skips(err, origin):
+                if not run.skips(err, origin):
                     raise
                 continue
             if timings is not None:
@@ -167,35 +151,16 @@ class StreamStages:
     def _oldest(self, waiting: list[tuple[Origin, Future[Any], Timings | None]]) -> Iterator[Any]:
         """Take the oldest entry out of `waiting`, wait for its value, and yield the value.
 
-        Yield nothing if the sample is bad and `_skips` allows to skip it. Raise all other errors of the stages.
+        Yield nothing if the sample is bad and `Run.skips` allows to skip it. Raise all other errors of the stages.
         """
         origin, timings = waiting[0][0], waiting[0][2]
         try:
             done = waiting.pop(0)[1].result()  # the future has no name: its error would refer to this frame, a cycle
         except SampleError as err:
-            if not self._skips(err, origin):
+            if not self.run.skips(err, origin):
                 raise
             return
         if timings is not None:
             self.run.keep_timings(timings)
         self.run.origin = origin
         yield done
-
-    def _skips(self, err: SampleError, origin: Origin) -> bool:
-        """Return True if a bad sample is skipped; the sample is then counted and added to `run.bad`. Return False if
-        the caller must raise `err`: no bad sample is allowed, `errors` does not cover this kind of error, or the value
-        is a batch.
-
-        Raises:
-            SampleError: The epoch of this worker has more bad samples than `errors.max_bad` allows.
-        """
-        run = self.run
-        is_function = err.is_function and not run.forgives_functions
-        if not run.max_bad or is_function or origin.members or isinstance(err.__cause__, PROCESS_ERRORS):
-            return False  # raising here would make a cycle: the traceback would refer to this frame
-        run.num_bad += 1
-        if run.num_bad > run.max_bad:
-            msg = f"{err}\n  It is bad sample {run.num_bad} of an epoch of this worker, and errors.max_bad allows"
-            raise SampleError(f"{msg} {run.max_bad}.", stage=err.stage, shard=err.shard, key=err.key) from err
-        run.bad.append(RejectedSample(origin.minor, err.shard, err.key, str(err)))
-        return True

@@ -266,9 +266,14 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         if cut is None:  # ends after reading each shard once (a resampled source never ends)
             self._begin(job.epoch)
             number = self.run.stream
-            for value in self._chain(0, stop, None):
-                self.run.num_yielded += 1
-                yield self._batch(value)
+            values = self._chain(0, stop, None)
+            close = weakref.finalize(self, _close, values)  # also when Python exits, before the modules are emptied
+            try:
+                for value in values:
+                    self.run.num_yielded += 1
+                    yield self._batch(value)
+            finally:
+                close()
             self._check_open(number)
             yield Batch(None, 0, self.run.take_bad(), is_end=True)
             return

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from wdskit.engine.sample import RejectedSample
 from wdskit.errors import PipelineError, SampleError, StorageError
 from wdskit.files import append_lines, make_folders
 from wdskit.pipeline.settings import ErrorsSpec
+from wdskit.stages.base import RejectedSample
 
 
 class Budget:

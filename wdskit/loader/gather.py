@@ -115,14 +115,16 @@ class _RankRows:
         `reduce`, is not in the text.
 
         Raises:
-            PipelineError: The mask or the positions do not fit the rows. Or `reduce` is unknown, or is set and the rows
-                are not a tensor.
+            PipelineError: The rows are one number, or the mask or the positions do not fit the rows. Or `reduce` is
+                unknown, or is set and the rows are not a tensor.
             Exception: A row cannot be pickled.
         """
         if reduce not in (None, "sum", "mean"):
             raise PipelineError(f"gather_valid: reduce={reduce!r} is neither 'sum' nor 'mean'.")
         if reduce is not None and not isinstance(rows, Tensor):
             raise PipelineError(f"gather_valid: reduce={reduce!r} needs a tensor, not a {type(rows).__name__}.")
+        if isinstance(rows, Tensor) and not rows.ndim:
+            raise PipelineError("gather_valid: this is one number. Give a row for each sample, without a mean.")
         self.mask = torch.ones(len(rows), dtype=torch.bool) if valid is None else valid
         if self.mask.dtype != torch.bool or tuple(self.mask.shape) != (len(rows),):
             msg = f"gather_valid: {len(rows)} rows, but a mask of {tuple(self.mask.shape)} {self.mask.dtype}."

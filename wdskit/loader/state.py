@@ -203,6 +203,8 @@ def _check_numbers(state: Any) -> list[int]:
     if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
         version = state.get("version") if isinstance(state, Mapping) else type(state).__name__
         raise StateError(f"this is not the state of a planned loader of version {STATE_VERSION}, but {version!r}.")
+    if "consumed" not in state and "epoch" in state:
+        raise StateError("this is the state of a stream, not of a planned source such as `exact`.")
     numbers = [state.get(name) for name in _NUMBERS]
     for name, number in zip(_NUMBERS, numbers, strict=True):
         if type(number) is not int or not 0 <= number < _MAX_NUMBER:

@@ -95,17 +95,19 @@ class StreamLoader(Loader):
         count = self._num_items()
         length = count if self.pipeline.layout.length is None else self.pipeline.layout.length
         if length is None:
-            raise TypeError("the stages of this pipeline do not define its length. Add with_epoch or with_length.")
+            way = "Add with_epoch or" if self.pipeline.layout.cut is None else "Put with_epoch last, or add"
+            raise TypeError(f"the stages of this pipeline do not define its length. {way} with_length.")
         return length
 
     @property
     def remaining(self) -> int:
-        """Number of items of the running or next epoch (see `epoch`) that the consumer has not received yet.
+        """Number of items of the running or next epoch (see `epoch`) that the consumer has not received yet; 0 if the
+        epoch has more items than `with_length` says.
 
         Raises:
             TypeError: The stages do not define the length of an epoch.
         """
-        return len(self) - (self._num_received if self._epoch == self._started_epoch else 0)
+        return max(0, len(self) - (self._num_received if self._epoch == self._started_epoch else 0))
 
     def state_dict(self) -> dict[str, Any]:
         """Return a state with the number of the running or next epoch, as plain JSON, the same on every rank.
@@ -136,7 +138,9 @@ class StreamLoader(Loader):
                 of samples. The message names the difference.
         """
         given: Any = state
-        if not isinstance(given, Mapping) or given.get("version") != STATE_VERSION or "consumed" in given:
+        if isinstance(given, Mapping) and "consumed" in given:
+            raise StateError("this is the state of a planned source, such as `exact`, not of a stream.")
+        if not isinstance(given, Mapping) or given.get("version") != STATE_VERSION:
             raise StateError(f"this is not the state of a stream of version {STATE_VERSION}.")
         epoch, fingerprint = given.get("epoch"), given.get("fingerprint")
         if type(epoch) is not int or not 0 <= epoch < _MAX_EPOCH:

@@ -24,7 +24,7 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from wdskit.config.messages import show, unknown_setting, wrong_kind
 from wdskit.config.spec import Kind, StageSpec, refuse
-from wdskit.errors import PipelineError, SampleError, WdskitError, error_text
+from wdskit.errors import PROCESS_ERRORS, PipelineError, SampleError, WdskitError, error_text
 from wdskit.order.buckets import Buckets
 from wdskit.order.keys import PositionRng
 from wdskit.stages.marks import marks_in, transfer_marks
@@ -91,6 +91,22 @@ FOREIGN = 1 << 63
 NO_ORIGIN = Origin("", "", 0, 0, 0)
 
 
+class RejectedSample(NamedTuple):
+    """A bad sample that was not used: a planned pipeline replaces the sample, a stream skips the sample.
+
+    Attributes:
+        position: Position of the sample in the epoch; in a stream, its number in the shard.
+        shard: The shard of the sample.
+        key: Key of the sample.
+        reason: Text of the error.
+    """
+
+    position: int
+    shard: str
+    key: str
+    reason: str
+
+
 class Run:
     """The state of one pipeline in one process. It is pickled to worker processes before its first use.
 
@@ -135,7 +151,7 @@ class Run:
         self.max_bad = 0
         self.forgives_functions = False
         self.num_bad = 0
-        self.bad: list[Any] = []
+        self.bad: list[RejectedSample] = []
         self._init_process_state()
 
     def _init_process_state(self) -> None:
@@ -152,7 +168,25 @@ class Run:
         self.__dict__.update(state)
         self._init_process_state()
 
-    def take_bad(self) -> tuple[Any, ...]:
+    def skips(self, err: SampleError, origin: Origin) -> bool:
+        """Return True if a bad sample is skipped; the sample is then counted and added to `self.bad`. Return False if
+        the caller must raise `err`: no bad sample is allowed, `errors` does not cover this kind of error, or the value
+        is a batch.
+
+        Raises:
+            SampleError: The epoch of this worker has more bad samples than `errors.max_bad` allows.
+        """
+        is_function = err.is_function and not self.forgives_functions
+        if not self.max_bad or is_function or origin.members or isinstance(err.__cause__, PROCESS_ERRORS):
+            return False  # raising here would make a cycle: the traceback would refer to this frame
+        self.num_bad += 1
+        if self.num_bad > self.max_bad:
+            msg = f"{err}\n  It is bad sample {self.num_bad} of an epoch of this worker, and errors.max_bad allows"
+            raise SampleError(f"{msg} {self.max_bad}.", stage=err.stage, shard=err.shard, key=err.key) from err
+        self.bad.append(RejectedSample(origin.minor, err.shard, err.key, str(err)))
+        return True
+
+    def take_bad(self) -> tuple[RejectedSample, ...]:
         """Return the samples that were skipped since the last call, in order."""
         bad, self.bad = tuple(self.bad), []
         return bad

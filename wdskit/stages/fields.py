@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
 from wdskit.codecs.fields import decode_field, follow_path, is_json_field, is_path
 from wdskit.codecs.formats import INDEX_SPEC, is_image_field
@@ -26,6 +26,10 @@ _log = logging.getLogger(__name__)
 
 _MAX_EXACT = 1 << 53  # float64 is exact for whole numbers up to this number
 
+NumberOrNames = Annotated[
+    Annotated[Count, Tag("[number]")] | Annotated[FieldNames, Tag("[names]")],
+    Discriminator(lambda value: "[names]" if isinstance(value, (str, list, tuple)) else "[number]"),
+]
 Functions = Annotated[tuple[Function | None, ...], Field(min_length=1), Items]
 
 
@@ -393,7 +397,7 @@ class MultiHot(PerSampleStage):
         "name. A label that is not in `classes` is an error.",
         examples=["json.labels"],
     )
-    classes: Count | FieldNames = Field(
+    classes: NumberOrNames = Field(
         description="The number of classes, whose labels are 0, 1, ..., or the names of the classes in order.",
         examples=[80],
     )

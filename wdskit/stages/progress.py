@@ -104,5 +104,5 @@ def describe_silence(who: str, waited_s: float, num_samples: int) -> str:
     """Return a message: the stream `who` has read `num_samples` samples in `waited_s` seconds, but yielded no value."""
     return (
         f"no sample has come out of {who} for {waited_s:.0f} s: {num_samples} samples were read in this time, and all "
-        "were dropped or are held by its stages. Check its select and shuffle stages."
+        "were dropped or are held by its stages. Check its select, slice and shuffle stages."
     )

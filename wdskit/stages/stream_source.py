@@ -21,7 +21,7 @@ from wdskit.dataset.braces import parse_factors
 from wdskit.dataset.classes import check_labels
 from wdskit.dataset.patterns import ShardList, list_shards
 from wdskit.dataset.unfinished_runs import refuse_part
-from wdskit.errors import PipelineError
+from wdskit.errors import PipelineError, StorageError
 from wdskit.order.draws import Draws
 from wdskit.stages.base import Run
 from wdskit.stages.streaming import StreamContext, StreamStage
@@ -95,12 +95,18 @@ class Stream(StreamStage):
         `context`.
 
         Raises:
-            StorageError: The shards cannot be listed, or a `classes.json` cannot be read.
+            StorageError: The shards cannot be listed, a shard is named twice, or a `classes.json` cannot be read.
             FolderIndexError: An index is invalid, or is missing with `check: sha256` or for a remote folder or glob; a
                 folder has an unfinished run; a `classes.json` is invalid; or the labels of two folders mean different
                 classes.
         """
         shards = list_shards(self.shards, need_index=self.check == "sha256")
+        if len(set(shards.urls)) < len(shards.urls):
+            double = next(url for url, count in Counter(shards.urls).items() if count > 1)
+            msg = f"{double}: this shard is named twice, so its samples would be used twice as often."
+            raise StorageError(
+                f"{msg}\n  Name it once. To use it more often, set `upsampling` or `weights`.", url=double
+            )
         refuse_part(self.shards, shards)
         if self.classes == "same":
             check_labels(shards.folders, shards.folders.__getitem__)

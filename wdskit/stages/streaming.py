@@ -207,13 +207,19 @@ class Select(StreamStage):
 
 
 def _select(run: Run, predicate: Callable[[Any, Origin], Any], source: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values for which `predicate` is true. SampleError: `predicate` raised an Exception."""
+    """Yield the values for which `predicate` is true. A sample on which `predicate` raises an Exception is skipped if
+    `Run.skips` allows it; otherwise this raises its SampleError.
+    """
     for value in source:
         run.mark_busy(run.board.main, run.origin)
         try:
             keep = bool(predicate(value, run.origin))
         except Exception as err:  # noqa: BLE001 (the SampleError has it as its cause)
-            raise stage_error("select", run.origin, err) from cause_of(err)
+            failed = stage_error("select", run.origin, err)
+            failed.__cause__ = cause_of(err)
+            if run.skips(failed, run.origin):
+                continue
+            raise failed from failed.__cause__
         except BaseException as err:
             add_origin_note("select", run.origin, err)
             raise
@@ -224,7 +230,8 @@ def _select(run: Run, predicate: Callable[[Any, Origin], Any], source: Iterable[
 class Slice(StreamStage):
     """Keep a range of the values, like a slice in Python.
 
-    The values of all workers of a rank are counted together.
+    The values of all workers of a rank are counted together: first one of each worker, then the next one of each.
+    The workers yield the kept values in turn.
     """
 
     name: ClassVar[str] = "slice"
@@ -266,9 +273,7 @@ class Slice(StreamStage):
         return self
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
-        """Return a callable that keeps this worker's values of the slice. The slice counts the values of all workers of
-        the rank: value n of worker w of W workers is value n * W + w.
-        """
+        """Return a callable that keeps this worker's values of the slice (see `_slice`)."""
         return functools.partial(_slice, context.run, self.start, self.stop, self.step)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
@@ -276,20 +281,25 @@ class Slice(StreamStage):
         The arguments are those of `StreamStage.num_items`.
         """
         stop = num_workers * num_values if self.stop is None else min(self.stop, num_workers * num_values)
-        mine = range(worker, stop, num_workers)
-        return sum(number >= self.start and (number - self.start) % self.step == 0 for number in mine)
+        return len(range(self.start + worker * self.step, stop, num_workers * self.step))
 
 
 def _slice(run: Run, start: int, stop: int | None, step: int, source: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values of this worker that are in the slice (see `Slice.bind`). Values from number `stop` on are not
-    read from `source`.
+    """Yield the values of this worker that are in the slice.
+
+    Of W workers, worker w yields the kept values w, w + W, w + 2W, ... of the rank. In place of the value with number
+    n, it yields its own value number n // W: with two workers and a step of 2, the values with even numbers would all
+    be those of one worker. Values after the last kept one are not read from `source`, if `stop` is set.
     """
-    values = iter(source)
-    number = run.worker
-    while (stop is None or number < stop) and (value := next(values, _END)) is not _END:
-        if number >= start and (number - start) % step == 0:
-            yield value
-        number += run.num_workers
+    values, num_read = iter(source), 0
+    for number in itertools.count(start + run.worker * step, run.num_workers * step):
+        skipped = number // run.num_workers - num_read
+        if (stop is not None and number >= stop) or (
+            value := next(itertools.islice(values, skipped, None), _END)
+        ) is _END:
+            return
+        num_read += skipped + 1
+        yield value
 
 
 class WithEpoch(StreamStage):

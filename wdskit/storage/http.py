@@ -84,7 +84,8 @@ class HttpBody:
             if not self._num_bytes and _PAGE.match(part):
                 self.close()
                 msg = f"{self.url}: this is a web page, not a tar."
-                raise StorageError(f"{msg}\n  Name the shards: a folder of a web server needs an index.", url=self.url)
+                way = "Name the shards. A folder of a web server needs an index, and a slash at the end of its URL"
+                raise StorageError(f"{msg}\n  {way}.", url=self.url)
             self._num_bytes += len(part)
             if part or self._expected is None or self._num_bytes == self._expected:
                 return part

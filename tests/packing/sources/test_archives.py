@@ -7,6 +7,7 @@ import struct
 import tarfile
 import zipfile
 from collections import Counter
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,12 @@ from shards import bytes_in, samples_in, write_shard
 from wdskit import PackError, RowError, ShardError, StorageError, WdskitError, pack
 from wdskit.errors import FolderIndexError
 from wdskit.packing.references import PartBytes, ZipBytes
-from wdskit.packing.sources.archives import Zips, read_directory
+from wdskit.packing.sources.archives import Tars, Zips, read_directory
 from wdskit.packing.sources.records import Records
 from wdskit.shards.index import index_folder
+from wdskit.shards.verify import verify
 from wdskit.storage.file_identity import FileIdentity
+from wdskit.tar.writer import TarWriter
 
 SAMPLES = {
     "cat/a": {"jpg": image_bytes(number=1), "json": b'{"n": 1.0}', "txt": b"one"},
@@ -168,6 +171,29 @@ def test_the_whole_samples_before_the_damage_are_packed_where_bad_rows_are_skipp
     assert kept.keys() >= {1, 2}
 
 
+def test_samples_whose_members_are_mixed_are_never_packed_in_part(tmp_path):
+    """Any order of the members gives whole samples or an error, also with `skip_bad`, and no advice to use it."""
+    names = ["a.txt", "a.json", "b.txt", "b.json", "b.json"]
+    for number, order in enumerate(sorted({*permutations(names)} | {*permutations(names[:4])})):
+        path, out = tmp_path / f"{number}.tar", tmp_path / f"{number}"
+        with path.open("wb") as file:
+            writer = TarWriter(file.write)
+            for name in order:
+                writer.add(name, b"{}")
+            writer.finish()
+        if len(order) == len(names) or {name[0] for name in order[:2]} == {"a", "b"}:
+            with pytest.raises(RowError, match=r"(two places|'json': twice)(?s:.*)tar --sort=name") as caught:
+                pack(path, out, skip_bad=True, workers=1, disk=HastyDisk())
+            assert "--skip-bad" not in str(caught.value)
+            assert not list(out.glob("*.tar"))
+        else:
+            pack(path, out, skip_bad=True, workers=1, disk=HastyDisk())
+            assert {key: sorted(fields) for key, fields in samples_in(out).items()} == {
+                "a": ["json", "txt"],
+                "b": ["json", "txt"],
+            }
+
+
 def test_a_shard_that_differs_from_its_index_is_never_packed(tmp_path):
     """This includes `skip_bad`, because it is unknown which fields are changed."""
     (tmp_path / "t").mkdir()
@@ -190,6 +216,37 @@ def test_tars_that_are_not_there_are_an_error(tmp_path, monkeypatch, source, err
     monkeypatch.chdir(tmp_path)
     with pytest.raises((StorageError, PackError), match=error):
         pack(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("suffix", ["tar", "zip"])
+def test_what_is_packed_of_labels_passes_verify_and_numbers_stay_references(tmp_path, suffix):
+    make = make_zip if suffix == "zip" else write_shard
+    labels = [b"3", b"-1", b"2.0", b" 7\n", b"+1", b"", b"cat", b"2.5", b"\xff", b"9" * 20]
+    path = make(tmp_path / f"x.{suffix}", {f"k{n}": {"cls": label, "txt": b"x"} for n, label in enumerate(labels)})
+    with pytest.raises(RowError, match=r"k6: its field 'cls': 'cat' is not a whole number.*--classes FILE"):
+        pack(path, tmp_path / "out")
+    result = pack(path, tmp_path / "out", skip_bad=True, validate="none")
+    assert [err.where.rpartition(": ")[2] for err in result.rejected] == ["k6", "k7", "k8", "k9"]
+    found = [sample.get("cls") for sample in samples_in(tmp_path / "out").values()]
+    assert found == [b"3", b"-1", b"2", b"7", b"1", None]
+    assert verify(tmp_path / "out").is_clean
+    reader = Zips([str(path)], Records("")) if suffix == "zip" else Tars(str(path), Records(""))
+    row = next(iter(reader.rows(keys="given")))
+    assert not isinstance(dict(row.fields)["cls"], bytes)
+
+
+def test_labels_with_a_classes_json_are_its_numbers(tmp_path):
+    """They are never looked up as names: here, number 0 is the class 1."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "classes.json").write_text('["1", "0"]')
+    path = write_shard(tmp_path / "in" / "t.tar", {"a": {"cls": b"0"}, "b": {"cls": b"2"}})
+    with pytest.raises(RowError, match="2 is not a number of one of the 2 classes"):
+        pack(path, tmp_path / "out")
+    pack(path, tmp_path / "out", skip_bad=True)
+    assert samples_in(tmp_path / "out") == {"a": {"cls": b"0"}}
+    assert verify(tmp_path / "out").is_clean
+    with pytest.raises(PackError, match=r"in.classes.json already names the classes. Leave it out"):
+        pack(path, tmp_path / "other", classes=["1", "0"])
 
 
 # Zips.

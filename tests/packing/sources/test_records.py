@@ -142,6 +142,20 @@ def test_a_value_that_a_field_does_not_take_is_an_error_of_its_row(tmp_path, fie
     assert pack(path, tmp_path / "out", fields={field: "x"}, skip_bad=True).num_samples == 2
 
 
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_an_array_is_a_list_in_json_in_a_cell_of_text(tmp_path, kind):
+    quote = '"' if kind == "csv" else ""
+    cells = [f"{quote}{cell}{quote}" for cell in ("[0, 0.5]", "[[1, 2], [3, 4]]", "")]
+    path = write_table(tmp_path, kind, {**COLUMNS, "x": cells})
+    pack(path, tmp_path / "out", fields={"npy": "x"})
+    arrays = [decode_field("npy", sample["npy"]) for sample in samples_in(tmp_path / "out").values() if "npy" in sample]
+    assert [(array.tolist(), array.dtype.str) for array in arrays] == [([0, 0.5], "<f8"), ([[1, 2], [3, 4]], "<i8")]
+    for cell in ("0 0.5", "[1, NaN]", "7", "[" * 100_000, "['1']"):
+        path = write_table(tmp_path, kind, {**COLUMNS, "x": [f"{quote}{cell}{quote}"] * 3})
+        with pytest.raises(RowError, match=r"its column 'x': it holds .*, not a list of numbers"):
+            pack(path, tmp_path / "bad", fields={"npy": "x"})
+
+
 @pytest.mark.parametrize(
     ("values", "problem"),
     [([[1.0], [None], [2.0]], "its numbers is null"), ([[[1], [2]], [[1], []], []], "row 1")],

@@ -12,11 +12,13 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, common_classes
+from wdskit.dataset.index import join_url
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
+from wdskit.packing.labels import NO_CLASS, label_number
 from wdskit.packing.references import ZIP_HEADER_BYTES, FieldBytes, ZipBytes
 from wdskit.packing.row import SAME_FIELD, Row, json_with_key, make_row, row_error
-from wdskit.packing.sources.records import Records, check_json_fields, json_fields
+from wdskit.packing.sources.records import CORRECT_OR_SKIP, Records, check_json_fields, json_fields
 from wdskit.packing.sources.tar_samples import TarSamples, known_digests, list_tars
 from wdskit.storage.file_identity import FileIdentity
 from wdskit.tar.names import split_name
@@ -31,22 +33,108 @@ _UNIX = 3
 _log = logging.getLogger(__name__)
 
 
-class Tars:
+class _Archives:
+    """Base of the readers of tars and zips: makes rows of their members.
+
+    Args:
+        records: Names the fields to make from the samples' JSON. Its classes are for the `cls` made
+            from JSON, or else for the samples' own `cls`.
+
+    Raises:
+        PackError: A field cannot be made from JSON.
+    """
+
+    def __init__(self, records: Records) -> None:
+        check_json_fields(records, takes_label=True)
+        self._records = records
+        self._takes_label = CLASS_FIELD not in records.fields  # otherwise a member `cls` is an error of its row
+        self._has_label = False
+        self.classes = {} if records.classes is None else records.classes.numbers
+        self.num_other = 0
+
+    def _row(
+        self,
+        key: str,
+        members: Iterable[tuple[str, FieldBytes]],
+        archive: str,
+        keys: str,
+        own: FieldBytes | None,
+        label: FieldBytes | None,
+    ) -> Row | RowError:
+        """Return the row of the members with one key, or a `RowError` if the row cannot be packed.
+
+        Args:
+            key: The key of the members. A leading `./`, which tars of folders have, is removed.
+            members: Name of each field, and its reference.
+            archive: The archive, for messages.
+            keys: The option `--keys`: "given", "clean" or "hashed".
+            own: The sample's field `json`; None if the sample has no `json` or the row does not need the field.
+            label: The sample's field `cls`; None if the sample has no `cls`.
+        """
+        where = f"{archive}: {key}"
+        key = key.removeprefix("./")
+        try:
+            fields: dict[str, FieldBytes] = {}
+            for name, data in members:
+                field = SAME_FIELD.get(name, name)
+                if field in fields:
+                    raise row_error(where, f"it has the field {field!r} twice", "Rename one of its members.")
+                fields[field] = data
+            if label is not None and self._takes_label:
+                self._has_label = True
+                self._check_label(fields, label, where)
+            if self._records.fields:
+                try:
+                    fields.update(json_fields(self._records, own, fields.keys()))
+                except (ValueError, OSError) as err:
+                    raise row_error(where, str(err), "Correct --field, or use --skip-bad.") from err
+            if keys != "given":
+                fields["json"] = json_with_key(b"{}" if own is None else own, key, where)
+            return make_row(key, fields, where, keys=keys, path=key)
+        except RowError as err:
+            return err
+
+    def _check_label(self, fields: dict[str, FieldBytes], label: FieldBytes, where: str) -> None:
+        """Check the label of a sample. Replace `cls` in `fields` if `label` is not plain digits, and remove `cls` if
+        `label` is blank. Plain digits stay a reference, which is copied with the rest of the sample.
+
+        RowError: The label cannot be read, is not a number or one of the classes. `where` is for the message.
+        """
+        try:
+            data = label if isinstance(label, bytes) else label.read()
+            number = label_number(data.decode(errors="surrogateescape"), self._records.classes)
+            if number is not None and self.classes and not NO_CLASS <= number < len(self.classes):
+                raise ValueError(f"{number} is not a number of one of the {len(self.classes)} classes")  # noqa: TRY301
+        except (OSError, ValueError) as err:
+            raise row_error(where, f"its field {CLASS_FIELD!r}: {err}", CORRECT_OR_SKIP) from err
+        if number is None:
+            del fields[CLASS_FIELD]
+        elif data != b"%d" % number:
+            fields[CLASS_FIELD] = b"%d" % number
+
+    def _check_classes_used(self) -> None:
+        """Raise PackError if the option `classes` had no effect. Call this method after the last row."""
+        if self._records.classes is not None and self._takes_label and not self._has_label:
+            raise PackError("classes: nothing becomes `cls`. Name the value in the samples' JSON: --field cls=NAME.")
+
+
+class Tars(_Archives):
     """Reader of the tars that a path or pattern names.
 
     Args:
         shards: Path, URL, pattern or folder of tars; several are joined by `::`.
-        records: Names the fields to make from the samples' JSON, and the classes if the field `cls` is made.
+        records: Names the fields to make from the samples' JSON, and the classes of `cls`.
 
     Attributes:
         num_other: Members of the tars read so far that belong to no sample.
         sha256: SHA-256 digest, in hex, of each tar that is in an index, by path or URL.
-        classes: Number of each class by name. If `cls` is made from JSON, the classes of `records`. Otherwise the
-            classes in the `classes.json` of the folders; empty without such a file, if a folder with labels has no such
-            file, or if two classes have the same name.
+        classes: Number of each class by name: the classes of `records`. Without them, and if `cls` is not made from
+            JSON, the classes in the `classes.json` of the folders; empty without such a file, if a folder with labels
+            has no such file, or if two classes have the same name.
 
     Raises:
-        PackError: A URL has a query, a field cannot be made from JSON, or `records` has classes but no field `cls`.
+        PackError: A URL has a query, or a field cannot be made from JSON. Or `records` has classes for the samples' own
+            `cls`, but a folder has a `classes.json`.
         StorageError: No tar matches, a local tar is missing, a URL is invalid, or a store or a `classes.json` cannot be
             read.
         FolderIndexError: The tars belong to an unfinished run, an index is invalid or does not match its tars, or a
@@ -54,19 +142,21 @@ class Tars:
     """
 
     def __init__(self, shards: str, records: Records) -> None:
-        check_json_fields(records)
-        self._records = records
+        super().__init__(records)
         found = list_tars(shards)
         self._shards = [*zip(found.urls, found.entries, strict=True)]
         self.sha256 = known_digests(found)
-        self.num_other = 0
-        self.classes: dict[str, int] = {}
-        if CLASS_FIELD in records.fields:
-            self.classes = {} if records.classes is None else records.classes.numbers
+        if not self._takes_label:
             return
         common = common_classes(found.folders, found.folders.__getitem__, way_out=DROP_LABELS)
         names = common.names or ()
-        if common.problem:
+        if records.classes is not None:
+            if common.names is not None:
+                msg = f"classes: {join_url(common.folder, CLASSES_NAME)} already names the classes. Leave it out."
+                raise PackError(
+                    f"{msg}\n  To number them anew by their names in json: wdskit reshard --drop cls --field cls=class."
+                )
+        elif common.problem:
             _log.warning("%s, so no %s is written.", common.problem, CLASSES_NAME)
         elif len({*names}) == len(names):
             self.classes = {name: number for number, name in enumerate(names)}
@@ -78,6 +168,8 @@ class Tars:
         `RowError` for the rest. `keys` is the option `--keys`: "given", "clean" or "hashed".
 
         Raises:
+            RowError: The members of a tar are not grouped by samples, so that an earlier row may lack fields.
+            PackError: `records` has classes, and no sample has a `cls`.
             ShardError: A member is a link, a device or another kind that no sample has; or a tar was replaced after it
                 was indexed.
             StorageError: A tar cannot be read.
@@ -92,32 +184,31 @@ class Tars:
                         continue
                     uses_json = "json" in sample.fields and (keys != "given" or self._records.fields)
                     own = sample.read("json") if uses_json else None
-                    yield _row(sample.key, sample.fields.items(), samples.place, keys, self._records, own)
+                    label = sample.read(CLASS_FIELD) if CLASS_FIELD in sample.fields else None
+                    yield self._row(sample.key, sample.fields.items(), samples.place, keys, own, label)
             finally:
                 self.num_other += samples.num_ignored
+        self._check_classes_used()
 
 
-class Zips:
-    """Reader of zips on a local disk. The data of members is not read, except JSON that the rows need.
+class Zips(_Archives):
+    """Reader of zips on a local disk. The data of members is not read, except labels, and JSON that the rows need.
 
     Args:
         paths: The zips.
-        records: Names the fields to make from the samples' JSON, and the classes if the field `cls` is made.
+        records: Names the fields to make from the samples' JSON, and the classes of `cls`.
 
     Attributes:
         classes: Number of each class by name: the classes of `records`; empty without classes.
         num_other: Members of the zips read so far that belong to no sample.
 
     Raises:
-        PackError: A field cannot be made from JSON, or `records` has classes but no field `cls`.
+        PackError: A field cannot be made from JSON.
     """
 
     def __init__(self, paths: Sequence[str], records: Records) -> None:
-        check_json_fields(records)
-        self._records = records
-        self.classes = {} if records.classes is None else records.classes.numbers
+        super().__init__(records)
         self._paths = paths
-        self.num_other = 0
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """Yield one row per sample, or the `RowError` of a row that cannot be packed.
@@ -127,7 +218,7 @@ class Zips:
 
         Raises:
             PackError: A zip cannot be read, is damaged, or has a member that is encrypted, a link, or compressed by a
-                method other than deflate.
+                method other than deflate. Or `records` has classes, and no sample has a `cls`.
         """
         for path in self._paths:
             try:
@@ -144,7 +235,9 @@ class Zips:
                 except RowError as err:
                     yield err
                 else:
-                    yield _row(key, fields, path, keys, self._records, dict(fields).get("json"))
+                    own, label = (dict(fields).get(name) for name in ("json", CLASS_FIELD))
+                    yield self._row(key, fields, path, keys, own, label)
+        self._check_classes_used()
 
 
 def read_directory(path: str) -> list[tuple[str, zipfile.ZipInfo]]:
@@ -225,42 +318,3 @@ def _zip_field(
 
 def _damaged(path: str, problem: str) -> PackError:
     return PackError(f"{path}: {problem}.\n  It is damaged or not a zip of plain files. Make it again, or unpack it.")
-
-
-def _row(
-    key: str,
-    members: Iterable[tuple[str, FieldBytes]],
-    archive: str,
-    keys: str,
-    records: Records,
-    own: FieldBytes | None,
-) -> Row | RowError:
-    """Return the row of the members with one key, or a `RowError` if the row cannot be packed.
-
-    Args:
-        key: The key of the members. A leading `./`, which tars of folders have, is removed.
-        members: Name of each field, and its reference.
-        archive: The archive, for messages.
-        keys: The option `--keys`: "given", "clean" or "hashed".
-        records: Names the fields to make from `own`.
-        own: The sample's field `json`; None if the sample has no `json` or the row does not need the field.
-    """
-    where = f"{archive}: {key}"
-    key = key.removeprefix("./")
-    try:
-        fields: dict[str, FieldBytes] = {}
-        for name, data in members:
-            field = SAME_FIELD.get(name, name)
-            if field in fields:
-                raise row_error(where, f"it has the field {field!r} twice", "Rename one of its members.")
-            fields[field] = data
-        if records.fields:
-            try:
-                fields.update(json_fields(records, own, fields.keys()))
-            except (ValueError, OSError) as err:
-                raise row_error(where, str(err), "Correct --field, or use --skip-bad.") from err
-        if keys != "given":
-            fields["json"] = json_with_key(b"{}" if own is None else own, key, where)
-        return make_row(key, fields, where, keys=keys, path=key)
-    except RowError as err:
-        return err

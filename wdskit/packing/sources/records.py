@@ -336,7 +336,7 @@ def json_fields(records: Records, own: FieldBytes | None, existing: AbstractSet[
 
 
 def to_array(value: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
-    """Convert a list of numbers, or nested lists of equal length, to an array. `value` may be the JSON text of the list,
+    """Convert a list of numbers, or nested lists of equal length, to an array. `value` may be the JSON text of a list,
     as in a cell of a CSV. `dtype` is the NumPy dtype of the array; None takes the dtype that NumPy infers.
 
     Raises:

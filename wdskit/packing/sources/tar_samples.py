@@ -124,7 +124,8 @@ class TarSamples:
         except UnsupportedMember:
             raise  # the tar is not damaged
         except MemberNameError as err:
-            raise row_error(f"{err.shard}, byte {err.offset}", err.problem, err.remedy) from err
+            remedy = "Write it again, with unique keys and the files of each sample side by side: `tar --sort=name`."
+            raise row_error(f"{err.shard}, byte {err.offset}", err.problem, remedy) from err
         except ShardError as err:
             yield _damaged_rest(err, is_indexed=self._entry is not None)
             return
