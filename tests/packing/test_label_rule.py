@@ -438,3 +438,20 @@ def test_the_labels_are_all_numbers_of_64_bits():
     for label in (-(2**63) - 1, 2**63):
         with pytest.raises(ValueError, match="is not a whole number of 64 bits"):
             label_number(label, None)
+
+
+@pytest.mark.parametrize("good", [b"3", b" -1\n"])
+def test_a_file_that_becomes_cls_holds_a_whole_number(tmp_path, good):
+    """What `pack` writes, `verify` passes: sidecars and files of rows from Python, too."""
+    photos = make_folder(tmp_path / "photos", {"": 2})
+    images = sorted(photos.rglob("*.jpg"))
+    for image, data in zip(images, (good, b"cat"), strict=True):
+        image.with_suffix(".cls").write_bytes(data)
+    rows = [{"__key__": image.stem, "jpg": image, "cls": image.with_suffix(".cls")} for image in images]
+    for number, (source, options) in enumerate([(photos, {"sidecars": "cls"}), (rows, {})]):
+        out = tmp_path / f"out{number}"
+        with pytest.raises(RowError, match=r"cls: not an integer in decimal digits: b'cat'"):
+            wdskit.pack(source, out, disk=HastyDisk(), **options)
+        wdskit.pack(source, out, disk=HastyDisk(), skip_bad=True, **options)
+        assert wdskit.verify(str(out)).is_clean
+        assert wdskit.info(str(out)).num_samples == 1

@@ -22,6 +22,7 @@ from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import check_magic, image_format, is_image_field, promised_format
 from wdskit.codecs.images import may_be_mask
 from wdskit.codecs.structure import check_pixels
+from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import DecodeError, PackError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_PIXELS
@@ -43,10 +44,10 @@ class Transforms:
     newly encoded image keeps the colour profile and the EXIF block, and loses XMP, IPTC, comments and texts.
 
     Attributes:
-        validate: Check of each image before the transforms. "none" checks nothing, not even JSON. "magic" compares the
-            first bytes with the field's name. "structure" also checks that the file is complete: JPEG markers, PNG
-            checksums, WebP sizes. "decode" also decodes the pixels. Default: "structure", but the first bytes of an
-            image that `resize`, `format` or `orient` changes are not compared with the field's name.
+        validate: Check of each image before the transforms. "none" checks nothing, not even JSON and `cls`. "magic"
+            compares the first bytes with the field's name. "structure" also checks that the file is complete: JPEG
+            markers, PNG checksums, WebP sizes. "decode" also decodes the pixels. Default: "structure", but the first
+            bytes of an image that `resize`, `format` or `orient` changes are not compared with the field's name.
         resize: Length in pixels, 1 to 65536, of the side that `resize_mode` names. Larger images are made smaller.
         resize_mode: "shorter" or "longer" is the side of the image with the length `resize`. "crop" makes a square from
             the middle, and "pad" adds pixels to make a square; `resize` is then the side of the square. Default:
@@ -212,10 +213,11 @@ class Transforms:
             torch.set_num_threads(1)  # of this thread: threads work on different images, not on parts of one image
 
     def check(self, field: str, data: Buffer) -> None:
-        """Check one field. DecodeError: The field is an image that fails the check of `validate`, or is invalid JSON.
-        Fields of other kinds are accepted. JSON is not checked if `validate` is "none".
+        """Check one field. DecodeError: The field is an image that fails the check of `validate`, invalid JSON, or a
+        `cls` that is not a whole number. Fields of other kinds are accepted. With `validate` "none", nothing is
+        checked.
         """
-        if self.validate != "none" and is_json_field(field):
+        if self.validate != "none" and (is_json_field(field) or field == CLASS_FIELD):
             decode_field(field, data)
         if not is_image_field(field):
             return
