@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from folders import TESTS
@@ -50,3 +51,9 @@ def test_every_file_has_a_message_and_there_are_many() -> None:
     """The golden file is neither short nor stale."""
     assert list(golden()) == FILES
     assert len(FILES) >= 40
+
+
+@pytest.mark.parametrize("stage", [{"decode": {"[a]": 3}}, {"to_dict": {"[names]x": 3}}, {"rename": {"[a]": 3}}])
+def test_a_setting_or_a_field_whose_name_looks_like_a_mark_keeps_its_path(stage: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"\[(a|names)\]"):
+        load_config({"pipeline": [{"exact": "x"}, stage, {"batched": 2}]})

@@ -306,7 +306,7 @@ LENGTHS = [
     (lambda p: p.with_epoch(10).batched(4), {0: 3, 1: 3, 2: 4, 3: 3}),
     (lambda p: p.with_epoch(10).batched(4, partial=False), {0: 2, 1: 2, 2: 2, 3: 1}),
     (lambda p: p.batched(4).with_epoch(7), 7),
-    (lambda p: p.with_epoch(10).slice(2, None, 3), {0: 3, 1: 3, 2: 3, 3: 4}),
+    (lambda p: p.with_epoch(10).slice(2, None, 3), {0: 3, 1: 3, 2: 3, 3: 3}),
     (lambda p: p.with_epoch(12).slice(2, None, 3), {0: 4, 1: 4, 2: 4, 3: 4}),
     (lambda p: p.with_epoch(10).batched(2).slice(3), 3),
     (lambda p: p.with_epoch(10).shuffle(5).map(float), 10),

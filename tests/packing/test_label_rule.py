@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from disks import HastyDisk
-from images import make_folder
+from images import encoded, make_folder, photo
 from shards import samples_in, write_shard
 
 import wdskit
@@ -25,6 +25,7 @@ from wdskit.dataset.classes import read_classes
 from wdskit.packing.labels import ClassNames, classes_of, find_class_names, label_number, read_label
 from wdskit.shards.index import index_folder
 
+PIXELS = encoded(photo(8, 8), "JPEG")
 Outcome = tuple[list[bytes | None], tuple[str, ...] | None]
 
 # Each kind of source stores values, which are packed as `cls`.
@@ -455,3 +456,13 @@ def test_a_file_that_becomes_cls_holds_a_whole_number(tmp_path, good):
         wdskit.pack(source, out, disk=HastyDisk(), skip_bad=True, **options)
         assert wdskit.verify(str(out)).is_clean
         assert wdskit.info(str(out)).num_samples == 1
+
+
+def test_a_reshard_checks_labels_that_it_makes_or_is_asked_to_check(tmp_path):
+    """Labels of finished shards are copied, whatever they are."""
+    source = write_shard(tmp_path / "a.tar", {f"k{n}": {"cls": b"cat", "txt": b"dog", "jpg": PIXELS} for n in range(3)})
+    wdskit.reshard(source, tmp_path / "copied")
+    wdskit.reshard(source, tmp_path / "resized", resize=8)
+    for options in ({"validate": "magic"}, {"drop": "cls", "rename": "txt=cls"}):
+        with pytest.raises(RowError, match=r"cls: not an integer in decimal digits: b'(cat|dog)'"):
+            wdskit.reshard(source, tmp_path / "out", **options)

@@ -613,7 +613,7 @@ def test_findings_say_what_to_do_next(tmp_path, monkeypatch, run):
     again = "Damaged or missing shards: fetch them again, or pack them again (`wdskit pack --overwrite`)."
     save = "`wdskit pack --skip-bad SHARD.tar DEST` saves the samples before the damage."
     remove = "If columns.json cannot be read, remove it first, and add --columns NAMES."
-    restore = "Restore classes.json, or pack again: the shards do not have the names of the classes."
+    restore = "Restore classes.json, or pack again."
     unnamed = "The index has a digest of each shard, so the changed sample is not known."
     (folder / "s-0.tar.idx").unlink()
     assert run("verify", "d")[1].splitlines()[-2] == anew

@@ -231,17 +231,29 @@ def test_select_and_slice_count_per_rank(six):
         assert len(list(numbers(six).slice(3, 12, 2).loader(workers=workers))) == 5
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 4, 6])
-def test_a_slice_with_a_step_keeps_samples_of_all_workers(tmp_path, step):
-    """Also if the number of workers is a multiple of the step: otherwise a worker would search for ever."""
-    pattern = write_numbers(tmp_path / "even", [12] * 4)
-    for workers in (0, 1, 2, 4):
-        found = list(numbers(pattern, shuffle_shards=False).slice(0, None, step).loader(workers=workers))
-        assert len(set(found)) == len(found) == 48 // step
-        assert {number // 12 for number in found} == {0, 1, 2, 3}
-        assert list(numbers(pattern).slice(1, 30, step).with_length(len(range(1, 30, step))).loader(workers=workers))
-        for epoch in epochs_of(numbers(pattern).slice(0, None, step).with_epoch(8), 2, workers=workers):
-            assert len(epoch) == 8
+@pytest.mark.parametrize("workers", [0, 1, 2, 3, 4])
+def test_slices_divide_the_samples_whatever_the_workers(tmp_path, workers):
+    """Each sample is in one slice, for any step or end; and each slice with a step uses all workers."""
+    pattern = write_numbers(tmp_path / "even", [8] * 12)
+
+    def kept(*bounds):
+        pipe = numbers(pattern, shuffle_shards=False).slice(*bounds)
+        found = list(pipe.loader(workers=workers))
+        if bounds[1] is None:  # the length of an epoch is known then
+            loader = numbers(pattern, shuffle_shards=False).with_epoch(96).slice(*bounds).loader(workers=workers)
+            assert len(loader) == len(list(loader)) == len(found)
+        return found
+
+    for step in (1, 2, 3, 4, 6, 8):
+        slices = [kept(start, None, step) for start in range(step)]
+        assert sorted(itertools.chain(*slices)) == list(range(96))
+        assert {len(found) for found in slices} == {96 // step}
+        assert all(len({number // 8 % max(1, workers) for number in found}) == max(1, workers) for found in slices)
+    for end in (1, 5, 40, 95):
+        head, tail = kept(0, end), kept(end, None)
+        assert (len(head), sorted(head + tail)) == (end, list(range(96)))
+    for epoch in epochs_of(numbers(pattern).slice(0, None, 2).with_epoch(8), 2, workers=workers):
+        assert len(epoch) == 8
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -257,6 +269,8 @@ def test_samples_on_which_select_fails_are_skipped_within_the_budget(six, worker
 def test_a_shard_that_is_named_twice_is_refused(six):
     with pytest.raises(StorageError, match=r"this shard is named twice.*\n.*`upsampling` or `weights`"):
         split([six, six]).loader(workers=0)
+    with pytest.raises(StorageError, match=r"this shard is named twice"):
+        split([six, six.replace("/six", "/./six")]).loader(workers=0)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -48,7 +48,7 @@ def reshard_command(
     --derive asks for that. The same sources and options give the same bytes. A file gets its name only when it is
     complete and on disk; after a kill, run the same command again. Sources without an index are first read as a whole.
     Images are not checked (--validate none), except those that are changed (structure) or renamed to another format
-    (magic).
+    (magic). A field that is renamed to cls must be a whole number.
 
     In Python: wdskit.reshard, and wdskit.select for --selection
 

@@ -150,4 +150,4 @@ def _advice(result: VerifyResult) -> Iterator[str]:
         if COLUMNS_NAME in names:
             yield f"If {COLUMNS_NAME} cannot be read, remove it first, and add --columns NAMES."
         if CLASSES_NAME in names:
-            yield f"Restore {CLASSES_NAME}, or pack again: the shards do not have the names of the classes."
+            yield f"Restore {CLASSES_NAME}, or pack again."

@@ -219,9 +219,11 @@ def flaws_of(model: type[BaseModel], invalid: ValidationError) -> list[Flaw]:
     return list(dict.fromkeys(flaws))
 
 
+_MARKS = ("[key]", "[number]", "[names]")  # pydantic's mark for a dict's key, and the tags of `NumberOrNames`
+
+
 def _flaw(model: type[BaseModel], error: Mapping[str, Any]) -> Flaw:
-    # `[key]` is pydantic's mark for a dict's key. Tags of types, such as `[number]`, have this form too.
-    path: Path = tuple(part for part in error["loc"] if not str(part).startswith("["))
+    path: Path = tuple(part for part in error["loc"] if part not in _MARKS)
     items: Mapping[str, type[BaseModel]] = getattr(model, "items", {})
     inner = items.get(str(path[0])) if len(path) > 1 else None
     if error["type"] == "missing":

@@ -577,17 +577,20 @@ class ReshardOptions(WriteOptions, SelectOptions):
         """The checks and changes of each sample.
 
         Without `validate`, images are checked only if an option changes them, if `derive` is set, or if `rename` gives
-        a field the name of another image format.
+        a field the name of another image format; and `cls` is checked only if `rename` gives a field this name.
         """
         from wdskit.codecs.formats import is_image_field, promised_format
+        from wdskit.dataset.classes import CLASS_FIELD
 
         is_changed = self.resize or self.format or self.orient or self.derive
         is_renamed = any(
             is_image_field(new) and not (is_image_field(name) and promised_format(name) == promised_format(new))
             for name, new in self.changes.rename.items()
         )
+        makes_label = any(new == CLASS_FIELD != name for name, new in self.changes.rename.items())
         return self._make_transforms(
-            validate=self.validate or ("structure" if is_changed else "magic" if is_renamed else "none"),
+            validate=self.validate or ("structure" if is_changed else "magic" if is_renamed or makes_label else "none"),
+            checks_labels=makes_label or self.validate is not None,
             missing=None,  # in reshard, `missing` is for the filter
         )
 

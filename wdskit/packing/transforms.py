@@ -69,6 +69,7 @@ class Transforms:
         duplicates: What to do with a row whose images have the same bytes as the images of an earlier row: "keep",
             "report" lists the row in `duplicates.jsonl`, "drop" also leaves the row out.
         max_pixels: The largest number of pixels of an image, width x height, before and after the change.
+        checks_labels: Whether `cls` must be a whole number, unless `validate` is "none".
 
     Raises:
         PackError: An option is invalid, or has no effect.
@@ -90,6 +91,7 @@ class Transforms:
     missing: str | None = None
     duplicates: str = "keep"
     max_pixels: int = MAX_PIXELS
+    checks_labels: bool = True
 
     def __post_init__(self) -> None:
         for name in ("image_fields", "mask_fields", "derive", "require"):
@@ -213,11 +215,11 @@ class Transforms:
             torch.set_num_threads(1)  # of this thread: threads work on different images, not on parts of one image
 
     def check(self, field: str, data: Buffer) -> None:
-        """Check one field. DecodeError: The field is an image that fails the check of `validate`, invalid JSON, or a
-        `cls` that is not a whole number. Fields of other kinds are accepted. With `validate` "none", nothing is
-        checked.
+        """Check one field. DecodeError: The field is an image that fails the check of `validate`, invalid JSON, or with
+        `checks_labels` a `cls` that is not a whole number. Fields of other kinds are accepted. With `validate` "none",
+        nothing is checked.
         """
-        if self.validate != "none" and (is_json_field(field) or field == CLASS_FIELD):
+        if self.validate != "none" and (is_json_field(field) or (field == CLASS_FIELD and self.checks_labels)):
             decode_field(field, data)
         if not is_image_field(field):
             return

@@ -282,8 +282,8 @@ class StageMethods(ABC):
     def slice(self, *bounds: int | None) -> Self:
         """Keep a range of the values, like a slice in Python.
 
-        The values of all workers of a rank are counted together: first one of each worker, then the next one of each.
-        The workers yield the kept values in turn.
+        The values of all workers of a rank are counted together: one of each worker in each turn. The first worker of a
+        turn depends on the number of the turn.
 
         Args:
             *bounds: The end of the range, which is excluded; or its start and end; or start, end and step. No number is

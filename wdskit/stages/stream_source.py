@@ -7,9 +7,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -25,6 +26,7 @@ from wdskit.errors import PipelineError, StorageError
 from wdskit.order.draws import Draws
 from wdskit.stages.base import Run
 from wdskit.stages.streaming import StreamContext, StreamStage
+from wdskit.storage.urls import is_local
 
 DRAW = "__draw__"
 _ORDINAL = "__ordinal__"
@@ -101,12 +103,7 @@ class Stream(StreamStage):
                 classes.
         """
         shards = list_shards(self.shards, need_index=self.check == "sha256")
-        if len(set(shards.urls)) < len(shards.urls):
-            double = next(url for url, count in Counter(shards.urls).items() if count > 1)
-            msg = f"{double}: this shard is named twice, so its samples would be used twice as often."
-            raise StorageError(
-                f"{msg}\n  Name it once. To use it more often, set `upsampling` or `weights`.", url=double
-            )
+        _refuse_doubles(shards.urls)
         refuse_part(self.shards, shards)
         if self.classes == "same":
             check_labels(shards.folders, shards.folders.__getitem__)
@@ -148,6 +145,22 @@ class Stream(StreamStage):
             "shards": hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest(),
             "content": hashlib.sha256("".join(digests).encode()).hexdigest() if all(digests) else None,
         }
+
+
+def _refuse_doubles(urls: Sequence[str]) -> None:
+    """Raise StorageError if a shard is named twice, also with different spellings of its folder."""
+    folders: dict[str, str] = {}
+    known: set[tuple[str, str]] = set()
+    for url in urls:
+        folder, name = os.path.split(url)
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder or ".") if is_local(url) else folder
+        shard = folders[folder], name
+        if shard in known:
+            msg = f"{url}: this shard is named twice, so its samples would be used twice as often."
+            way = "Name it once. To use it more often: `resampled: true` with `upsampling` or `weights`"
+            raise StorageError(f"{msg}\n  {way}.", url=url)
+        known.add(shard)
 
 
 class StreamSource:

@@ -26,6 +26,7 @@ from wdskit.stages.base import Context, Function, Origin, Run, add_origin_note, 
 
 _END = object()
 _CHUNK = 1024  # random words per call: 0.1 us each, against 5 us in single calls
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: its multiples are spread evenly, also every second or third one
 
 
 class StreamContext:
@@ -215,11 +216,9 @@ def _select(run: Run, predicate: Callable[[Any, Origin], Any], source: Iterable[
         try:
             keep = bool(predicate(value, run.origin))
         except Exception as err:  # noqa: BLE001 (the SampleError has it as its cause)
-            failed = stage_error("select", run.origin, err)
-            failed.__cause__ = cause_of(err)
-            if run.skips(failed, run.origin):
+            if _skips(run, err):
                 continue
-            raise failed from failed.__cause__
+            raise stage_error("select", run.origin, err) from cause_of(err)
         except BaseException as err:
             add_origin_note("select", run.origin, err)
             raise
@@ -227,11 +226,18 @@ def _select(run: Run, predicate: Callable[[Any, Origin], Any], source: Iterable[
             yield value
 
 
+def _skips(run: Run, err: Exception) -> bool:
+    """Return `Run.skips` for the sample on which `select` failed with `err`."""
+    failed = stage_error("select", run.origin, err)
+    failed.__cause__ = cause_of(err)
+    return run.skips(failed, run.origin)
+
+
 class Slice(StreamStage):
     """Keep a range of the values, like a slice in Python.
 
-    The values of all workers of a rank are counted together: first one of each worker, then the next one of each.
-    The workers yield the kept values in turn.
+    The values of all workers of a rank are counted together: one of each worker in each turn. The first worker of a
+    turn depends on the number of the turn.
     """
 
     name: ClassVar[str] = "slice"
@@ -273,33 +279,40 @@ class Slice(StreamStage):
         return self
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
-        """Return a callable that keeps this worker's values of the slice (see `_slice`)."""
+        """Return a callable that keeps this worker's values of the slice (see `_numbers_of`)."""
         return functools.partial(_slice, context.run, self.start, self.stop, self.step)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
         """Return the number of values that the slice keeps in one worker, if each worker of the rank gets `num_values`.
         The arguments are those of `StreamStage.num_items`.
         """
-        stop = num_workers * num_values if self.stop is None else min(self.stop, num_workers * num_values)
-        return len(range(self.start + worker * self.step, stop, num_workers * self.step))
+        numbers: Iterator[int] = itertools.islice(_numbers_of(worker, num_workers), num_values)
+        if self.stop is not None:
+            numbers = itertools.takewhile(self.stop.__gt__, numbers)
+        return sum(number >= self.start and (number - self.start) % self.step == 0 for number in numbers)
 
 
 def _slice(run: Run, start: int, stop: int | None, step: int, source: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values of this worker that are in the slice.
-
-    Of W workers, worker w yields the kept values w, w + W, w + 2W, ... of the rank. In place of the value with number
-    n, it yields its own value number n // W: with two workers and a step of 2, the values with even numbers would all
-    be those of one worker. Values after the last kept one are not read from `source`, if `stop` is set.
+    """Yield the values of this worker that are in the slice (see `_numbers_of`). Values from number `stop` on are not
+    read from `source`.
     """
-    values, num_read = iter(source), 0
-    for number in itertools.count(start + run.worker * step, run.num_workers * step):
-        skipped = number // run.num_workers - num_read
-        if (stop is not None and number >= stop) or (
-            value := next(itertools.islice(values, skipped, None), _END)
-        ) is _END:
+    values = iter(source)
+    for number in _numbers_of(run.worker, run.num_workers):
+        if (stop is not None and number >= stop) or (value := next(values, _END)) is _END:
             return
-        num_read += skipped + 1
-        yield value
+        if number >= start and (number - start) % step == 0:
+            yield value
+
+
+def _numbers_of(worker: int, num_workers: int) -> Iterator[int]:
+    """Yield the numbers of a worker's values among the values of all workers of the rank, without end.
+
+    Each turn has one value of each worker. Its first worker is drawn from the number of the turn: if it were always the
+    same, a slice with a step of 2 would have only values of one of two workers.
+    """
+    for turn in itertools.count():
+        first = (turn * _GOLDEN % 2**64) * num_workers >> 64
+        yield turn * num_workers + (worker - first) % num_workers
 
 
 class WithEpoch(StreamStage):

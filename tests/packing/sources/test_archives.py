@@ -240,7 +240,7 @@ def test_labels_with_a_classes_json_are_its_numbers(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "classes.json").write_text('["1", "0"]')
     path = write_shard(tmp_path / "in" / "t.tar", {"a": {"cls": b"0"}, "b": {"cls": b"2"}})
-    with pytest.raises(RowError, match="2 is not a number of one of the 2 classes"):
+    with pytest.raises(RowError, match="b'2' is not a number of one of the 2 classes"):
         pack(path, tmp_path / "out")
     pack(path, tmp_path / "out", skip_bad=True)
     assert samples_in(tmp_path / "out") == {"a": {"cls": b"0"}}

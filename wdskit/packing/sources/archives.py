@@ -106,7 +106,11 @@ class _Archives:
             if number is not None and self.classes and not NO_CLASS <= number < len(self.classes):
                 raise ValueError(f"{number} is not a number of one of the {len(self.classes)} classes")  # noqa: TRY301
         except (OSError, ValueError) as err:
-            raise row_error(where, f"its field {CLASS_FIELD!r}: {err}", CORRECT_OR_SKIP) from err
+            problem = f"its field {CLASS_FIELD!r}: {err}"
+            if isinstance(err, ValueError) and self.classes and self._records.classes is None:
+                num = len(self.classes)
+                problem = f"its field {CLASS_FIELD!r}: {bytes(data[:40])!r} is not a number of one of the {num} classes"
+            raise row_error(where, problem, CORRECT_OR_SKIP) from err
         if number is None:
             del fields[CLASS_FIELD]
         elif data != b"%d" % number:
@@ -115,7 +119,7 @@ class _Archives:
     def _check_classes_used(self) -> None:
         """Raise PackError if the option `classes` had no effect. Call this method after the last row."""
         if self._records.classes is not None and self._takes_label and not self._has_label:
-            raise PackError("classes: nothing becomes `cls`. Name the value in the samples' JSON: --field cls=NAME.")
+            raise _no_labels()
 
 
 class Tars(_Archives):
@@ -156,6 +160,8 @@ class Tars(_Archives):
                 raise PackError(
                     f"{msg}\n  To number them anew by their names in json: wdskit reshard --drop cls --field cls=class."
                 )
+            if all(found.entries) and not any(entry and CLASS_FIELD in entry.fields for entry in found.entries):
+                raise _no_labels()
         elif common.problem:
             _log.warning("%s, so no %s is written.", common.problem, CLASSES_NAME)
         elif len({*names}) == len(names):
@@ -238,6 +244,10 @@ class Zips(_Archives):
                     own, label = (dict(fields).get(name) for name in ("json", CLASS_FIELD))
                     yield self._row(key, fields, path, keys, own, label)
         self._check_classes_used()
+
+
+def _no_labels() -> PackError:
+    return PackError("classes: nothing becomes `cls`. Name the value in the samples' JSON: --field cls=NAME.")
 
 
 def read_directory(path: str) -> list[tuple[str, zipfile.ZipInfo]]:

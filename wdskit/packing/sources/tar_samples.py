@@ -124,7 +124,9 @@ class TarSamples:
         except UnsupportedMember:
             raise  # the tar is not damaged
         except MemberNameError as err:
-            remedy = "Write it again, with unique keys and the files of each sample side by side: `tar --sort=name`."
+            remedy = (
+                "Write it again: each file once, and the files of each sample side by side, as `tar --sort=name` does."
+            )
             raise row_error(f"{err.shard}, byte {err.offset}", err.problem, remedy) from err
         except ShardError as err:
             yield _damaged_rest(err, is_indexed=self._entry is not None)
