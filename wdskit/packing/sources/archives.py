@@ -37,8 +37,8 @@ class _Archives:
     """Base of the readers of tars and zips: makes rows of their members.
 
     Args:
-        records: Names the fields to make from the samples' JSON. Its classes are for the `cls` made
-            from JSON, or else for the samples' own `cls`.
+        records: Names the fields to make from the samples' JSON. Its classes are for the `cls` made from JSON, or else
+            for the samples' own `cls`.
 
     Raises:
         PackError: A field cannot be made from JSON.
