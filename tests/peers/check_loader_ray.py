@@ -63,7 +63,14 @@ for line in sys.stdin:
     if what == "actor":
         os.kill(random.choice(found), signal.SIGKILL)
     if what == "objects":
-        report = memory_summary(cluster.address, stats_only=True)
+        report, until = "", time.monotonic() + 60
+        while not report:
+            try:
+                report = memory_summary(cluster.address, stats_only=True)
+            except Exception:  # a node that was killed just now is listed still
+                if time.monotonic() > until:
+                    raise
+                time.sleep(1)
         found = range(sum(map(int, re.findall(r", (\\d+) objects", report))))
     if what == "client":  # a server, which is a driver of one node
         command = [sys.executable, "-m", "ray.util.client.server", "--address", cluster.address, "--port", "20123"]
