@@ -286,10 +286,16 @@ class Slice(StreamStage):
         """Return the number of values that the slice keeps in one worker, if each worker of the rank gets `num_values`.
         The arguments are those of `StreamStage.num_items`.
         """
-        numbers: Iterator[int] = itertools.islice(_numbers_of(worker, num_workers), num_values)
-        if self.stop is not None:
-            numbers = itertools.takewhile(self.stop.__gt__, numbers)
-        return sum(number >= self.start and (number - self.start) % self.step == 0 for number in numbers)
+        return _num_kept(self.start, self.stop, self.step, num_values, worker, num_workers)
+
+
+@functools.lru_cache(maxsize=1024)  # `len(loader)` may be asked for at each step; a million values take 0.6 s
+def _num_kept(start: int, stop: int | None, step: int, num_values: int, worker: int, num_workers: int) -> int:
+    """Return how many of the first `num_values` values of a worker are in the slice."""
+    numbers: Iterator[int] = itertools.islice(_numbers_of(worker, num_workers), num_values)
+    if stop is not None:
+        numbers = itertools.takewhile(stop.__gt__, numbers)
+    return sum(number >= start and (number - start) % step == 0 for number in numbers)
 
 
 def _slice(run: Run, start: int, stop: int | None, step: int, source: Iterable[Any]) -> Iterator[Any]:
