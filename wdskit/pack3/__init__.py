@@ -1,0 +1,1 @@
+"""Pack rows into shards."""

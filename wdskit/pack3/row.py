@@ -1,0 +1,285 @@
+"""A row is what is packed as one sample: its key, its fields, and its place for messages.
+
+A field is bytes, or stands for bytes that are known later: a part of a file, a label that the plan numbers, or an array
+whose dtype the whole column decides. `encode_row` writes a row as two texts of bytes: the places, and everything that
+decides the bytes of the sample. Only the second text enters the digest of a shard.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import re
+import stat
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from numpy.typing import NDArray
+from typing_extensions import Self
+
+from wdskit.codecs.fields import decode_field, encode_field
+from wdskit.dataset.keys import check_field, check_member_name, hashed_key
+from wdskit.errors import KeyRuleError, RowError
+from wdskit.limits import MAX_READ_BYTES, MAX_USTAR_SIZE_BYTES
+
+SAME_FIELD = {"jpeg": "jpg"}
+"""Extensions that become another field name, so that all samples of one kind have one field."""
+
+_SHOWN_CHARS = 1000  # of a problem that quotes a large value
+_UNCLEAN = re.compile(r"[^A-Za-z0-9_+-]")
+_MAX_OPEN = 128
+_MARSHAL = 2  # this version writes equal values as equal bytes; later ones depend on reference counts
+
+
+class Progress(NamedTuple):
+    """The progress of packing.
+
+    Attributes:
+        stage: "reading": the rows are listed. "checking": the rows are tried, to leave out bad ones. "comparing": the
+            keys of existing shards are read, for an addition. "packing": the shards are written.
+        num_samples: Samples that this stage has completed.
+        num_bytes: Bytes of the completed samples in their shards.
+        total_samples: All samples of the stage; None if the number is unknown.
+        total_bytes: Bytes of all these samples in their shards; None if the number is unknown.
+    """
+
+    stage: Literal["reading", "checking", "comparing", "packing"]
+    num_samples: int
+    num_bytes: int
+    total_samples: int | None
+    total_bytes: int | None
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class File(NamedTuple):
+    """A part of a file: the bytes of a field, read when the row is packed.
+
+    Attributes:
+        path: Path of the file.
+        offset: Where the field begins in the file.
+        num_bytes: Size of the field.
+        file_bytes: Size of the file when the row was made.
+        mtime_ns: Modification time of the file when the row was made.
+    """
+
+    path: str
+    offset: int
+    num_bytes: int
+    file_bytes: int
+    mtime_ns: int
+
+    @classmethod
+    def whole(cls, path: str) -> Self:
+        """Return the whole file `path` as a field.
+
+        Raises:
+            OSError: The file does not exist, or is a folder, a pipe or a device.
+        """
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(0, "it is not a file", path)
+        return cls(path, 0, status.st_size, status.st_size, status.st_mtime_ns)
+
+
+class Label(NamedTuple):
+    """The class of a sample: a whole number, or a name that the plan numbers."""
+
+    value: int | str
+
+
+class LabelledJson(bytes):
+    """JSON in which a NUL stands for the number of the row's class. No other NUL can be in JSON."""
+
+
+class Values(NamedTuple):
+    """An array for an `npy` field. The plan gives all arrays of a column one dtype."""
+
+    array: NDArray[Any]
+
+
+Field: TypeAlias = bytes | LabelledJson | File | Label | Values
+
+
+class Row(NamedTuple):
+    """One sample to pack.
+
+    Attributes:
+        key: Key of the sample.
+        fields: Field by name, sorted by name, which is the order of the members in the shard.
+        where: Place of the row, for messages: a file, or a table and its line.
+        is_cleaned: True if the key was changed to one that all readers accept.
+    """
+
+    key: str
+    fields: dict[str, Field]
+    where: str
+    is_cleaned: bool = False
+
+
+def bad_row(where: str, problem: str, remedy: str = "") -> RowError:
+    """Return the error of the row at `where`, shortened if `problem` quotes a large value."""
+    where = where.replace("\n", "\\n")
+    problem = problem.removeprefix(f"{where}: ").rstrip(".")
+    if len(problem) > _SHOWN_CHARS:
+        problem = f"{problem[: _SHOWN_CHARS // 2]} ... {problem[-_SHOWN_CHARS // 4 :]}"
+    msg = f"{where}: {problem}."
+    return RowError(f"{msg}\n  {remedy}" if remedy else msg, where=where, problem=problem)
+
+
+def file_field(path: str, where: str) -> File:
+    """Return the whole file `path` as a field of the row at `where`. RowError: There is no such file."""
+    try:
+        return File.whole(path)
+    except (OSError, ValueError) as err:
+        raise bad_row(where, f"{path}: {getattr(err, 'strerror', None) or err}") from err
+
+
+def field_of(path: str) -> str:
+    """Return the field name of a file: its extension in lower case, `jpg` for `jpeg`, or "" without an extension."""
+    _, dot, extension = path.rpartition("/")[2].lstrip(".").rpartition(".")  # os.path.splitext takes 3 times as long
+    extension = extension.lower() if dot else ""
+    return SAME_FIELD.get(extension, extension)
+
+
+def make_row(key: str, fields: Mapping[str, Field], where: str, *, keys: str, source: str) -> Row:
+    """Return a row whose key and fields every reader reads back unchanged.
+
+    Args:
+        key: The key as the source has it.
+        fields: Field by name.
+        where: Place of the row, for messages.
+        keys: "clean" replaces odd characters of the key by `_`, "given" refuses them, "hashed" makes the key a hash of
+            `source` and the key.
+        source: Name of the file or folder that the row comes from, without its place on this machine.
+
+    Raises:
+        RowError: The key or a field name is invalid, a field has 8 GiB or more, or the row has no field.
+    """
+    if not fields:
+        raise bad_row(where, "it has no field")
+    given = key
+    if keys == "hashed":
+        key = hashed_key(f"{source}/{given}")
+    elif keys == "clean":
+        key = clean_key(given)
+    try:
+        for name in fields:
+            check_field(name)
+        check_member_name(key, max(fields, key=len))
+    except KeyRuleError as err:
+        way = "" if keys == "hashed" else "Rename it, or use --keys hashed, which keeps the path in json."
+        raise bad_row(where, str(err), way) from err
+    for name, data in fields.items():
+        if (size := size_of(data)) > MAX_USTAR_SIZE_BYTES:
+            problem = f"its field {name!r} has {size} bytes, more than the {MAX_USTAR_SIZE_BYTES} that all readers take"
+            raise bad_row(where, problem)
+    return Row(key, dict(sorted(fields.items())), where, key != given)
+
+
+def clean_key(key: str) -> str:
+    """Return the key with `_` in place of each character that some readers refuse.
+
+    ASCII letters and digits, `_`, `+`, `-` and slashes between names are kept. Empty names, `.` and `..` are left out.
+    Several `_` at the start of a name become one, because webdataset ignores the name `__a`.
+    """
+    parts = [_UNCLEAN.sub("_", part) for part in key.split("/") if part not in {"", ".", ".."}]
+    return "/".join(part if not part.startswith("__") else f"_{part.lstrip('_')}" for part in parts)
+
+
+def size_of(data: Field) -> int:
+    """Return the bytes of a field. A label counts as one byte: every class number fits the same block of a tar."""
+    if isinstance(data, File):
+        return data.num_bytes
+    if isinstance(data, Label):
+        return 1
+    return len(encode_field("npy", data.array)) if isinstance(data, Values) else len(data)
+
+
+# Rows as bytes. A field is a tuple of its name and: data | data, None | label | offset, sizes, time | array bytes, dtype.
+
+
+def encode_row(row: Row) -> tuple[bytes, bytes]:
+    """Return (places, content) of a row. Rows with equal content give equal samples."""
+    paths: list[str] = []
+    fields: list[tuple[Any, ...]] = []
+    for name, data in row.fields.items():
+        if isinstance(data, File):
+            paths.append(data.path)
+            fields.append((name, *data[1:]))
+        elif isinstance(data, Label):
+            fields.append((name, data.value))
+        elif isinstance(data, Values):
+            fields.append((name, encode_field("npy", data.array), data.array.dtype.str))
+        elif isinstance(data, LabelledJson):
+            fields.append((name, bytes(data), None))
+        else:
+            fields.append((name, data))
+    return marshal.dumps([row.where, *paths], _MARSHAL), marshal.dumps((row.key, fields), _MARSHAL)
+
+
+def decode_row(places: bytes, content: bytes) -> Row:
+    """Return the row that `encode_row` encoded. `is_cleaned` is False."""
+    where, *paths = marshal.loads(places)  # noqa: S302 (the run's own file, in a folder that it has locked)
+    key, encoded = marshal.loads(content)  # noqa: S302
+    at = iter(paths)
+    fields: dict[str, Field] = {}
+    for name, *data in encoded:
+        if len(data) == 4:
+            fields[name] = File(next(at), *data)
+        elif len(data) == 2:
+            fields[name] = LabelledJson(data[0]) if data[1] is None else Values(decode_field("npy", data[0]))
+        else:
+            fields[name] = data[0] if isinstance(data[0], bytes) else Label(data[0])
+    return Row(key, fields, where)
+
+
+class SourceFiles:
+    """Reads fields from files. Files that hold many fields, such as tars, stay open until `close`."""
+
+    def __init__(self) -> None:
+        self._fds: OrderedDict[str, int] = OrderedDict()
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
+    def read(self, part: File) -> bytes:
+        """Return the bytes of a field. OSError, ValueError: As for `read_into`."""
+        memory = bytearray(part.num_bytes)
+        self.read_into(part, memoryview(memory))
+        return bytes(memory)
+
+    def read_into(self, part: File, memory: memoryview) -> None:
+        """Read a field into `memory`, which has its size.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: The file changed since the row was made.
+        """
+        is_whole = part.num_bytes == part.file_bytes
+        fd = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC) if is_whole else self._open(part.path)
+        try:
+            done = 0
+            while done < len(memory):  # one read may return less: a network disk, or `MAX_READ_BYTES`
+                got = os.preadv(fd, [memory[done : done + MAX_READ_BYTES]], part.offset + done)
+                if not got:
+                    break
+                done += got
+            status = os.fstat(fd)
+            if done < len(memory) or (status.st_size, status.st_mtime_ns) != (part.file_bytes, part.mtime_ns):
+                raise ValueError(f"{part.path}: the file was changed after packing began")
+        finally:
+            if is_whole:
+                os.close(fd)
+
+    def _open(self, path: str) -> int:
+        fd = self._fds.get(path)
+        if fd is None:
+            if len(self._fds) == _MAX_OPEN:
+                os.close(self._fds.popitem(last=False)[1])
+            fd = self._fds[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return fd

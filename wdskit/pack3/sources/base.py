@@ -1,0 +1,66 @@
+"""What all sources share: the options that they read, and the class that yields rows."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from wdskit.errors import RowError
+from wdskit.pack3.row import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a source becomes rows.
+
+    Attributes:
+        image: Column with the image of a table's row; None for the first of `records.IMAGE_COLUMNS` that it has.
+        key: Column with the key; None for the column `key`, or else the image's path.
+        fields: Column from which each further field is made, by field name.
+        keys: "clean", "given" or "hashed", as `row.make_row` takes it.
+        sidecars: Extensions of files that belong to the main file of the same name: `json`, `seg.png`.
+        files: Extensions of main files in place of images: `wav`.
+        images: Folder of the images that COCO annotations name; None for the folder of the annotations.
+    """
+
+    image: str | None = None
+    key: str | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+    keys: str = "clean"
+    sidecars: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    images: str | None = None
+
+
+class Source(ABC):
+    """A source of rows. It knows no option of the run.
+
+    Args:
+        path: Path, URL or pattern of the source; "" for rows from Python.
+        how: How it becomes rows.
+
+    Attributes:
+        kind: Kind of the source, for messages.
+        num_other: Files or members so far that belong to no row.
+        notes: Sentences for the user, complete after the last row.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, path: str, how: Reading) -> None:
+        self.path = path
+        self.how = how
+        self.name = os.path.basename(os.path.normpath(path)) if path else ""
+        self.num_other = 0
+        self.notes: list[str] = []
+
+    @abstractmethod
+    def rows(self) -> Iterator[Row | RowError]:
+        """Yield each row, or the error of a row that cannot be packed, in an order that depends on the source alone.
+
+        Raises:
+            PackError: The source cannot be read as a whole.
+        """
