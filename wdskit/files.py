@@ -188,11 +188,7 @@ class TempFile:
 
     def _write(self, rest: memoryview) -> None:
         self._digest.update(rest)
-        while rest:
-            written = self._disk.write(self._fd, rest)
-            if not written:  # POSIX does not define this result, and retries may never end
-                raise OSError(errno.EIO, "the disk accepts no more bytes and gives no reason")
-            rest = rest[written:]
+        write_all(self._fd, rest, self._disk)
 
     def wait(self) -> None:
         """Return after all bytes are written. Raises OSError if a write failed."""
@@ -210,6 +206,15 @@ class TempFile:
         """The sha256 of all written bytes, in hexadecimal. Waits for the thread. Raises OSError if a write failed."""
         self.wait()
         return self._digest.hexdigest()
+
+
+def write_all(fd: int, rest: memoryview, disk: Disk) -> None:
+    """Write all bytes of `rest`. OSError: The disk accepts no more bytes."""
+    while rest:
+        written = disk.write(fd, rest)
+        if not written:  # POSIX does not define this result, and retries may never end
+            raise OSError(errno.EIO, "the disk accepts no more bytes and gives no reason")
+        rest = rest[written:]
 
 
 def describe_os_error(err: OSError) -> str:

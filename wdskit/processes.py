@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.util
 import os
@@ -9,17 +10,21 @@ import signal
 import sys
 import threading
 import time
+import tokenize
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from multiprocessing import parent_process
+from multiprocessing import parent_process, spawn
 from pathlib import Path
 from types import FrameType, ModuleType
 
 from wdskit.errors import PipelineError
 
+GUARD = '`if __name__ == "__main__":`'
+
 _PROCESSES = Path("/proc")
+_patching = threading.Lock()
 
 
 def end_with_parent() -> None:
@@ -169,3 +174,60 @@ def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return max(1, min(cores, int(used) // int(period)))
     except (OSError, ValueError):  # not in a container, or without a limit: the file says `max`
         return cores
+
+
+def can_import_main() -> bool:
+    """Return whether workers can import the main program: a script, or a module run by `python -m`. They cannot import
+    a notebook, `python -c`, standard input, or the `__main__` of a package, a folder or a zip file.
+    """
+    main = sys.modules["__main__"]
+    is_package = str(getattr(main.__spec__, "name", "")).endswith("__main__")
+    return not is_package and Path(getattr(main, "__file__", None) or "").is_file()
+
+
+def find_unguarded_line() -> str:
+    """Return `FILE:LINE` of the line of the main script that runs now, if a worker that runs the script would run this
+    line again; otherwise "".
+    """
+    # In a worker that runs the script, a loop at module level would start workers again, and `init_process_group` at
+    # module level would wait for ever.
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    is_package = str(getattr(main.__spec__, "name", "")).endswith("__main__")
+    if path is None or is_package:
+        return ""  # workers import neither a program without a file nor `python -m package`
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 (inspect.stack reads the source of every frame)
+    while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != ("<module>", path):
+        frame = frame.f_back
+    if frame is None:  # the thread did not start in the script, or the code has no file
+        return ""
+    try:
+        with tokenize.open(path) as file:
+            statements = ast.parse(file.read()).body
+    except (OSError, SyntaxError, ValueError):  # the script is not Python source, or was removed
+        return ""
+    for statement in statements:
+        is_current = statement.lineno <= frame.f_lineno <= (statement.end_lineno or statement.lineno)
+        names = (node.id for node in ast.walk(statement) if isinstance(node, ast.Name))
+        if is_current and not isinstance(statement, ast.If) and "__name__" not in names:
+            return f"{path}:{frame.f_lineno}"
+    return ""
+
+
+@contextlib.contextmanager
+def without_script() -> Iterator[None]:
+    """Return a context in which processes that this thread starts do not run the main script."""
+    thread = threading.get_ident()
+    with _patching:
+        original = spawn.get_preparation_data
+
+        def get_preparation_data(name: str) -> dict[str, object]:
+            found = original(name)
+            is_ours = threading.get_ident() == thread
+            return {key: value for key, value in found.items() if not (is_ours and key.startswith("init_main"))}
+
+        spawn.get_preparation_data = get_preparation_data
+        try:
+            yield
+        finally:
+            spawn.get_preparation_data = original

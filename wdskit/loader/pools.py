@@ -28,16 +28,14 @@ from wdskit.engine.threads import JOIN_S, Threads
 from wdskit.errors import PipelineError
 from wdskit.loader.shared_memory import Bytes, Message, Ring, borrow, keep_freed_memory, receive_block, unpack
 from wdskit.loader.start_method import (
-    GUARD,
     StartMethod,
     check_guard,
     explain_exit,
     start_fork_server,
-    without_script,
 )
 from wdskit.loader.watch import Watch
 from wdskit.loader.worker import BOARD_BLOCK, ReceivedJob, Reply, Request, WorkerSetup, serve, work
-from wdskit.processes import block_sigint, refuse_fork
+from wdskit.processes import GUARD, block_sigint, refuse_fork, without_script
 from wdskit.stages.progress import Board, slots_in
 
 _PATIENCE_S = 0.5  # a worker that still makes a batch after this time is killed

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import io
 import logging
 import multiprocessing
 import pickle
 import signal
 import sys
-import threading
-import tokenize
-from collections.abc import Iterable, Iterator
-from multiprocessing import forkserver, spawn
+from collections.abc import Iterable
+from multiprocessing import forkserver
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 
 from wdskit.errors import PipelineError
+from wdskit.processes import GUARD, can_import_main, find_unguarded_line
 
 logger = logging.getLogger(__name__)
 
-GUARD = '`if __name__ == "__main__":`'
-
 _NOT_USERS = sys.stdlib_module_names | {"wdskit", "numpy", "pydantic", "pydantic_core"}  # packages of a plain program
-_patching = threading.Lock()
 
 
 class StartMethod(NamedTuple):
@@ -137,38 +130,10 @@ class _UserCodePickler(ForkingPickler):
         Raises PicklingError for code of a program that workers cannot import, such as a notebook.
         """
         owner = value if isinstance(value, (type, FunctionType)) else type(value)
-        if owner.__module__ == "__main__" and not _can_import_main():
+        if owner.__module__ == "__main__" and not can_import_main():
             raise pickle.PicklingError(f"workers cannot import the program that defines `{owner.__qualname__}`")
         self.has_user_code = self.has_user_code or str(owner.__module__).partition(".")[0] not in _NOT_USERS
         return NotImplemented
-
-
-def _can_import_main() -> bool:
-    """Return whether workers can import the main program: a script, or a module run by `python -m`. They cannot import
-    a notebook, `python -c`, standard input, or the `__main__` of a package, a folder or a zip file.
-    """
-    main = sys.modules["__main__"]
-    is_package = str(getattr(main.__spec__, "name", "")).endswith("__main__")
-    return not is_package and Path(getattr(main, "__file__", None) or "").is_file()
-
-
-@contextlib.contextmanager
-def without_script() -> Iterator[None]:
-    """Return a context in which processes that this thread starts do not run the main script."""
-    thread = threading.get_ident()
-    with _patching:
-        original = spawn.get_preparation_data
-
-        def get_preparation_data(name: str) -> dict[str, object]:
-            found = original(name)
-            is_ours = threading.get_ident() == thread
-            return {key: value for key, value in found.items() if not (is_ours and key.startswith("init_main"))}
-
-        spawn.get_preparation_data = get_preparation_data
-        try:
-            yield
-        finally:
-            spawn.get_preparation_data = original
 
 
 def start_fork_server(method: StartMethod) -> None:
@@ -194,31 +159,10 @@ def check_guard(method: StartMethod) -> None:
         PipelineError: Workers run the script, and this line is not under `if __name__ == "__main__":`. The message
             names the line.
     """
-    # In a worker that runs the script, a loop at module level would start workers again, and `init_process_group` at
-    # module level would wait for ever.
-    main = sys.modules["__main__"]
-    path = getattr(main, "__file__", None)
-    is_package = str(getattr(main.__spec__, "name", "")).endswith("__main__")
-    if method.name == "fork" or not method.runs_script or path is None or is_package:
-        return  # workers import neither a program without a file nor `python -m package`
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 (inspect.stack reads the source of every frame)
-    while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != ("<module>", path):
-        frame = frame.f_back
-    if frame is None:  # the thread did not start in the script, or the code has no file
-        return
-    try:
-        with tokenize.open(path) as file:
-            statements = ast.parse(file.read()).body
-    except (OSError, SyntaxError, ValueError):  # the script is not Python source, or was removed
-        return
-    for statement in statements:
-        is_current = statement.lineno <= frame.f_lineno <= (statement.end_lineno or statement.lineno)
-        names = (node.id for node in ast.walk(statement) if isinstance(node, ast.Name))
-        if is_current and not isinstance(statement, ast.If) and "__name__" not in names:
-            msg = f"{path}:{frame.f_lineno}: each worker process would run this line again"
-            raise PipelineError(
-                f"{msg} (start_method {method.name}).\n  Put the code that runs the loader under {GUARD}."
-            )
+    line = "" if method.name == "fork" or not method.runs_script else find_unguarded_line()
+    if line:
+        msg = f"{line}: each worker process would run this line again (start_method {method.name})."
+        raise PipelineError(f"{msg}\n  Put the code that runs the loader under {GUARD}.")
 
 
 def explain_exit(code: int | None, *, has_started: bool) -> str:

@@ -1,4 +1,4 @@
-"""Labels: a whole number, or a name that is numbered. docs/pack.md, "Labels", describes the rule, one for all sources."""
+"""Labels: a whole number, or a name that is numbered. docs/pack.md, "Labels", has the rule, which all sources share."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read_label(value: Any) -> Label | None:
         value = int(value)
     if type(value) is not int:
         shown = repr(value)[:_SHOWN_CHARS]
-        raise ValueError(f"{shown} is a {type(value).__name__}. A label is a whole number or a name")  # noqa: TRY004
+        raise ValueError(f"{shown} is a {type(value).__name__}. A label is a whole number or a name")
     if not -(1 << 63) <= value < 1 << 63:
         raise ValueError(f"{value} does not fit the 64 bits of a label")
     return Label(value)
@@ -86,7 +86,7 @@ class ClassNames:
         if len(self.numbers) < len(names):
             twice = next(name for number, name in enumerate(names) if self.numbers[name] != number)
             raise PackError(f"{where}: the class {twice!r} appears twice. Give each number a different name.")
-        self._where = where
+        self.where = where
         self._has_number = any(_NUMBER.fullmatch(name.strip()) for name in names)
 
     def number(self, label: Label) -> int:
@@ -100,12 +100,13 @@ class ClassNames:
         found = self.numbers.get(str(label.value))
         if found is not None:
             return found
-        if isinstance(label.value, int) and (label.value == NO_CLASS or not self._has_number):
-            if NO_CLASS <= label.value < len(self.numbers):
-                return label.value
+        if isinstance(label.value, int) and not self._has_number and 0 <= label.value < len(self.numbers):
+            return label.value
+        if label.value == NO_CLASS:
+            return NO_CLASS
         near = difflib.get_close_matches(str(label.value), self.numbers, n=1)
         hint = f". Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{label.value!r} is not one of the {len(self.numbers)} classes of {self._where}{hint}")
+        raise ValueError(f"{label.value!r} is not one of the {len(self.numbers)} classes of {self.where}{hint}")
 
 
 def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int]) -> ClassNames:
@@ -126,15 +127,15 @@ def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[s
     if not isinstance(classes, (str, os.PathLike)):
         return ClassNames([*classes], "`classes`")
     path = os.fsdecode(classes)
-    if not os.path.exists(path):
+    if not Path(path).exists():
         raise PackError(f"{path}: classes: {describe_missing(path, 'file or folder')}")
     try:
-        if os.path.isdir(path):
+        if Path(path).is_dir():
             found = read_classes(Path(path))
             if found is None:
                 raise PackError(f"{path}: classes: there is no {CLASSES_NAME} in this folder.")
             return ClassNames(found, path)
-        data = read_bytes(os.path.join(".", path), limit=MAX_CLASSES_BYTES, takes_pipe=True)
+        data = read_bytes(os.path.join(".", path), limit=MAX_CLASSES_BYTES, takes_pipe=True)  # noqa: PTH118
         if path.lower().endswith(".json"):
             return ClassNames(parse_classes(data, path), path)
         return ClassNames([line.strip() for line in data.decode("utf-8-sig").strip().splitlines()], path)

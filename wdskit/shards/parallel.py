@@ -16,7 +16,16 @@ from typing import TypeVar
 from wdskit.dataset.binary_index import ShardEntry
 from wdskit.errors import ShardError, WdskitError
 from wdskit.limits import MAX_LISTED
-from wdskit.processes import block_sigint, end_with_parent, exit_on_ctrl_c, usable_cores
+from wdskit.processes import (
+    GUARD,
+    block_sigint,
+    can_import_main,
+    end_with_parent,
+    exit_on_ctrl_c,
+    find_unguarded_line,
+    usable_cores,
+    without_script,
+)
 from wdskit.storage.urls import LocalFile, is_local, local_path
 
 S = TypeVar("S")
@@ -42,7 +51,7 @@ def choose_workers(num_shards: int, num_bytes: int | None) -> int:
 
 
 def map_shards(
-    function: Callable[[S], T], shards: Iterable[S], *, workers: int
+    function: Callable[[S], T], shards: Iterable[S], *, workers: int, user: object = None
 ) -> Generator[T | WdskitError, None, None]:
     """Call `function` on each shard. Yield its result, or the `WdskitError` that it raised, in the order of the shards.
 
@@ -52,10 +61,12 @@ def map_shards(
         function: Takes an element of `shards`. With several workers, function, argument and result must be picklable.
         shards: URLs, or descriptions of shards to write. At most `4 * workers` elements are taken from the iterable
             before their results are needed.
-        workers: Number of processes. With 1 worker or 1 shard, `function` runs in this process. Processes are spawned,
-            so the calling script needs `if __name__ == "__main__":`.
+        workers: Number of processes. With 1 worker or 1 shard, `function` runs in this process. Processes are spawned.
+        user: A function of the user that `function` calls; None if there is none. Only with one, the processes import
+            the main script, so that its call needs `if __name__ == "__main__":`.
 
     Raises:
+        WdskitError: The processes cannot import the user's function, or would run the calling line again.
         WdskitError: A process was killed (by a signal, or because memory ran out), so results are missing.
         Exception: Any other exception of `function`.
     """
@@ -66,10 +77,13 @@ def map_shards(
     if len(first) < 2:
         yield from map(attempt, itertools.chain(first, waiting))
         return
+    if user is not None:
+        _check_script(user)
     pool = ProcessPoolExecutor(min(workers, len(first)), mp_context=get_context("spawn"), initializer=_start_worker)
     try:
         try:
-            with block_sigint():  # all workers start here
+            skips = without_script() if user is None else contextlib.nullcontext()
+            with block_sigint(), skips:  # all workers start here
                 pending: deque[Future[T | WdskitError]] = deque(pool.submit(attempt, shard) for shard in first)
         except OSError as err:
             raise WdskitError(f"worker processes cannot start: {err.strerror or err}.\n  Use 1 worker.") from err
@@ -83,6 +97,19 @@ def map_shards(
         ) from err
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _check_script(user: object) -> None:
+    """Raise WdskitError if worker processes cannot import the user's function, or would run the calling line again."""
+    owner = user if hasattr(user, "__qualname__") else type(user)
+    name = getattr(owner, "__qualname__", "")
+    if owner.__module__ == "__main__" and not can_import_main():
+        msg = f"worker processes cannot import this program, which defines `{name}`."
+        raise WdskitError(f"{msg}\n  Put the function into a module of its own, or use 1 worker.")
+    line = find_unguarded_line()
+    if line:
+        msg = f"{line}: each worker process would run this line again, to import `{name}`."
+        raise WdskitError(f"{msg}\n  Put the line under {GUARD}, or use 1 worker.")
 
 
 def _catch_error(function: Callable[[S], T], shard: S) -> T | WdskitError:

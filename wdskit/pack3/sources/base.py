@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -44,16 +44,20 @@ class Source(ABC):
 
     Attributes:
         kind: Kind of the source, for messages.
+        is_tree: Whether the source has all files below `path`.
+        classes: Class names of the source's labels in the order of their numbers; None if its rows name them.
         num_other: Files or members so far that belong to no row.
         notes: Sentences for the user, complete after the last row.
     """
 
     kind: ClassVar[str]
+    is_tree: ClassVar[bool] = False
 
     def __init__(self, path: str, how: Reading) -> None:
         self.path = path
         self.how = how
         self.name = os.path.basename(os.path.normpath(path)) if path else ""
+        self.classes: Sequence[str] | None = None
         self.num_other = 0
         self.notes: list[str] = []
 

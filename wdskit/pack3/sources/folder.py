@@ -36,6 +36,7 @@ class Folder(Source):
     """
 
     kind: ClassVar[str] = "image folder"
+    is_tree: ClassVar[bool] = True
 
     def __init__(self, path: str, how: Reading) -> None:
         super().__init__(path, how)

@@ -1,0 +1,71 @@
+"""Change an image with Pillow: turn it upright, shrink it, write it in another format."""
+
+from __future__ import annotations
+
+import io
+from typing import Any, Literal
+
+from PIL import ExifTags, Image, ImageOps, features
+from PIL import __version__ as pillow_version
+
+from wdskit.codecs.images import open_pillow, pillow_errors
+from wdskit.errors import DecodeError
+from wdskit.files import Buffer
+
+ImageFormat = Literal["jpg", "webp", "png"]
+
+DEFAULT_QUALITY = 90
+_FORMATS: dict[str, ImageFormat] = {"JPEG": "jpg", "MPO": "jpg", "WEBP": "webp", "PNG": "png"}
+_NAMES = {"jpg": "JPEG", "webp": "WEBP", "png": "PNG"}
+
+
+def recode_image(
+    data: Buffer, *, size: int | None, fmt: ImageFormat | None, quality: int, max_pixels: int
+) -> tuple[bytes, ImageFormat]:
+    """Return an image as a new file, upright as its EXIF orientation says.
+
+    The shorter side is shrunk to `size` pixels, never enlarged. The colour profile is kept; EXIF is not. An image in
+    one of the formats jpg, webp and png that needs no change is returned as it is.
+
+    Args:
+        data: The file.
+        size: Length of the shorter side in pixels; None keeps the size.
+        fmt: Format of the new file; None keeps the format, or takes png for formats that are not written.
+        quality: 1 to 100, for jpg and webp.
+        max_pixels: Compared with width x height in the header before any pixel is decoded.
+
+    Returns:
+        The bytes of the file, and its format.
+
+    Raises:
+        DecodeError: The file is damaged, has more than 8 bits per pixel, or is transparent and would become jpg.
+        ImageTooLarge: The header promises more than `max_pixels`.
+    """
+    image: Image.Image = open_pillow(data, max_pixels=max_pixels)
+    own = _FORMATS.get(image.format or "")
+    target = fmt or own or "png"
+    is_upright = image.getexif().get(ExifTags.Base.Orientation, 1) in {0, 1}
+    is_small = size is None or min(image.size) <= size
+    if target == own and is_upright and is_small:
+        return bytes(data), target
+    if image.mode.startswith(("I", "F")):
+        raise DecodeError(f"it has more than 8 bits per pixel (mode {image.mode}), which would be lost. Use a `map`")
+    if target == "jpg" and image.has_transparency_data:
+        raise DecodeError("it is transparent, which a jpg cannot be. Use --format png or webp, or a `map`")
+    out = io.BytesIO()
+    with pillow_errors(image.format or ""):
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode not in {"L", "RGB", "RGBA"}:
+            upright = upright.convert("RGBA" if upright.has_transparency_data else "RGB")
+        if size is not None and not is_small:
+            ratio = size / min(upright.size)
+            sides = max(1, round(upright.width * ratio)), max(1, round(upright.height * ratio))
+            upright = upright.resize(sides, Image.Resampling.BICUBIC)
+        options: dict[str, Any] = {} if target == "png" else {"quality": quality}
+        upright.save(out, _NAMES[target], icc_profile=image.info.get("icc_profile"), **options)
+    return out.getvalue(), target
+
+
+def encoder_versions() -> list[str]:
+    """Return the versions of the libraries that decide the bytes of a changed image."""
+    return [pillow_version, *(features.version(name) or "" for name in ("libjpeg_turbo", "webp", "zlib"))]

@@ -1,0 +1,140 @@
+"""Changes of samples while they are packed: `--resize`, `--format`, and functions of the user (`map`)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from wdskit.codecs.checks import IMAGE_CHECKS, check_image_field
+from wdskit.codecs.fields import decode_field, is_json_field
+from wdskit.codecs.formats import is_image_field
+from wdskit.codecs.recode import DEFAULT_QUALITY, ImageFormat, encoder_versions, recode_image
+from wdskit.dataset.keys import check_member_name
+from wdskit.errors import DecodeError, PackError
+from wdskit.limits import MAX_PIXELS
+
+MapFunction = Callable[[str, dict[str, bytes]], Mapping[str, bytes]]
+"""Takes the key and the fields of a sample, and returns the fields to pack. Its attribute `version` says which."""
+
+_NUMERAL = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
+
+
+@dataclass(frozen=True)
+class Change:
+    """Checks and changes the fields of a sample.
+
+    Attributes:
+        validate: How images are checked: "none", "structure" or "decode".
+        resize: Length of the shorter side of images in pixels; None keeps sizes.
+        format: Format of images; None keeps theirs.
+        quality: 1 to 100, of new jpg and webp; None for 90.
+        keeps_json: Whether JSON with numbers is packed beside a changed image: none of them describes its pixels.
+        map: A function of the user; None for no function. It runs after the change of the image.
+        checks: Names of the fields that are checked; None for all.
+    """
+
+    validate: str = "structure"
+    resize: int | None = None
+    format: ImageFormat | None = None
+    quality: int | None = None
+    keeps_json: bool = False
+    map: MapFunction | None = None
+    checks: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("validate", self.validate, IMAGE_CHECKS),
+            ("format", self.format, (None, *get_args(ImageFormat))),
+        ):
+            if value not in known:
+                raise PackError(f"{name}: {value!r} is not one of {', '.join(map(str, filter(None, known)))}.")
+        for name, number, most in (("resize", self.resize, 1 << 16), ("quality", self.quality, 100)):
+            if number is not None and (type(number) is not int or not 1 <= number <= most):
+                raise PackError(f"{name}: {number!r} is not a whole number from 1 to {most}.")
+        if self.map is not None and not str(getattr(self.map, "version", "")):
+            msg = "map: the function has no `version`. Set one, such as `shrink.version = '1'`, and change it whenever"
+            raise PackError(f"{msg} the results change: shards of another version are filled again.")
+
+    @property
+    def changes_bytes(self) -> bool:
+        """Whether samples may change, so that their sizes are not known before they are packed."""
+        return self.changes_images or self.map is not None
+
+    @property
+    def changes_images(self) -> bool:
+        """Whether images may change."""
+        return self.resize is not None or self.format is not None
+
+    def to_json(self) -> list[Any]:
+        """Return everything that decides the bytes of a changed sample, as JSON."""
+        image = [self.resize, self.format, self.quality, self.keeps_json, encoder_versions()]
+        return [self.validate, image if self.changes_images else None, str(getattr(self.map, "version", ""))]
+
+    def check(self, name: str, data: bytes | memoryview) -> None:
+        """Check one field as a loader decodes it. DecodeError: It cannot be decoded, or does not fit its name."""
+        if self.checks is not None and name not in self.checks:
+            return
+        if is_image_field(name):
+            check_image_field(name, data, self.validate, max_pixels=MAX_PIXELS)  # type: ignore[arg-type]
+        else:
+            decode_field(name, data)
+
+    def apply(self, key: str, fields: dict[str, bytes]) -> dict[str, bytes]:
+        """Return the changed fields, sorted by name.
+
+        Raises:
+            DecodeError: A field cannot be changed or does not fit its name, or the sample has a second image or JSON
+                with a number beside a changed image.
+            KeyRuleError: The name of a new field is not valid.
+        """
+        if self.changes_images:
+            fields = self._change_image(fields)
+        if self.map is not None:
+            made: Any = self.map(key, fields)
+            if not isinstance(made, Mapping) or not made or not all(isinstance(data, bytes) for data in made.values()):
+                raise DecodeError(f"map: it returned {type(made).__name__}, not a dict of one or more fields as bytes")
+            fields = dict(made)
+        check_member_name(key, max(fields, key=len))
+        for name, data in fields.items():
+            self.check(name, data)
+        return dict(sorted(fields.items()))
+
+    def _change_image(self, fields: dict[str, bytes]) -> dict[str, bytes]:
+        images = [name for name in fields if is_image_field(name)]
+        if not images:
+            return fields
+        if len(images) > 1:
+            raise DecodeError(f"it has {len(images)} images ({', '.join(images)}). Change them with a `map`")
+        for name, data in fields.items():
+            if is_json_field(name) and not self.keeps_json and (found := find_number(decode_field(name, data))):
+                msg = f"its {name} has a number, {found}, which may describe the pixels of the image that changes"
+                raise DecodeError(f"{msg}. If none does: --keep-json. Otherwise change both with a `map`", field=name)
+        [image] = images
+        check_image_field(image, fields[image], "structure", max_pixels=MAX_PIXELS)
+        quality = self.quality or DEFAULT_QUALITY
+        data, fmt = recode_image(
+            fields[image], size=self.resize, fmt=self.format, quality=quality, max_pixels=MAX_PIXELS
+        )
+        stem = image.rpartition(".")[0]
+        kept = {name: each for name, each in fields.items() if name != image}
+        name = image if data == fields[image] else f"{stem}.{fmt}".lstrip(".")
+        if name in kept:
+            raise DecodeError(f"{image}: it would become {name!r}, which the sample already has", field=image)
+        return {**kept, name: data}
+
+
+def find_number(value: object, path: str = "") -> str:
+    """Return the place of the first number in a JSON value, also of text that is a number, as `boxes.0: 12.5`; "" if
+    there is none. true and false are no numbers.
+    """
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        found = (find_number(item, f"{path}.{name}".lstrip(".")) for name, item in items)
+        return next(filter(None, found), "")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number or (isinstance(value, str) and _NUMERAL.fullmatch(value)):
+        return f"{path}: {json.dumps(value)}".lstrip(": ")
+    return ""

@@ -1,0 +1,288 @@
+"""The folder of a data set. `index.json` is the only commit point: a file that it does not list is no part of the data.
+
+A run fills shards in `DEST/.wdskit/`, in files named by the digests of their jobs. `commit` writes the list of the
+moves to final names, then `.wdskit/index.json`: from now on the run will be completed. Then the files are moved, and
+`index.json` last. After a kill, `open_folder` completes the moves. Every step can be repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdskit.dataset.binary_index import BinaryIndex, ShardEntry, digest_of_entries
+from wdskit.dataset.classes import read_classes
+from wdskit.dataset.columns import COLUMNS_NAME, Columns, NewColumn, Texts, is_column_file, write_columns
+from wdskit.dataset.index import INDEX_NAME, has_index, index_json, read_index
+from wdskit.dataset.keys import hash_key
+from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
+from wdskit.dataset.samples import HeaderReader
+from wdskit.errors import FolderIndexError, PackError
+from wdskit.files import Disk, describe_foreign, is_file_name, make_folders, publish_bytes, read_own
+from wdskit.pack3.fill import Entry, read_entry
+from wdskit.pack3.row import OnProgress, Progress
+from wdskit.shards.column_values import pack_columns
+from wdskit.storage.urls import LocalFile
+
+WORK_NAME = ".wdskit"
+RUN_NAME = ".wdskit.run"
+REJECTED_NAME = "rejected.jsonl"
+_MOVES_NAME = "moves.json"
+_REPORT_KEYS = 10_000
+_OWN = re.compile(
+    r"[0-9a-f]{32}\.(tar|idx|json)|rows\.[0-9a-f]{8}(\.digests)?|(index|moves|classes|columns)\.json|run|"
+    r"rejected\.jsonl|.+\.[0-9a-f]{16}\.npy|\..*\.wdskit-temp"
+)
+"""Names of the files that wdskit makes in the folder `.wdskit`."""
+
+
+class Filled(NamedTuple):
+    """A filled shard: its file name, the digest of its job, and its entry."""
+
+    name: str
+    digest: str
+    entry: Entry
+
+    @property
+    def index_entry(self) -> ShardEntry:
+        """The shard's entry in `index.json`."""
+        entry = self.entry
+        return ShardEntry(self.name, entry.num_samples, entry.num_bytes, entry.sha256, entry.fields, entry.idx_sha256)
+
+
+class Folder:
+    """A local folder of shards, and the run that writes into it.
+
+    Args:
+        path: The folder.
+        work: The folder of the run's files.
+        disk: Performs the file operations.
+
+    Attributes:
+        shown: The folder as messages name it.
+        entries: The shards in `index.json`; empty without an index.
+        classes: Class names in the order of their numbers; None without `classes.json`.
+
+    Raises:
+        FolderIndexError: `index.json` or `classes.json` is damaged or foreign.
+    """
+
+    def __init__(self, path: Path, work: Path, disk: Disk) -> None:
+        self.path, self.work, self.disk = path, work, disk
+        self.shown = str(path)
+        self.entries: tuple[ShardEntry, ...] = read_index(path).entries if has_index(str(path)) else ()
+        self.classes = read_classes(path) if path.is_dir() else None
+
+    def first_number(self, prefix: str) -> int:
+        """Return the number of the next shard whose name begins with `prefix` and a hyphen."""
+        found = (re.fullmatch(rf"{re.escape(prefix)}-([0-9]+)\.tar", entry.name) for entry in self.entries)
+        return max((int(match[1]) + 1 for match in found if match), default=0)
+
+    def is_done(self, run: str) -> bool:
+        """Return whether the run with the digest `run` wrote the index that is here."""
+        note = read_own(self.path / RUN_NAME)
+        with contextlib.suppress(OSError, ValueError):
+            index = hashlib.sha256((self.path / INDEX_NAME).read_bytes()).hexdigest()
+            return note is not None and bool(json.loads(note) == {"run": run, "index": index})
+        return False
+
+    def check(self, names: Sequence[str], *, append: bool) -> None:
+        """Raise PackError if another data set is here, or if a file has the name of a new shard."""
+        if self.entries and not append:
+            msg = f"{self.shown}: another data set is here. Pack into a new folder, or add to this one with --append."
+            raise PackError(msg)
+        present = self._present()
+        taken = next((each for name in names for each in (name, f"{name}.idx") if each in present), None)
+        if taken is not None:
+            raise PackError(f"{self.shown}: {taken} exists already and is not part of its index. Move it away.")
+
+    def _present(self) -> set[str]:
+        return {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
+
+    def column_sources(self) -> dict[str, Mapping[str, Any]]:
+        """Return how each column of the folder is computed, by its name. SelectionError: The columns are damaged."""
+        if not self.entries or not (self.path / COLUMNS_NAME).exists():
+            return {}
+        known = Columns(BinaryIndex(self.path))
+        return {name: known.column(name).source for name in known}
+
+    def key_hashes(self, on_progress: OnProgress) -> NDArray[np.uint64]:
+        """Return the hashes of all keys of the shards, uint64 (n,)."""
+        hashes, total = bytearray(), sum(entry.num_samples for entry in self.entries)
+        for number, (_, key) in enumerate(self._keys()):
+            hashes += hash_key(key)
+            if number % _REPORT_KEYS == 0:
+                on_progress(Progress("comparing", number, 0, total, None))
+        return np.frombuffer(bytes(hashes), np.uint64)
+
+    def find_key(self, key: str) -> str | None:
+        """Return the name of the shard that has a sample with this key; None for no such shard."""
+        return next((name for name, found in self._keys() if found == key), None)
+
+    def _keys(self) -> Iterator[tuple[str, str]]:
+        for entry in self.entries:
+            path = str(self.path / entry.name)
+            with contextlib.closing(LocalFile(path)) as file:
+                yield from ((entry.name, sample["__key__"]) for sample in HeaderReader(file, shard=path))
+
+    def known(self, name: str, digest: str) -> Entry | None:  # noqa: ARG002 (a bucket needs the name)
+        """Return the entry of a filled shard; None if it must be filled. FolderIndexError: The entry is damaged."""
+        return read_entry(self.work, digest)
+
+    def keep(self, filled: Filled) -> Iterator[Filled]:
+        """Keep a filled shard until the commit. Yield the shards that are kept now, in order."""
+        yield filled
+
+    def finish(self) -> Iterator[Filled]:
+        """Yield the shards that `keep` has not yielded yet, in order."""
+        yield from ()
+
+    def commit(
+        self, shards: Sequence[Filled], lists: Mapping[str, bytes], columns: Mapping[str, Mapping[str, Any]], run: str
+    ) -> None:
+        """Make the shards part of the data.
+
+        Args:
+            shards: The new shards, in order.
+            lists: Bytes of other files of the folder, such as `classes.json`, by name.
+            columns: How each column is computed, by its name.
+            run: Digest of the run, for `is_done`.
+
+        Raises:
+            PackError: A filled shard is gone.
+            SelectionError: The values of a column do not fit together.
+            OSError: An operation of the disk fails.
+        """
+        new = [each.index_entry for each in shards]
+        data = index_json((*self.entries, *new))
+        moves = [(f"{each.digest}{end}", f"{each.name}{last}") for each in shards for end, last in ENDS]
+        for name, content in lists.items():
+            publish_bytes(self.work / name, content, disk=self.disk)
+            moves.append((name, name))
+        note = {"run": run, "index": hashlib.sha256(data).hexdigest()}
+        publish_bytes(self.work / "run", json.dumps(note).encode(), disk=self.disk)
+        moves.append(("run", RUN_NAME))
+        names = self._write_columns(shards, new, columns) if columns else []
+        moves += [(name, name) for name in names]
+        old = [name for name in self._present() if names and is_column_file(name) and name not in names]
+        document = {"moves": moves, "remove": sorted(old)}
+        publish_bytes(self.work / _MOVES_NAME, json.dumps(document).encode(), disk=self.disk)
+        publish_bytes(self.work / INDEX_NAME, data, disk=self.disk)
+        self.roll_forward()
+
+    def _write_columns(
+        self, shards: Sequence[Filled], new: Sequence[ShardEntry], columns: Mapping[str, Mapping[str, Any]]
+    ) -> list[str]:
+        """Write the columns of all shards into the work folder. Return the names of their files."""
+        parts: dict[str, list[Any]] = {name: [] for name in columns}
+        if self.entries:
+            known = Columns(BinaryIndex(self.path))
+            for name in columns:
+                column = known.column(name)
+                column.check()
+                parts[name].append(column.data if column.values is None else Texts(column.data, column.values))
+        for shard in shards:
+            for name, part in pack_columns(shard.entry.columns, shard.name).items():
+                parts[name].append(part)
+        made = {name: NewColumn(source, parts[name]) for name, source in columns.items()}
+        return write_columns(self.work, digest_of_entries((*self.entries, *new)), made, disk=self.disk)
+
+    def roll_forward(self) -> None:
+        """Complete a commit, if one was begun: move all files to their names, `index.json` last.
+
+        Raises:
+            PackError: A file is gone.
+            FolderIndexError: The list of moves is damaged or foreign.
+            OSError: An operation of the disk fails.
+        """
+        if not (self.work / INDEX_NAME).exists():
+            return
+        self.disk.fsync_folder(self.work)
+        moves, old = _read_moves(self.work / _MOVES_NAME)
+        for source, target in moves:
+            if (self.work / source).exists():
+                self.disk.rename(self.work / source, self.path / target)
+            elif not (self.path / target).exists():
+                raise PackError(f"{self.work / source}: this file of a run that was stopped is gone.")
+        for name in old:
+            self.disk.remove(self.path / name)
+        self.disk.fsync_folder(self.path)
+        self.disk.rename(self.work / INDEX_NAME, self.path / INDEX_NAME)
+        self.disk.fsync_folder(self.path)
+        self.entries = read_index(self.path).entries
+        self.clean()
+
+    def clean(self) -> None:
+        """Remove the work folder with all files that wdskit made there."""
+        for path in sorted(self.work.iterdir()):
+            if _OWN.fullmatch(path.name):
+                self.disk.remove(path)
+        self.disk.remove_folder(self.work)
+        self.disk.fsync_folder(self.path)
+
+
+ENDS = ((".tar", ""), (".idx", ".idx"))
+"""Ends of the names of a job's files, and of the shard's files."""
+
+
+def _read_moves(path: Path) -> tuple[list[tuple[str, str]], list[str]]:
+    try:
+        document = json.loads(read_own(path) or b"")
+        moves = [(source, target) for source, target in document["moves"]]
+        old = [*document["remove"]]
+        is_right = all(_OWN.fullmatch(source) and is_file_name(target) for source, target in moves)
+        is_right = is_right and all(map(is_column_file, old))
+    except (ValueError, TypeError, KeyError) as err:
+        raise FolderIndexError(describe_foreign(path, "is damaged"), folder=str(path.parent.parent)) from err
+    if not is_right:
+        raise FolderIndexError(describe_foreign(path, "names other files"), folder=str(path.parent.parent))
+    return moves, old
+
+
+@contextlib.contextmanager
+def open_folder(path: Path, *, is_part: bool, disk: Disk) -> Iterator[Folder]:
+    """Lock a folder for a run, complete a commit that was killed, and yield the folder. The parts of a run share it.
+
+    Raises:
+        FolderIndexError: Another process writes in the folder, its index is damaged, or `.wdskit` is not a folder that
+            wdskit made.
+        StorageError: The folder cannot be locked.
+        OSError: The folder cannot be made or written.
+    """
+    work = path / WORK_NAME
+    check_work(work)
+    make_folders(path, disk=disk)
+    with share_folder(path) if is_part else lock_folder(path):
+        make_folders(work, disk=disk)
+        check_work(work)
+        folder = Folder(path, work, disk)
+        if not is_part:
+            wait_for_workers(work)
+            folder.roll_forward()
+            make_folders(work, disk=disk)
+        try:
+            yield folder
+        finally:
+            if not is_part and work.exists() and not any(work.glob("*.json")):
+                folder.clean()  # no shard is filled
+
+
+def check_work(work: Path) -> None:
+    """Raise FolderIndexError if `work` exists and is not a folder that wdskit made."""
+    try:
+        if not stat.S_ISDIR(work.lstat().st_mode):
+            raise FolderIndexError(describe_foreign(work, "is not a folder"), folder=str(work.parent))
+        other = next((path for path in sorted(work.iterdir()) if not _OWN.fullmatch(path.name)), None)
+    except FileNotFoundError:
+        return
+    if other is not None:
+        raise FolderIndexError(describe_foreign(other, "is in the work folder of wdskit"), folder=str(work.parent))

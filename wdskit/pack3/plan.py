@@ -1,0 +1,444 @@
+"""The plan of a run: all rows of a source in one file, the spool, and the rows of each shard. It is complete before the
+first shard is filled.
+
+From the spool follow: unique keys, the numbers of class names, one dtype for each `npy` column, the division into
+shards, and the digest of everything that decides the bytes of a shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import struct
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from wdskit.dataset.classes import CLASS_FIELD
+from wdskit.dataset.keys import find_repeated, hash_key
+from wdskit.errors import PackError, RowError
+from wdskit.files import DISK, Disk, write_all
+from wdskit.limits import BLOCK_BYTES
+from wdskit.order.keys import permutation
+from wdskit.pack3.labels import ClassNames
+from wdskit.pack3.row import Label, OnProgress, Progress, Row, Values, bad_row, decode_row, encode_row, size_of
+from wdskit.shards.split import SPLIT_SEED, choose_splits, draws_of, make_draw
+from wdskit.tar.writer import END_BYTES, member_bytes
+
+Ints = NDArray[np.int64]
+
+SPOOL_PREFIX = "rows."
+MAX_SAMPLES = 10_000  # the default limits of a shard
+MAX_BYTES = 1_000_000_000
+NO_LIMIT = 1 << 62
+
+_HEAD = struct.Struct("<I")  # size of the places in a record, which the content follows
+_DIGEST_BYTES = 16
+_READ_BYTES = 1 << 20
+_REPORT_ROWS = 1000
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a spool, which every process that sees the file can read.
+
+    Attributes:
+        path: The spool.
+        starts: Where each record begins, int64 (n,).
+        stops: Where each record ends, int64 (n,).
+    """
+
+    path: str
+    starts: Ints
+    stops: Ints
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield the rows in order. OSError: The spool cannot be read."""
+        with open(self.path, "rb") as file:  # noqa: PTH123 (a text: 10^5 of these are sent to workers)
+            for start, stop in _runs(self.starts, self.stops):
+                data = os.pread(file.fileno(), int(self.stops[stop - 1] - self.starts[start]), int(self.starts[start]))
+                at = 0
+                for size in (self.stops[start:stop] - self.starts[start:stop]).tolist():
+                    content = at + _HEAD.size + _HEAD.unpack_from(data, at)[0]
+                    yield decode_row(data[at + _HEAD.size : content], data[content : at + size])
+                    at += size
+
+
+def _runs(starts: Ints, stops: Ints) -> Iterator[tuple[int, int]]:
+    """Yield [first, last) of each run of adjacent records with at most about 1 MiB."""
+    first = 0
+    while first < len(starts):
+        limit = int(starts[first]) + _READ_BYTES
+        last = first + 1
+        while last < len(starts) and starts[last] == stops[last - 1] and stops[last] <= limit:
+            last += 1
+        yield first, last
+        first = last
+
+
+class PlannedShard(NamedTuple):
+    """One shard to write.
+
+    Attributes:
+        name: File name.
+        numbers: Numbers of its rows in the spool, in order, int64 (n,).
+        num_bytes: Bytes of the file; 0 if the samples are changed, because their sizes are not known yet.
+    """
+
+    name: str
+    numbers: Ints
+    num_bytes: int
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples."""
+        return len(self.numbers)
+
+
+class Plan:
+    """The rows of a source. `close` removes the spool.
+
+    Args:
+        folder: Folder for the spool.
+        shares: Share of each split by its name; empty for no splits.
+        disk: Performs the file operations.
+
+    Attributes:
+        numbers: Class number of each class name, in sorted order of the names' UTF-8 bytes; complete after `read`.
+        dtypes: Dtype of each `npy` column.
+        has_labels: Whether a row has a label.
+        rejected: Errors of the rows that are left out.
+        num_cleaned: Rows whose keys were changed.
+    """
+
+    def __init__(self, folder: Path, *, shares: Mapping[str, Fraction], disk: Disk = DISK) -> None:
+        token = secrets.token_hex(4)
+        self._paths = [folder / f"{SPOOL_PREFIX}{token}", folder / f"{SPOOL_PREFIX}{token}.digests"]
+        self._disk = disk
+        self._fds = [disk.open(path) for path in self._paths]
+        self._pending: list[list[bytes]] = [[], []]
+        self._pending_bytes = 0
+        self._ends, self._blocks, self._hashes = array("q", [0]), array("I"), array("Q")
+        self._shares, self._draws, self._draw = shares, bytearray(), make_draw(SPLIT_SEED)
+        self._left_out: set[int] = set()
+        self._first_label: tuple[Label, str] | None = None
+        self.numbers: dict[str, int] = {}
+        self.dtypes: dict[str, np.dtype[Any]] = {}
+        self._fields = Counter[tuple[str, ...]]()
+        self.rejected: list[RowError] = []
+        self.num_cleaned = 0
+
+    def close(self) -> None:
+        """Remove the spool. Closing twice is allowed."""
+        while self._fds:
+            self._disk.close(self._fds.pop())
+        for path in self._paths:
+            self._disk.remove(path)
+
+    def __len__(self) -> int:
+        """Return the number of rows in the spool, including rows that are left out."""
+        return len(self._blocks)
+
+    @property
+    def num_fields(self) -> dict[str, int]:
+        """Number of rows with each field, by field name."""
+        counts = Counter[str]()
+        for names, count in self._fields.items():
+            counts.update(dict.fromkeys(names, count))
+        return dict(counts)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether a row has a label."""
+        return self._first_label is not None
+
+    def read(
+        self,
+        rows: Iterable[Row | RowError],
+        *,
+        skip_bad: bool,
+        classes: ClassNames | None = None,
+        on_progress: OnProgress = lambda _: None,
+    ) -> None:
+        """Write all rows to the spool.
+
+        Args:
+            rows: The rows. An error in place of a row is raised, or kept in `rejected` with `skip_bad`.
+            skip_bad: Whether bad rows are left out.
+            classes: The allowed classes; None numbers the names of all rows in sorted order.
+            on_progress: Called from time to time.
+
+        Raises:
+            RowError: A row cannot be packed.
+            PackError: The spool cannot be written.
+        """
+        natural: dict[str, set[np.dtype[Any]]] = {}
+        names: set[str] = set()
+        for row in rows:
+            if len(self) % _REPORT_ROWS == 0:
+                on_progress(Progress("reading", len(self), 0, None, None))
+            try:
+                if isinstance(row, RowError):
+                    raise row
+                label = row.fields.get(CLASS_FIELD)
+                if isinstance(label, Label):
+                    self._check_label(label, row.where, classes)
+                    if isinstance(label.value, str):
+                        names.add(label.value)
+            except RowError as err:
+                if not skip_bad:
+                    raise
+                self.rejected.append(err)
+                continue
+            for name, data in row.fields.items():
+                if type(data) is Values:
+                    natural.setdefault(name, set()).add(data.array.dtype)
+            self._add(row)
+        self._flush()
+        numbers = classes.numbers if classes else {name: at for at, name in enumerate(sorted(names, key=str.encode))}
+        self.numbers = dict(numbers) if self.has_labels else {}
+        self.dtypes = {name: np.result_type(*found) for name, found in natural.items()}
+        if any(len(found) > 1 for found in natural.values()):
+            self._count_blocks()
+
+    def _check_label(self, label: Label, where: str, classes: ClassNames | None) -> None:
+        """Raise RowError if a label is not one of `classes`, or if the column has both numbers and names."""
+        first, place = self._first_label = self._first_label or (label, where)
+        try:
+            if classes is not None:
+                classes.number(label)
+            elif type(label.value) is not type(first.value):
+                kinds = "a whole number", "a name"
+                own, other = kinds if isinstance(label.value, int) else kinds[::-1]
+                problem = (
+                    f"its field {CLASS_FIELD!r}: {label.value!r} is {own}, but {first.value!r} ({place}) is {other}"
+                )
+                raise bad_row(where, problem, "Labels are all numbers or all names. If all are names: --classes FILE.")
+        except ValueError as err:
+            raise bad_row(where, f"its field {CLASS_FIELD!r}: {err}") from err
+
+    def _add(self, row: Row) -> None:
+        places, content = encode_row(row)
+        self._fields[tuple(row.fields)] += 1
+        record = b"".join((_HEAD.pack(len(places)), places, content))
+        self._pending[0].append(record)
+        self._pending[1].append(xxhash.xxh3_128_digest(content))
+        self._pending_bytes += len(record)
+        self._ends.append(self._ends[-1] + len(record))
+        self._blocks.append(_blocks_of(row))
+        self._hashes.append(int.from_bytes(hash_key(row.key), "little"))
+        if self._shares:
+            self._draws += self._draw(row.key)
+        self.num_cleaned += row.is_cleaned
+        if self._pending_bytes > _READ_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            for fd, pending in zip(self._fds, self._pending, strict=True):
+                write_all(fd, memoryview(b"".join(pending)), self._disk)
+                pending.clear()
+        except OSError as err:
+            raise PackError(
+                f"{self._paths[0].parent}: the rows of this run cannot be written: {err.strerror}."
+            ) from err
+        self._pending_bytes = 0
+
+    def _count_blocks(self) -> None:
+        """Count the sizes again where the dtype of a column changes the size of its arrays."""
+        for number, row in enumerate(self.rows(np.arange(len(self)))):
+            self._blocks[number] = _blocks_of(with_dtypes(row, self.dtypes))
+
+    def leave_out(self, number: int, err: RowError) -> None:
+        """Leave out a row of the spool, and keep the reason in `rejected`."""
+        self._left_out.add(number)
+        self.rejected.append(err)
+
+    def check_unique(self) -> None:
+        """Raise RowError if two rows have one key.
+
+        Raises:
+            RowError: The error names both rows.
+            PackError: There is no row.
+        """
+        kept = self._kept()
+        if not len(kept):
+            first = "".join(f"\n  {err.where}: {err.problem}" for err in self.rejected[:_SHOWN])
+            raise PackError(f"there is nothing to pack: no row is valid.{first}")
+        hashes = np.frombuffer(self._hashes, np.uint64)
+        repeated = find_repeated(hashes if len(kept) == len(self) else hashes[kept])
+        first_with: dict[str, int] = {}
+        for number in np.flatnonzero(np.isin(hashes, repeated)).tolist() if len(repeated) else ():
+            if number in self._left_out:
+                continue
+            row = self.row(number)
+            earlier = first_with.setdefault(row.key, number)
+            if earlier != number:
+                problem = f"its key {row.key!r} is also the key of {self.row(earlier).where}"
+                way = "Keys must be unique. If the sources number their samples, `--keys hashed` keeps all of them."
+                raise bad_row(row.where, problem, way)
+
+    def find_keys(self, hashes: NDArray[np.uint64]) -> list[int]:
+        """Return the numbers of the rows whose keys have one of these hashes, uint64 (n,)."""
+        found = np.flatnonzero(np.isin(np.frombuffer(self._hashes, np.uint64), hashes)).tolist()
+        return [number for number in found if number not in self._left_out]
+
+    def refuse_keys(self, numbers: Iterable[int], find: Callable[[str], str | None]) -> None:
+        """Raise RowError if one of these rows has the key of an existing sample. `find` returns the shard of the
+        existing sample with a key; None for no such sample.
+        """
+        for number in numbers:
+            row = self.row(number)
+            if place := find(row.key):
+                raise bad_row(row.where, f"its key {row.key!r} is also the key of a sample in {place}")
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all rows of the spool in shards, before changes."""
+        return int(np.frombuffer(self._blocks, np.uint32).sum(dtype=np.int64)) * BLOCK_BYTES
+
+    def _kept(self) -> Ints:
+        numbers = np.arange(len(self))
+        return np.delete(numbers, sorted(self._left_out)) if self._left_out else numbers
+
+    def rows(self, numbers: Ints) -> Rows:
+        """Return the rows with these numbers, int64 (n,), in this order."""
+        ends = np.frombuffer(self._ends, np.int64)
+        return Rows(str(self._paths[0]), ends[numbers], ends[numbers + 1])
+
+    def row(self, number: int) -> Row:
+        """Return one row."""
+        return next(iter(self.rows(np.array([number]))))
+
+    def _where(self, numbers: Ints, at: int) -> str:
+        return self.row(int(numbers[at])).where
+
+    def digest(self, numbers: Ints, options: bytes) -> str:
+        """Return 32 hex digits that identify the bytes of a shard: the options, and the content of its rows in order.
+
+        Raises:
+            OSError: The spool cannot be read.
+        """
+        digest = hashlib.sha256(options)
+        starts = numbers * _DIGEST_BYTES
+        with self._paths[1].open("rb") as file:
+            for first, last in _runs(starts, starts + _DIGEST_BYTES):
+                digest.update(os.pread(file.fileno(), (last - first) * _DIGEST_BYTES, int(starts[first])))
+        return digest.hexdigest()[:32]
+
+    def divide(
+        self, limits: Limits, names: Callable[[str, int], str], *, shuffle: int | None
+    ) -> dict[str, list[PlannedShard]]:
+        """Divide the rows into shards. Call it once, after all checks of keys.
+
+        Args:
+            limits: The limits of a shard.
+            names: Takes the name of a split and the number of a shard in it, and returns the shard's file name.
+            shuffle: Seed of the order of the rows; None keeps the order of the source.
+
+        Returns:
+            The shards of each split, in order; without splits, of the split "".
+
+        Raises:
+            RowError: A row is larger than `max_bytes` allows.
+            PackError: A split gets no row, there are fewer rows than shards, or a shard would be over the limits.
+        """
+        self._hashes = array("Q")  # freed: divided arrays take as much
+        kept = self._kept()
+        parts = {"": kept}
+        if self._shares:
+            chosen = choose_splits(draws_of([bytes(self._draws)]), self._shares)
+            parts = {name: kept[chosen[kept] == number] for number, name in enumerate(self._shares)}
+            empty = next((name for name, numbers in parts.items() if not len(numbers)), None)
+            if empty is not None:
+                raise PackError(f"split: none of the {len(kept)} samples is in {empty!r}. Choose a larger share.")
+        blocks = np.frombuffer(self._blocks, np.uint32)
+        divided = {}
+        for split, part in parts.items():
+            numbers = part if shuffle is None else part[permutation(len(part), "pack-shuffle", shuffle)]
+            ends = blocks[numbers].astype(np.int64)
+            np.cumsum(ends, out=ends)  # in place: `dtype=` would double the memory
+            found = limits.divide(ends, partial(self._where, numbers))
+            divided[split] = [
+                PlannedShard(names(split, number), numbers[start:stop], size)
+                for number, (start, stop, size) in enumerate(found)
+            ]
+        return divided
+
+
+class Limits(NamedTuple):
+    """The largest allowed size of a shard, and the number of shards.
+
+    Attributes:
+        max_samples: Most samples in a shard.
+        max_bytes: Most bytes of a shard's file, with headers, padding and end marker; `NO_LIMIT` for none.
+        num_shards: Number of shards, equal within one sample; None for as many as the limits ask.
+    """
+
+    max_samples: int
+    max_bytes: int
+    num_shards: int | None
+
+    def divide(self, ends: Ints, where: Callable[[int], str]) -> Iterator[tuple[int, int, int]]:
+        """Yield (start, stop, bytes of the file) of each shard.
+
+        Args:
+            ends: Blocks of 512 bytes of the rows 0 to i together, int64 (n,).
+            where: Returns the place of the row at a position, for messages.
+        """
+        if self.num_shards is None:
+            most = (self.max_bytes - END_BYTES) // BLOCK_BYTES
+            start = done = 0
+            while start < len(ends):
+                stop = start + int(ends[start : start + self.max_samples].searchsorted(done + most, side="right"))
+                if stop == start:
+                    size = (int(ends[start]) - done) * BLOCK_BYTES + END_BYTES
+                    problem = f"even alone in its shard it takes {size} bytes, more than max_bytes {self.max_bytes}"
+                    raise bad_row(where(start), problem)
+                yield start, stop, (int(ends[stop - 1]) - done) * BLOCK_BYTES + END_BYTES
+                start, done = stop, int(ends[stop - 1])
+            return
+        if self.num_shards > len(ends):
+            raise PackError(f"num_shards: {len(ends)} samples cannot fill {self.num_shards} shards. Use fewer shards.")
+        least, more = divmod(len(ends), self.num_shards)
+        start = done = 0
+        for number in range(self.num_shards):
+            stop = start + least + (number < more)
+            size = (int(ends[stop - 1]) - done) * BLOCK_BYTES + END_BYTES
+            if stop - start > self.max_samples or size > self.max_bytes:
+                what = f"{stop - start} samples and {size} bytes"
+                raise PackError(f"num_shards: with {self.num_shards} shards, one has {what}, more than the limits.")
+            yield start, stop, size
+            start, done = stop, int(ends[stop - 1])
+
+
+def with_dtypes(row: Row, dtypes: Mapping[str, np.dtype[Any]]) -> Row:
+    """Return the row with the arrays of its `npy` columns in the dtypes of the columns.
+
+    Raises:
+        RowError: A whole number would be rounded to a float.
+    """
+    fields = dict(row.fields)
+    for name, data in row.fields.items():
+        if isinstance(data, Values) and data.array.dtype != dtypes[name]:
+            array = data.array.astype(dtypes[name])
+            if not np.array_equal(array.astype(data.array.dtype), data.array):
+                problem = f"its field {name!r} has whole numbers that would be rounded: other rows have fractions"
+                raise bad_row(row.where, problem)
+            fields[name] = Values(array)
+    return row._replace(fields=fields)
+
+
+def _blocks_of(row: Row) -> int:
+    return sum([member_bytes(size_of(data)) for data in row.fields.values()]) // BLOCK_BYTES

@@ -1,0 +1,82 @@
+"""Fill shards on a Ray cluster: `--on ray`. Each node sees source and DEST under the same paths."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from collections import deque
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import Any
+
+from wdskit import __version__
+from wdskit.dataset.lock import share_lock
+from wdskit.errors import PackError, WdskitError
+from wdskit.pack3.fill import Entry, Filler, Job
+from wdskit.pipeline.ray_connection import ADDRESS, connect, last_line
+
+_MAX_TRIES = 4
+_MIN_SUBMITTED = 64  # tasks that wait or run: an autoscaling cluster adds nodes for waiting tasks
+_CANCEL_S = 10  # the wait for cancelled tasks
+
+
+def check_address(on: str) -> None:
+    """Raise PackError if `on` is neither `ray` nor `ray://HOST:PORT`."""
+    if not ADDRESS.fullmatch(on):
+        shown = "an address with a user or password" if "@" in on else repr(on)
+        raise PackError(f"on: {shown} is neither ray nor the address of a cluster, such as ray://head:10001.")
+
+
+def fill_on_ray(jobs: Iterable[Job], filler: Filler, on: str) -> Generator[Entry | WdskitError, None, None]:
+    """Fill shards on a Ray cluster. Yield the entry of each shard, or the error that prevented it, in order.
+
+    If the worker of a shard dies, the shard is tried again, up to four tries in total. If the generator is closed, the
+    tasks that still run are cancelled.
+
+    Raises:
+        PackError: Ray is not installed, the cluster cannot be reached, a node cannot run wdskit, or the worker of a
+            shard died four times.
+    """
+    ray, disconnect = connect(on, PackError, starts_cluster=True)
+    pending: deque[tuple[str, Any]] = deque()
+    try:
+        task = ray.remote(max_retries=_MAX_TRIES - 1, num_cpus=1)(fill_on_node)
+        submitted = ((job.name, task.remote(job, filler, str(Path.cwd()), __version__)) for job in jobs)
+        while True:
+            ahead = max(_MIN_SUBMITTED, 2 * int(ray.cluster_resources().get("CPU", 0)))
+            pending.extend(itertools.islice(submitted, max(0, ahead - len(pending))))
+            if not pending:
+                return
+            name, running = pending[0]
+            try:
+                filled = ray.get(running)
+            except ray.exceptions.RayError as err:
+                msg = f"{filler.work.parent}: {name}: a node of the cluster cannot fill it: {last_line(err)}."
+                raise PackError(f"{msg}\n  Run the same command again to continue.") from err
+            pending.popleft()
+            yield filled
+    finally:
+        for _, running in pending:
+            ray.cancel(running, force=True)
+        if pending:
+            ray.wait([running for _, running in pending], num_returns=len(pending), timeout=_CANCEL_S)
+        disconnect()
+
+
+def fill_on_node(job: Job, filler: Filler, folder: str, version: str) -> Entry | WdskitError:
+    """Fill a shard on a node of the cluster, in `folder`, the current folder of the run. Return its entry or error."""
+    host = socket.gethostname()
+    if version != __version__:
+        return PackError(f"on: host {host} has wdskit {__version__}, but the run has {version}. Install that one.")
+    try:
+        os.chdir(folder)
+        if not Path(job.rows.path).exists():
+            msg = f"{job.rows.path}: host {host} does not see this file. Pack into a folder that all nodes see"
+            return PackError(f"{msg} under this path.")
+        with share_lock(filler.work):
+            return filler.fill(job)
+    except OSError as err:
+        return PackError(f"on host {host}: {err.filename}: {err.strerror}.")
+    except WdskitError as err:
+        return err

@@ -1,0 +1,102 @@
+"""`reshard`: pack the samples of finished shards again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from wdskit.errors import PackError
+from wdskit.files import DISK, Disk
+from wdskit.pack3.change import Change, MapFunction
+from wdskit.pack3.pack import PackResult, RunOptions, run
+from wdskit.pack3.row import OnProgress
+from wdskit.pack3.sources.base import Reading
+from wdskit.pack3.sources.tars import Shards
+from wdskit.shards.column_values import parse_names
+
+
+def reshard(
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    dest: str | os.PathLike[str],
+    *,
+    where: str | None = None,
+    keep: str | Sequence[str] = (),
+    drop: str | Sequence[str] = (),
+    rename: str | Sequence[str] | Mapping[str, str] = (),
+    map: MapFunction | None = None,  # noqa: A002 (the name of the option)
+    max_samples: int | None = None,
+    max_bytes: int | str | None = None,
+    num_shards: int | None = None,
+    shuffle: int | None = None,
+    split: str | Mapping[str, object] | None = None,
+    columns: str | Sequence[str] = (),
+    append: bool = False,
+    part: str | None = None,
+    on: str | None = None,
+    workers: int | None = None,
+    dry_run: bool = False,
+    progress: OnProgress | None = None,
+    disk: Disk = DISK,
+) -> PackResult:
+    """Write new shards from finished shards: merge, split, select or shuffle them: `wdskit reshard`.
+
+    The bytes of the fields are copied. The new shards have the bytes that `pack` writes for the same samples, and the
+    `classes.json` of the sources. Sources with an index are compared with it.
+
+    Args:
+        source: Shards, local or in a store: a folder, glob or brace pattern, several joined by `::`, or a list.
+        dest: The folder to write to, or a folder of a bucket.
+        where: Keep the samples for which this condition on the columns of the sources is true: `width >= 256`.
+        keep: Keep only these fields: `jpg,cls`.
+        drop: Leave out these fields: `txt`.
+        rename: New names of fields: `jpeg=jpg,class=cls`, or a mapping.
+        map: As for `pack`.
+        max_samples: As for `pack`; so are all options after it.
+
+    Raises:
+        PackError: An option is invalid, no sample is left, the folder cannot be written, or it has another data set.
+        RowError: Two samples have one key, or a renamed field does not fit its name.
+        SelectionError: `where`, `split` or `columns` is invalid, or a folder lacks a column.
+        ShardError: A source shard is damaged.
+        FolderIndexError: A source does not match its index, two sources number their classes differently, or another
+            process is writing in `dest`.
+        StorageError: A source cannot be read, or a bucket cannot be written.
+        WdskitError: A worker process was killed.
+    """
+    paths = [os.fspath(each) for each in ([source] if isinstance(source, str | os.PathLike) else source)]
+    kept = parse_names(keep) or None
+    new_names = parse_renames(rename)
+    shards = Shards(paths, Reading(), where=where, keep=kept, drop=parse_names(drop), rename=new_names)
+    options = RunOptions(
+        max_samples=max_samples,
+        max_bytes=max_bytes,
+        num_shards=num_shards,
+        shuffle=shuffle,
+        split=split,
+        columns=columns,
+        append=append,
+        part=part,
+        on=on,
+        workers=workers,
+        dry_run=dry_run,
+        progress=progress,
+        disk=disk,
+    )
+    return run(shards, dest, Change(map=map, checks=None if map else frozenset(new_names.values())), options)
+
+
+def parse_renames(rename: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Return the new name of each field by its old name, from a mapping or from `jpeg=jpg,class=cls`.
+
+    Raises:
+        PackError: A part is not OLD=NEW, or a name appears twice.
+    """
+    if isinstance(rename, Mapping):
+        return dict(rename)
+    found: dict[str, str] = {}
+    for part in parse_names(rename):
+        old, equals, new = part.partition("=")
+        if not equals or not old or not new or old in found or new in found.values():
+            raise PackError(f"rename: {part!r} is not OLD=NEW with names of its own. Write jpeg=jpg,class=cls.")
+        found[old] = new
+    return found

@@ -1,0 +1,284 @@
+"""Rows from tars, local or in a store: samples of others for `pack`, and finished shards for `reshard`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdskit.codecs.formats import is_image_field
+from wdskit.dataset.binary_index import ShardEntry
+from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, common_classes
+from wdskit.dataset.keys import check_field
+from wdskit.dataset.patterns import ShardList, list_shards, split_url
+from wdskit.dataset.samples import HeaderReader, ShardReader
+from wdskit.dataset.shard_table import ShardTable
+from wdskit.errors import (
+    FolderIndexError,
+    KeyRuleError,
+    MemberNameError,
+    PackError,
+    RowError,
+    ShardError,
+    UnsupportedMember,
+)
+from wdskit.pack3.labels import read_label
+from wdskit.pack3.row import SAME_FIELD, Field, File, Row, SourceFiles, bad_row, make_row
+from wdskit.pack3.sources.base import Reading, Source
+from wdskit.pack3.sources.records import keep_key
+from wdskit.storage.urls import LocalFile, is_local, local_path, shown_url
+from wdskit.tar.walk import Span
+
+_ARCHIVES = frozenset({"tar", "zip", "gz", "tgz", "tar.gz"})
+_FIRST_DOT = "The first dot of a member's name cuts it into key and field"
+_EXTRACT = "Extract the tar and pack the folder, which cuts at the last dot and cleans keys."
+
+
+_Sample: TypeAlias = tuple[str, Mapping[str, Field]]
+"""The key and the fields of a sample."""
+
+
+def _list(source: str | Sequence[str]) -> ShardList:
+    return list_shards(source, has_remote=True)
+
+
+class _Samples(Source):
+    """The samples of tars, in order.
+
+    Args:
+        source: Path, URL, pattern or folder of tars; several joined by `::`, or a list of them.
+        how: How a sample becomes a row.
+
+    Attributes:
+        classes: Class names in the `classes.json` of the folders, in the order of their numbers; None without them.
+
+    Raises:
+        StorageError: No tar matches, a local tar is missing, a URL is invalid, or a store cannot be read.
+        FolderIndexError: An index is invalid or does not match its tars, or a `classes.json` is invalid or contradicts
+            another.
+    """
+
+    def __init__(self, source: str | Sequence[str], how: Reading) -> None:
+        super().__init__(source if isinstance(source, str) else "::".join(source), how)
+        self._files = SourceFiles()
+        self._seen: set[str] = set()  # fields of all samples so far
+        self._used: list[NDArray[np.bool_]] | None = None  # which samples of each tar are rows; None for all
+        found = _list(source)
+        self._shards = [*zip(found.urls, found.entries, strict=True)]
+        way_out = "leave the labels out: `wdskit reshard --drop cls`."
+        common = common_classes(found.folders, found.folders.__getitem__, way_out=way_out)
+        self.classes = common.names
+        if common.problem:
+            self.notes.append(f"{common.problem}, so no {CLASSES_NAME} is written.")
+            self.classes = None
+
+    def _read(self, url: str, place: str, entry: ShardEntry | None) -> Iterator[_Sample | RowError]:
+        """Yield (key, fields) of each sample of a tar. Fields of a local tar are parts of it: only headers are read.
+        A damaged tar yields the whole samples before the damage, then one `RowError`.
+
+        Raises:
+            RowError: A key is in two places, or a field is repeated, so that an earlier sample lacks fields.
+            ShardError: A member is a link, a device or another kind that no sample has.
+            FolderIndexError: The tar has another size, sha256 (in a store) or number of samples than its index entry.
+            StorageError: The tar cannot be read.
+        """
+        digest = hashlib.sha256()
+        with contextlib.ExitStack() as stack:
+            if is_local(url):
+                file = stack.enter_context(contextlib.closing(LocalFile(place)))
+                status = os.fstat(file.fd)
+                num_bytes, mtime_ns = status.st_size, status.st_mtime_ns
+                reader: ShardReader = HeaderReader(file, shard=place)
+            else:
+                from wdskit.storage.objects import ObjectStream  # needs obstore
+
+                stream = stack.enter_context(contextlib.closing(ObjectStream(url)))
+                num_bytes, mtime_ns = stream.num_bytes, 0
+
+                def read(size: int) -> bytes:
+                    data = stream.read(size)
+                    digest.update(data)
+                    return data
+
+                reader = ShardReader(read, shard=place)
+            try:
+                for sample in reader:
+                    yield (
+                        sample["__key__"],
+                        {
+                            name: File(place, data.offset, data.size, num_bytes, mtime_ns)
+                            if type(data) is Span
+                            else data
+                            for name, data in sample.items()
+                            if not name.startswith("__")
+                        },
+                    )
+            except UnsupportedMember:
+                raise
+            except MemberNameError as err:
+                raise bad_row(f"{place}, byte {err.offset}", err.problem, err.remedy) from err
+            except ShardError as err:
+                problem = f"{err.problem} ({err.samples_read} samples read), and everything after it is lost"
+                way = " --skip-bad packs the samples before the damage." if err.samples_read > 0 else ""
+                yield bad_row(f"{place}, byte {err.offset}", problem, err.remedy + way)
+                return
+            finally:
+                self.num_other += reader.num_ignored
+        if entry is None:
+            return
+        differs = ""
+        if num_bytes != entry.num_bytes:
+            differs = f"it has {num_bytes} bytes, but the index says {entry.num_bytes}"
+        elif not is_local(url) and digest.hexdigest() != entry.sha256:
+            differs = "its sha256 is not the one in the index: its bytes changed"
+        elif reader.num_samples != entry.num_samples:
+            differs = f"it has {reader.num_samples} samples, but the index says {entry.num_samples}"
+        if differs:
+            folder = split_url(url)[0]
+            msg = f"{place}: {differs}.\n  If the shard is right, run `wdskit index {folder or '.'}`."
+            raise FolderIndexError(msg, folder=folder)
+
+    def rows(self) -> Iterator[Row | RowError]:
+        """Yield one row per sample, in the order of the tars. A `./` before a key is removed, and a key that changes is
+        kept in `json`.
+
+        Raises:
+            PackError: `_finish` found a fault of all samples together.
+            RowError, ShardError, FolderIndexError, StorageError: As for `_read`.
+        """
+        with contextlib.closing(self._files):
+            for at, (url, entry) in enumerate(self._shards):
+                place = local_path(url) if is_local(url) else shown_url(url)
+                source = "/".join((os.path.abspath(place) if is_local(url) else place).split("/")[-2:])
+                for number, sample in enumerate(self._read(url, place, entry)):
+                    try:
+                        if isinstance(sample, RowError):
+                            raise sample
+                        key, where = sample[0].removeprefix("./"), f"{place}: {sample[0]}"
+                        self._seen |= sample[1].keys()
+                        if self._used is None or self._used[at][number : number + 1].any():
+                            fields = self._fields(key, sample[1], where)
+                            yield keep_key(make_row(key, fields, where, keys=self.how.keys, source=source), key)
+                    except RowError as err:
+                        yield err
+        self._finish()
+
+    @abstractmethod
+    def _fields(self, key: str, members: Mapping[str, Field], where: str) -> Mapping[str, Field]:
+        """Return the fields to pack. RowError: The sample cannot be packed."""
+
+    def _finish(self) -> None:
+        """Check all samples together. PackError: The check fails."""
+
+
+class Tars(_Samples):
+    """Tars whose samples are packed as the fields that they have. `cls` is a label, as in a table."""
+
+    kind: ClassVar[str] = "tars"
+
+    def __init__(self, source: str | Sequence[str], how: Reading) -> None:
+        super().__init__(source, how)
+        self._num_samples = 0
+        self._of_field: dict[str, int] = {}  # number of the only sample with this dotted field; -1 for several
+        self._has_labels = self._has_folders = False
+        self._has_only_images = True
+
+    def _fields(self, key: str, members: Mapping[str, Field], where: str) -> Mapping[str, Field]:
+        self._num_samples += 1
+        fields: dict[str, Field] = {}
+        for name, data in members.items():
+            field = SAME_FIELD.get(name, name)
+            if "." in field:
+                self._of_field[field] = -1 if field in self._of_field else self._num_samples
+            if field in fields:
+                raise bad_row(where, f"it has the field {field!r} twice")
+            if field in _ARCHIVES:
+                raise bad_row(where, f"an archive inside: {key}.{name}", "Extract it, and pack its files.")
+            try:
+                check_field(field)
+            except KeyRuleError as err:
+                raise bad_row(where, f"{err} {_FIRST_DOT}", _EXTRACT) from err
+            fields[field] = data
+        self._has_folders |= "/" in key
+        self._has_only_images = self._has_only_images and all(map(is_image_field, fields))
+        data = fields.pop(CLASS_FIELD, b"")
+        try:
+            label = read_label(self._files.read(data) if isinstance(data, File) else data)
+        except (OSError, ValueError) as err:
+            raise bad_row(where, f"its field {CLASS_FIELD!r}: {err}") from err
+        if label is not None:
+            self._has_labels = True
+            fields[CLASS_FIELD] = label
+        return fields
+
+    def _finish(self) -> None:
+        own = {number: field for field, number in self._of_field.items() if number >= 0}
+        if len(own) > 1 and len(own) * 2 > self._num_samples:
+            msg = f"{self.path}: {len(own)} of {self._num_samples} samples have a field that no other sample has, "
+            raise PackError(f"{msg}such as {next(iter(own.values()))!r}. {_FIRST_DOT}.\n  {_EXTRACT}")
+        if not self._has_labels and (self._has_folders or self._has_only_images):
+            way = "To use folder names, extract the tars, one folder per class, and pack the folder above them."
+            self.notes.append(f"folder names are not used as labels; no sample has a class. {way}")
+
+
+class Shards(_Samples):
+    """Finished shards, whose fields are copied.
+
+    Args:
+        source: As for `Tars`.
+        how: How a sample becomes a row.
+        where: Condition on the columns of the folders that is true for the samples to keep; None for all.
+        keep: Names of the fields to keep; None for all.
+        drop: Names of the fields to leave out.
+        rename: New names of fields, by their old names.
+
+    Raises:
+        StorageError, FolderIndexError: As for `Tars`; with `where`, also for a folder without an index.
+        SelectionError: `where` is invalid, or a column is missing or damaged.
+    """
+
+    kind: ClassVar[str] = "shards"
+
+    def __init__(
+        self,
+        source: str | Sequence[str],
+        how: Reading,
+        *,
+        where: str | None = None,
+        keep: Collection[str] | None = None,
+        drop: Collection[str] = (),
+        rename: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(source, how)
+        self._keep, self._drop, self._rename = keep, drop, rename or {}
+        if where is not None:
+            table = ShardTable(source, where=where)
+            self._used = np.split(table.used(), np.cumsum(table.file_counts)[:-1])
+        if self._new_name(CLASS_FIELD) != CLASS_FIELD or CLASS_FIELD in self._rename.values():
+            self.classes = None  # the names belong to another field
+
+    def _fields(self, key: str, members: Mapping[str, Field], where: str) -> Mapping[str, Field]:  # noqa: ARG002
+        fields: dict[str, Field] = {}
+        for name, data in members.items():
+            new = self._new_name(name)
+            if new is not None and new in fields:
+                raise bad_row(where, f"two of its fields become {new!r}")
+            if new is not None:
+                fields[new] = data
+        return fields
+
+    def _finish(self) -> None:
+        unknown = {*(self._keep or ()), *self._drop, *self._rename} - self._seen
+        if unknown:
+            has = ", ".join(sorted(self._seen))
+            raise PackError(f"{min(unknown)}: no sample has this field. The fields are {has}.")
+
+    def _new_name(self, name: str) -> str | None:
+        is_kept = name not in self._drop and (self._keep is None or name in self._keep)
+        return self._rename.get(name, name) if is_kept else None
