@@ -17,7 +17,6 @@ import typer.main
 
 import wdskit
 from wdskit import cli, errors
-from wdskit.packing.options import PackOptions, ReshardOptions, RunOptions, SelectOptions, declared_options
 
 ROOT = Path(__file__).parents[1]
 NOTE = "`tools/generate.py` writes this page from {}."
@@ -78,7 +77,7 @@ def cell(text: str) -> str:
 
 
 API_GROUPS = {
-    "Pack": ["pack", "PackResult", "finish_pack", "reshard", "ReshardResult", "select", "SelectResult"],
+    "Pack": ["pack", "PackResult", "reshard"],
     "Train": ["Pipeline", "make_loader", "load_config", "register", "thread_safe", "gather_valid",
               "Ragged",
               "LoaderStats", "StageStats", "plan", "EpochPlan", "StreamPlan", "bench", "BenchResult"],
@@ -87,10 +86,7 @@ API_GROUPS = {
     "Check, index and split": ["verify", "VerifyResult", "Finding", "index_folder", "export", "ExportReport",
                                "IndexReport", "columns", "Columns", "TextColumn", "split", "SplitReport"],
 }  # fmt: skip
-OPTIONS = {"pack": PackOptions, "reshard": ReshardOptions, "select": SelectOptions}
-"""Functions whose keyword arguments are the fields of a class. The page lists the fields in a table."""
 AFTER = {
-    **{name: ["    options:", "      show_signature: false"] for name in OPTIONS},  # the table lists the keywords
     "Pipeline": ["    options:", "      inherited_members: true"],  # a method for each stage
     "make_loader": ["", "::: wdskit.loader.base.Loader"],  # the class that it returns, which is not a public name
 }
@@ -116,18 +112,7 @@ def api_page() -> str:
         lines += [f"## {title}", ""]
         for name in names:
             lines += [f"::: wdskit.{name}", *AFTER.get(name, []), ""]
-            lines += options_table(OPTIONS[name]) if name in OPTIONS else []
     return "\n".join([*lines, "## Test", "", "::: wdskit.testing.assert_resumes_exactly", ""])
-
-
-def options_table(kind: type[RunOptions]) -> list[str]:
-    """Return the table of a function's options: those of the command line by group, then those for Python objects."""
-    lines = ["| Option | Type | Default | What it is |", "|---|---|---|---|"]
-    for one in declared_options(kind):
-        default = "" if one.default is None or one.name == "disk" else f"`{one.default!r}`"
-        shown = str(one.type).replace(" | None", "").replace("os.PathLike[str]", "path").replace("|", "or")
-        lines.append(f"| `{one.name}` | {cell(shown)} | {default} | {cell(one.metadata['help'])} |")
-    return [*lines, ""]
 
 
 def undocumented(name: str, value: Any) -> Iterable[str]:

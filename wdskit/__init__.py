@@ -35,9 +35,8 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "loader.gather": ("gather_valid",),
     "loader.make": ("make_loader",),
     "loader.stats": ("LoaderStats", "StageStats"),
-    "packing.api": ("PackResult", "finish_pack", "pack"),
-    "packing.reshard": ("ReshardResult", "reshard"),
-    "packing.select": ("SelectResult", "select"),
+    "packing.pack": ("PackResult", "pack"),
+    "packing.reshard": ("reshard",),
     "pipeline.builder": ("Pipeline",),
     "pipeline.settings": ("load_config",),
     "shards.diff": ("DiffResult", "diff"),
@@ -85,13 +84,9 @@ if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC
     from wdskit.loader.make import make_loader as make_loader
     from wdskit.loader.stats import LoaderStats as LoaderStats
     from wdskit.loader.stats import StageStats as StageStats
-    from wdskit.packing.api import PackResult as PackResult
-    from wdskit.packing.api import finish_pack as finish_pack
-    from wdskit.packing.api import pack as pack
-    from wdskit.packing.reshard import ReshardResult as ReshardResult
+    from wdskit.packing.pack import PackResult as PackResult
+    from wdskit.packing.pack import pack as pack
     from wdskit.packing.reshard import reshard as reshard
-    from wdskit.packing.select import SelectResult as SelectResult
-    from wdskit.packing.select import select as select
     from wdskit.pipeline.builder import Pipeline as Pipeline
     from wdskit.pipeline.settings import load_config as load_config
     from wdskit.shards.diff import DiffResult as DiffResult

@@ -44,7 +44,7 @@ def prepare(job: Job, folder: Path) -> None:
             list(pool.map(partial(write_photo, folder / "photos"), range(job.num), chunksize=64))
     rows = ({"__key__": f"{number:08d}", **fields} for number, fields in enumerate(job.samples()))
     num_shards = max(NUM_SHARDS, job.num_bytes // job.shard_bytes)
-    pack(rows, folder / "tar", pattern="s-%03d.tar", max_samples=-(-job.num // num_shards))
+    pack(rows, folder / "tar", max_samples=-(-job.num // num_shards))
     found: dict[str, list[Piece]] = {field: [] for field in FIELDS[job.kind]}
     for number, path in enumerate(job.shards()):
         with tarfile.open(path, "r:") as tar:

@@ -14,7 +14,7 @@ from wdskit import Pipeline
 def open_epochs(job: Job) -> Epochs:
     """Return a loader of `exact`, the default for training; each iteration over it is the next epoch."""
     settings: dict[str, Any] = {"homes": job.homes} if job.homes else {}
-    pipe = Pipeline().exact(f"{job.url or job.shards()[0].parent}/s-*.tar", seed=7, **settings)
+    pipe = Pipeline().exact(f"{job.url or job.shards()[0].parent}/tar-*.tar", seed=7, **settings)
     if job.kind == "images":
         pipe = pipe.decode("rgb8").random_resized_crop(224)
     elif job.kind == "small":

@@ -30,7 +30,7 @@ from wdskit.cli.index import index_command
 from wdskit.cli.info import info_command
 from wdskit.cli.ls import ls_command
 from wdskit.cli.options import Command, Group
-from wdskit.cli.pack import pack_command, pack_finish_command
+from wdskit.cli.pack import pack_command
 from wdskit.cli.plan import plan_command
 from wdskit.cli.reshard import reshard_command
 from wdskit.cli.split import split_command
@@ -74,7 +74,6 @@ def _wdskit(
 
 
 app.command("pack", cls=Command, context_settings={"allow_extra_args": True})(pack_command)
-app.command("pack-finish", cls=Command)(pack_finish_command)
 app.command("index", cls=Command)(index_command)
 app.command("export", cls=Command)(export_command)
 app.command("info", cls=Command)(info_command)

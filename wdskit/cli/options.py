@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
-import inspect
 import os
 import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import Field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +16,6 @@ import typer
 import typer.core
 
 from wdskit.cli.console import print_error
-from wdskit.packing.options import RunOptions, choices_of, declared_options
 from wdskit.text import hide_secrets
 
 _NAME_WIDTH = 25
@@ -118,62 +114,6 @@ class Command(typer.core.TyperCommand):
                 formatter.write(textwrap.indent(textwrap.dedent(self.epilog), " " * formatter.current_indent) + "\n")
 
 
-def takes(kind: type[RunOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds one option to a command for each field of `kind` with a `group` in its metadata.
-
-    The command gets a dict in its parameter `options`: the values that differ from the defaults, by name.
-    """
-    declared = {opt.name: opt for opt in declared_options(kind) if opt.metadata["group"]}
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def run(**values: Any) -> None:
-            given = {name: values.pop(name) for name in declared}
-            options = {name: value for name, value in given.items() if value not in (None, declared[name].default)}
-            command(**values, options=options)
-
-        signature = inspect.signature(command, eval_str=True)
-        own = [each.replace(kind=each.KEYWORD_ONLY) for each in signature.parameters.values()]
-        at = next(place for place, each in enumerate(own) if each.name == "options")
-        parameters = [*own[:at], *map(_parameter, declared.values()), *own[at + 1 :]]
-        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
-        return run
-
-    return decorate
-
-
-def _parameter(opt: Field[Any]) -> inspect.Parameter:
-    """Return the parameter from which typer makes the command-line option for `opt`, a field of an options class."""
-    least, words = opt.metadata["least"], choices_of(opt)
-    is_repeated = opt.name == "fields"
-    kind: Any = str | None
-    default: Any = opt.default if isinstance(opt.default, str) and opt.default else None
-    if isinstance(opt.default, bool):
-        kind, default = bool, False
-    elif least is not None:
-        kind, default = int | None, opt.default
-    elif is_repeated:
-        kind = list[str] | None
-    shown = typer.Option(
-        "--field" if is_repeated else flag_of(opt.name),
-        metavar=opt.metadata["metavar"] or None,
-        min=least,
-        max=opt.metadata["most"],
-        help=opt.metadata["help"],
-        rich_help_panel=opt.metadata["group"],
-        autocompletion=(lambda: words) if words else None,
-    )
-    return inspect.Parameter(
-        opt.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown]
-    )
-
-
-def flag_of(name: str) -> str:
-    """Return the command-line flag of an option's name: `--max-bytes` for `max_bytes`, `--from` for `from_`."""
-    return f"--{name.rstrip('_').replace('_', '-')}"
-
-
 def import_plugins(plugins: Sequence[str] | None) -> None:
     """Import modules by name, also from the current folder, which is added to the end of `sys.path`; None does nothing.
 
@@ -189,3 +129,18 @@ def import_plugins(plugins: Sequence[str] | None) -> None:
         except (Exception, SystemExit) as err:
             print_error(ImportError(f"--plugin {plugin}: cannot be imported: {type(err).__name__}: {err}"))
             raise typer.Exit(2) from err
+
+
+def find_function(name: str | None, plugins: Sequence[str] | None) -> Callable[[str, dict[str, bytes]], Any] | None:
+    """Import the modules `plugins`, and return the function that one of them registered as `name`; None for no name.
+
+    Raises:
+        PipelineError: No function is registered with this name.
+        typer.Exit: With code 2 if a module cannot be imported. The error is printed.
+    """
+    import_plugins(plugins)
+    if name is None:
+        return None
+    from wdskit.stages.registry import resolve
+
+    return resolve(name, {})

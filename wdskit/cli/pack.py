@@ -2,115 +2,184 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from wdskit.cli.console import escape, print_json, show_packing
-from wdskit.cli.options import JsonOption, takes
+from wdskit.cli.options import JsonOption, find_function
 from wdskit.cli.pack_result import print_result, to_json
-from wdskit.packing.options import PackOptions
-from wdskit.processes import usable_cores
 
-if TYPE_CHECKING:
-    from wdskit.packing.api import PackResult
+_SOURCE = {"rich_help_panel": "Source"}
+_SAMPLES = {"rich_help_panel": "Samples"}
+_IMAGES = {"rich_help_panel": "Changes"}
 
-_SLOW_S = 10
-"""A run that takes longer in one process ends with a hint at `--workers`."""
+MaxSamples = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Most samples in a shard. Default: 10,000.", rich_help_panel="Shards"),
+]
+MaxBytes = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Most bytes of a shard: 200MB. Default: 1GB.", rich_help_panel="Shards"),
+]
+NumShards = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Exactly N shards of equal size.", rich_help_panel="Shards"),
+]
+Shuffle = Annotated[
+    int | None,
+    typer.Option(metavar="SEED", min=0, help="Shuffle with this seed.", rich_help_panel="Shards"),
+]
+Split = Annotated[
+    str | None,
+    typer.Option(metavar="SHARES", help="Shards for each split: train=0.9,val=0.1.", rich_help_panel="Shards"),
+]
+Columns = Annotated[
+    str,
+    typer.Option(metavar="NAMES", help="Columns beside the index: width,cls,json.a.", rich_help_panel="Shards"),
+]
+Append = Annotated[bool, typer.Option("--append", help="Add shards to those in DEST.", rich_help_panel="Shards")]
+MapName = Annotated[
+    str | None,
+    typer.Option("--map", metavar="NAME", help="Change samples by this function.", rich_help_panel="Changes"),
+]
+Plugin = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", metavar="PKG", help="Module that registers it. Repeatable.", rich_help_panel="Changes"),
+]
+Part = Annotated[
+    str | None,
+    typer.Option(metavar="I/N", help="Fill part I of N only. Run without it to end.", rich_help_panel="Run"),
+]
+On = Annotated[
+    str | None,
+    typer.Option(metavar="ray", help="Fill on a Ray cluster, or ray://HOST:PORT.", rich_help_panel="Run"),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Processes. Default: all cores.", rich_help_panel="Run"),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be written, but write nothing.", rich_help_panel="Run")
+]
 
 
-@takes(PackOptions)
 def pack_command(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="What to pack: a folder, a table, ...; see above.")],
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder to write the shards to, or s3://bucket/folder.")],
-    options: dict[str, Any],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="What to pack; see above.")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder, or s3://bucket/folder.")],
+    *,
+    image: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Column with the image. Default: image, ...", **_SOURCE),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column with the key. Default: key, or path.", **_SOURCE)
+    ] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=COLUMN", help="Further fields: --field cls=label. Repeatable.", **_SOURCE),
+    ] = None,
+    sidecars: Annotated[
+        str, typer.Option(metavar="EXT,...", help="Files beside an image: json,txt,seg.png.", **_SOURCE)
+    ] = "",
+    files: Annotated[
+        str, typer.Option(metavar="EXT,...", help="Files to pack in place of images: wav,flac.", **_SOURCE)
+    ] = "",
+    images: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Folder of the images of COCO annotations.", **_SOURCE)
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Class names: a packed folder, or a list.", **_SAMPLES),
+    ] = None,
+    keys: Annotated[
+        str,
+        typer.Option(metavar="KIND", help="clean: odd characters become _; given; hashed.", **_SAMPLES),
+    ] = "clean",
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out bad rows; rejected.jsonl lists them.", **_SAMPLES)
+    ] = False,
+    validate: Annotated[
+        str, typer.Option(metavar="LEVEL", help="Check images: none, structure, decode.", **_SAMPLES)
+    ] = "structure",
+    resize: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Shrink the shorter side to N pixels.", **_IMAGES)
+    ] = None,
+    keep_json: Annotated[
+        bool, typer.Option("--keep-json", help="No number in JSON describes the pixels.", **_IMAGES)
+    ] = False,
+    format: Annotated[  # noqa: A002 (the name of the option)
+        str | None, typer.Option(metavar="jpg|webp|png", help="New format of images. Default: theirs.", **_IMAGES)
+    ] = None,
+    quality: Annotated[
+        int | None, typer.Option(metavar="1..100", min=1, max=100, help="Of new images. Default: 90.", **_IMAGES)
+    ] = None,
+    map_name: MapName = None,
+    plugin: Plugin = None,
+    max_samples: MaxSamples = None,
+    max_bytes: MaxBytes = None,
+    num_shards: NumShards = None,
+    shuffle: Shuffle = None,
+    split: Split = None,
+    columns: Columns = "",
+    append: Append = False,
+    part: Part = None,
+    on: On = None,
+    workers: Workers = None,
+    dry_run: DryRun = False,
     json: JsonOption = False,
 ) -> None:
     """Pack images and tables into shards.
 
-    Writes shards (POSIX tar) with an .idx beside each, classes.json if folders are classes, and the index last. The
-    same input gives the same bytes. A file gets its name only when it is complete and on disk. After a kill, run the
-    same command again: it continues.
-
-    SOURCE is a folder of images whose sub-folders are classes, a table (.jsonl, .csv, .tsv, .parquet), COCO annotations
-    (.json), a data set saved by Hugging Face's datasets, tars, zips, or - for paths on standard input. Several
-    .parquet, .tar or .zip files are given as a folder or a quoted pattern. Tars may be in a store:
-    s3://bucket/old/part-{000000..000012}.tar, or a pattern or folder of a bucket.
-
-    --from names the kind if the path does not show it: folder, table (JSON lines on standard input), parquet, coco, hf,
-    tar, zip, list (one path per line).
-
-    Images are copied byte for byte, unless --resize, --format or --orient changes them. Changed images keep their
-    colour profile and EXIF, and only --max-samples limits their shards, because sizes are not known beforehand.
-    --validate sets how each image is checked: magic compares its first bytes with its name, structure (the default)
-    also reads the parts of its file, decode also all pixels. JSON is parsed, too.
-
-    Several machines can share DEST: each packs one part, for example --part $SLURM_ARRAY_TASK_ID/8, and
-    `wdskit pack-finish DEST` then writes the index.
-
-    If DEST is in a bucket (s3://, gs://, az://), each shard is uploaded when it is filled, and the index last.
-
-    In Python: wdskit.pack
+    SOURCE is a folder of images (a sub-folder is a class), a table (.csv .tsv .jsonl .parquet, a .json array), COCO
+    annotations (.json), or tars: a file, a folder, a quoted pattern, also in a store. After a kill, run the same
+    command again: it continues. In Python: wdskit.pack
 
     Examples:
         wdskit pack photos data/train
-        wdskit pack labels.csv data/train --field cls=label --split train=.9,val=.1
-        find photos -name '*.jpg' | wdskit pack - data/train
+        wdskit pack labels.csv data --field cls=label --split train=.9,val=.1
     """
-    from wdskit.errors import PackError
-    from wdskit.packing.api import pack
+    from wdskit.packing.pack import pack
 
     if context.args:  # the shell has replaced a pattern by names
-        num = len(context.args) + 2
-        msg = f"pack takes one SOURCE and one DEST, but got {num} names: {source} {dest} ... {context.args[-1]}."
-        raise typer.BadParameter(
-            f"{escape(msg)} Name the folder, quote a pattern ('*.tar'), or send the names: "
-            "find FOLDER -name '*.jpg' | wdskit pack - DEST"
-        )
-
-    if source == "finish" and not Path(source).exists():
-        hint = f"Did you mean `wdskit pack-finish {dest}`?"
-        raise PackError(f"{source}: there is no such folder or file. {hint}")
+        names = f"{len(context.args) + 2} names: {source} {dest} ... {context.args[-1]}"
+        msg = f"pack takes one SOURCE and one DEST, but got {names}. Name the folder, or quote a pattern: '*.tar'."
+        raise typer.BadParameter(escape(msg))
+    function = find_function(map_name, plugin)
     with show_packing() as show:
-        result = pack(source, dest, **options, progress=show)
-    _print(result, json=json, is_part="part" in options)
-    num_cpus = usable_cores()
-    if (
-        result.seconds >= _SLOW_S
-        and options.get("workers", 1) == 1 < num_cpus
-        and "on" not in options
-        and result.plan
-        and not json
-    ):
-        print(f"It ran in one process. `--workers {num_cpus}` uses all CPUs of this machine.")
-    if "part" in options and not json:
-        print(f"This is part {escape(options['part'])}. When all parts are done: wdskit pack-finish {escape(dest)}")
-
-
-def pack_finish_command(
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder that holds the shards of all parts.")],
-    json: JsonOption = False,
-) -> None:
-    """Write the index of a folder that was packed in parts.
-
-    The index has the same bytes as that of a single run. If shards are missing, the parts to run again are listed.
-
-    In Python: wdskit.finish_pack
-
-    Examples:
-        wdskit pack photos data/train --part 0/2
-        wdskit pack photos data/train --part 1/2
-        wdskit pack-finish data/train
-    """
-    from wdskit.packing.api import finish_pack
-
-    _print(finish_pack(dest), json=json)
-
-
-def _print(result: PackResult, *, json: bool, is_part: bool = False) -> None:
+        result = pack(
+            source,
+            dest,
+            image=image,
+            key=key,
+            fields=field or (),
+            classes=classes,
+            keys=keys,
+            sidecars=sidecars,
+            files=files,
+            images=images,
+            skip_bad=skip_bad,
+            validate=validate,
+            resize=resize,
+            keep_json=keep_json,
+            format=format,
+            quality=quality,
+            map=function,
+            max_samples=max_samples,
+            max_bytes=max_bytes,
+            num_shards=num_shards,
+            shuffle=shuffle,
+            split=split,
+            columns=columns,
+            append=append,
+            part=part,
+            on=on,
+            workers=workers,
+            dry_run=dry_run,
+            progress=show,
+        )
     if json:
         print_json(to_json(result))
     else:
-        print_result(result, is_part=is_part)
+        print_result(result, part=part)

@@ -1,279 +1,280 @@
-"""Fill shards with their rows, in this process or in worker processes."""
+"""Fill one shard: read its rows, check and change them, write tar, `.idx` and entry. Runs in any process.
+
+The files of a job are named by the digest of everything that decides the bytes, so a job is done if its entry is there.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
-from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, NamedTuple
 
-from wdskit.codecs.formats import is_image_field
-from wdskit.codecs.ignored_parts import find_unused
-from wdskit.dataset.binary_index import ShardEntry
+import numpy as np
+
+from wdskit.codecs.fields import encode_field
+from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.lock import share_lock_until_exit
-from wdskit.dataset.shard import digest_offsets, write_offsets
-from wdskit.errors import PackError, WdskitError
-from wdskit.files import DISK, Buffer, Disk, TempFile, describe_os_error, publish, publish_bytes
-from wdskit.packing.plan import ShardJob, ShardJobs
-from wdskit.packing.references import FieldBytes, FileBytes, PartBytes, SourceFiles
-from wdskit.packing.remote_prefetch import read_ahead
-from wdskit.packing.row import OnProgress, Progress, Row, size_of
-from wdskit.packing.run_journal import values_path
-from wdskit.packing.transforms import Field, Transforms
+from wdskit.dataset.shard import digest_offsets, idx_bytes
+from wdskit.errors import DecodeError, FolderIndexError, KeyRuleError, PackError, RowError
+from wdskit.files import DISK, Disk, describe_os_error, publish, publish_bytes, read_own
+from wdskit.packing.change import Change
+from wdskit.packing.labels import ClassNames
+from wdskit.packing.plan import Rows, with_dtypes
+from wdskit.packing.row import Field, File, Label, LabelledJson, Row, SourceFiles, Values, bad_row
 from wdskit.shards.column_values import ColumnBuilder, reader_of
-from wdskit.shards.parallel import map_shards
-from wdskit.tar.writer import END_BYTES, TarWriter
+from wdskit.tar.writer import TarWriter
 
-_FILE_KINDS = (FileBytes, PartBytes)
 _LARGE_BYTES = 16 << 10
-"""Smallest size of a file that is read directly into the writer's buffer. A copy takes 40 of the 200 us for 100 KB."""
+"""Smallest file that is read straight into the writer's buffer. A copy takes 40 of the 200 us for 100 KB."""
+
+_ENTRY_VERSION = 1
 
 OnSample = Callable[[int, int], None]
 """Called after each sample with the numbers of samples and of shard bytes added since the last call."""
 
 
-class ProgressCounter:
-    """Counts packed samples and bytes. Calls `on_progress` with the sums: when it is made, and after each change.
+class Job(NamedTuple):
+    """One shard to fill.
 
-    `total` has the numbers of samples and of bytes at the end of the run. A number that is not known is None.
+    Attributes:
+        name: File name of the shard.
+        rows: Its rows.
+        digest: 32 hex digits that identify everything that decides the bytes of the shard; its files have this name.
+        num_bytes: Bytes of the file; 0 if samples may change.
     """
 
-    def __init__(self, on_progress: OnProgress, total: tuple[int | None, int | None]) -> None:
-        self._on_progress = on_progress
-        self._total = total
-        self._samples = self._bytes = 0
-        self(0, 0)
-
-    def __call__(self, num_samples: int, num_bytes: int) -> None:
-        """Add `num_samples` samples and their `num_bytes` bytes in a shard, then report the sums to `on_progress`."""
-        self._samples += num_samples
-        self._bytes += num_bytes
-        self._on_progress(Progress("packing", self._samples, self._bytes, *self._total))
-
-    def add(self, entry: ShardEntry) -> None:
-        """Add the samples and bytes of a filled shard, except its end marker, then report the sums to `on_progress`."""
-        self(entry.num_samples, entry.num_bytes - END_BYTES)
+    name: str
+    rows: Rows
+    digest: str
+    num_bytes: int
 
 
-def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
-    """Write one shard and its `.idx`, and return its index entry.
+@dataclass(frozen=True)
+class Filler:
+    """What all jobs of a run share: how rows become samples.
 
-    With `job.columns`, the values of these columns are written to `run_journal.values_path(job.path)`. If `job.sha256`
-    is set, the shard exists already. Then nothing is written, and the rows are only compared with this digest.
+    Attributes:
+        work: The folder for the files of the jobs.
+        change: The checks and changes of each sample.
+        numbers: Class number of each class name.
+        classes: The allowed classes; None if `numbers` has the names of all rows.
+        dtypes: Dtype of each `npy` column.
+        columns: How each column is computed, by its name.
+        disk: Performs the file operations.
+    """
 
-    Args:
-        job: The shard to fill.
-        disk: Performs the file operations; tests replace it.
-        on_sample: Called after each sample with the numbers of added samples and bytes.
+    work: Path
+    change: Change
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    classes: ClassNames | None = None
+    dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    disk: Disk = DISK
+
+    def digest_options(self) -> bytes:
+        """Return, as bytes, all options that decide the bytes of a shard."""
+        dtypes = {name: dtype.str for name, dtype in self.dtypes.items()}
+        columns = {name: dict(source) for name, source in self.columns.items()}
+        options = [_ENTRY_VERSION, self.change.to_json(), dict(self.numbers), dtypes, columns]
+        return json.dumps(options, sort_keys=True, default=str).encode()
+
+    def read(self, row: Row, files: SourceFiles) -> dict[str, bytes]:
+        """Return the fields of a row as they are packed, sorted by name.
+
+        Raises:
+            RowError: A file cannot be read or was changed, or a field is damaged, does not fit its name, or cannot be
+                changed.
+        """
+        try:
+            read = iter(files.read([data for data in row.fields.values() if type(data) is File]))
+            fields = {
+                name: next(read) if type(data) is File else self._encode(row, data) for name, data in row.fields.items()
+            }
+            if self.change.changes_bytes:
+                return self.change.apply(row.key, fields)
+            for name, data in fields.items():
+                self.change.check(name, data)
+        except (OSError, ValueError, DecodeError, KeyRuleError) as err:
+            raise _failed(row, err) from err
+        return fields
+
+    def _encode(self, row: Row, data: Field) -> bytes:
+        """Return the bytes of a field that is not a file."""
+        if type(data) is bytes:
+            return data
+        if isinstance(data, LabelledJson):
+            label = row.fields[CLASS_FIELD]
+            assert isinstance(label, Label)
+            return data.replace(b"\0", b"%d" % self._number(label))
+        if isinstance(data, Label):
+            return b"%d" % self._number(data)
+        assert isinstance(data, Values)
+        return encode_field("npy", data.array)
+
+    def _number(self, label: Label) -> int:
+        if self.classes is not None:
+            return self.classes.number(label)
+        return self.numbers[label.value] if isinstance(label.value, str) else label.value
+
+    def find_bad(self, rows: Rows) -> list[RowError | None]:
+        """Return the error of each row that cannot be packed, and None for each other row."""
+        found: list[RowError | None] = []
+        with contextlib.closing(SourceFiles()) as files:
+            for row in rows:
+                try:
+                    self.read(with_dtypes(row, self.dtypes), files)
+                    found.append(None)
+                except RowError as err:
+                    found.append(err)
+        return found
+
+    def fill(self, job: Job, on_sample: OnSample | None = None) -> Entry:
+        """Fill a shard, unless it is filled already. Return its entry.
+
+        Raises:
+            RowError: A row cannot be packed.
+            PackError: The folder cannot be written.
+            SelectionError: A sample has no valid value for a column.
+            FolderIndexError: An entry of this job is damaged.
+        """
+        known = read_entry(self.work, job.digest)
+        if known is not None:
+            return known
+        tar = self.work / f"{job.digest}.tar"
+        try:
+            with publish(tar, disk=self.disk) as temp:
+                writer = TarWriter(temp.write, hand_over=temp.hand_over)
+                names, offsets, values = self._write(job, writer, on_sample)
+                sha256 = temp.sha256
+            publish_bytes(tar.with_suffix(".idx"), idx_bytes(offsets), disk=self.disk)
+            entry = Entry(
+                len(offsets) - 1, writer.offset, sha256, tuple(sorted(names)), digest_offsets(offsets), values
+            )
+            write_entry(self.work, job.digest, entry, disk=self.disk)
+        except OSError as err:
+            raise PackError(f"{self.work.parent}: {job.name}: cannot be written: {describe_os_error(err)}") from err
+        return entry
+
+    def _write(
+        self, job: Job, writer: TarWriter, on_sample: OnSample | None
+    ) -> tuple[set[str], list[int], dict[str, list[object]]]:
+        """Write the rows of a job. Return the names of fields, the offsets of samples, and the values of columns."""
+        names: set[str] = set()
+        offsets = [0]
+        columns = ColumnBuilder(self.columns, job.name)
+        with contextlib.closing(SourceFiles()) as files:
+            for row in job.rows:
+                for name, data in self._fields(with_dtypes(row, self.dtypes), writer, files):
+                    names.add(name)
+                    if self.columns:
+                        columns.add(name, len(data), reader_of(data))
+                if self.columns:
+                    columns.end(row.key)
+                offsets.append(writer.offset)
+                if on_sample:
+                    on_sample(1, offsets[-1] - offsets[-2])
+        writer.finish()
+        return names, offsets, columns.values()
+
+    def _fields(self, row: Row, writer: TarWriter, files: SourceFiles) -> Iterable[tuple[str, bytes | memoryview]]:
+        """Write the members of a row, and yield the name and the data of each while they can be read."""
+        large = not self.change.changes_bytes and any(
+            isinstance(data, File) and data.num_bytes >= _LARGE_BYTES for data in row.fields.values()
+        )
+        if not large:
+            for name, data in self.read(row, files).items():
+                writer.add(f"{row.key}.{name}", data)
+                yield name, data
+            return
+        for name, source in row.fields.items():
+            memory = writer.reserve(f"{row.key}.{name}", source.num_bytes) if isinstance(source, File) else None
+            try:
+                if memory is None:
+                    data = files.read([source])[0] if isinstance(source, File) else self._encode(row, source)
+                    memory = memoryview(data)
+                    writer.add(f"{row.key}.{name}", memory)
+                else:
+                    files.read_into(source, memory)  # type: ignore[arg-type]
+                self.change.check(name, memory)
+            except (OSError, ValueError, DecodeError) as err:
+                raise _failed(row, err) from err
+            yield name, memory
+
+
+def fill_in_worker(job: Job, *, filler: Filler) -> Entry:
+    """Fill a shard in a worker process, which holds a shared lock on the folder until it ends."""
+    share_lock_until_exit(filler.work)
+    return filler.fill(job)
+
+
+def _failed(row: Row, err: Exception) -> RowError:
+    problem = f"{err.filename}: {err.strerror}" if isinstance(err, OSError) and err.filename else str(err)
+    return bad_row(row.where, problem)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a filled shard. The file of an entry is the proof that shard and `.idx` are whole.
+
+    Attributes:
+        num_samples: Number of samples.
+        num_bytes: Bytes of the shard.
+        sha256: Hex digest of the shard.
+        fields: Names of all fields, sorted.
+        idx_sha256: Hex digest of the `.idx`.
+        columns: Values of each column.
+        name: Name of the shard in a bucket, from the start of its upload on; empty for a shard of a local folder.
+        etags: ETag of each uploaded object by its name; empty for a shard that is on this disk.
+    """
+
+    num_samples: int
+    num_bytes: int
+    sha256: str
+    fields: tuple[str, ...]
+    idx_sha256: str
+    columns: Mapping[str, list[object]] = field(default_factory=dict, repr=False)
+    name: str = ""
+    etags: Mapping[str, str | None] = field(default_factory=dict)
+
+
+def write_entry(work: Path, digest: str, entry: Entry, *, disk: Disk) -> None:
+    """Publish the file of an entry. OSError: An operation of `disk` fails."""
+    document = {"version": _ENTRY_VERSION, **asdict(entry)}
+    document["check"] = _check_of(document)
+    publish_bytes(work / f"{digest}.json", json.dumps(document).encode(), disk=disk)
+
+
+def read_entry(work: Path, digest: str) -> Entry | None:
+    """Return the entry of a filled shard; None if the shard is not filled, or if its files are not as the entry says.
 
     Raises:
-        RowError: A row cannot be packed.
-        PackError: The folder cannot be written, or the bytes do not have the digest `job.sha256`.
-        SelectionError: A sample has no valid value for a column.
-        StorageError: An object with bytes of a field cannot be read, or was replaced.
+        FolderIndexError: The entry is damaged, foreign or of another version.
     """
+    path = work / f"{digest}.json"
+    data = read_own(path)
+    if data is None:
+        return None
     try:
-        if job.sha256 is None:
-            with publish(job.path, disk=disk) as temp:
-                entry, offsets, values = _fill(job, temp, on_sample)
-            if job.columns:
-                publish_bytes(values_path(job.path), json.dumps(values, ensure_ascii=True).encode(), disk=disk)
-            write_offsets(job.path, offsets, disk=disk)
-        else:
-            entry, _, _ = _fill(job, hashlib.sha256(), on_sample)
-            if entry.sha256 != job.sha256:
-                msg = (
-                    f"{job.path}: its rows now give other bytes than those in the folder's index. Nothing was replaced."
-                )
-                raise PackError(f"{msg}\n  Use the source as it was when it was packed, and the same options.")
-    except OSError as err:
-        raise PackError(f"{job.path}: cannot be written: {describe_os_error(err)}") from err
-    return entry
-
-
-def fill_jobs(
-    jobs: ShardJobs, *, workers: int, log: Path, disk: Disk, count: ProgressCounter
-) -> Generator[ShardEntry, None, None]:
-    """Fill shards in this process or, for several shards with several `workers`, in worker processes.
-
-    The shards have the same bytes in both cases.
-
-    Args:
-        jobs: The shards to fill.
-        workers: Number of processes.
-        log: The log of the run. Each worker process holds a shared lock on this file until the process ends.
-        disk: Performs the file operations; tests replace it.
-        count: Called with the numbers of samples and bytes that were packed since its last call.
-
-    Yields:
-        The index entries of the shards, in order.
-
-    Raises:
-        WdskitError: A shard cannot be filled, or a worker process was killed. If several shards cannot be filled, the
-            error of the first of these shards is raised.
-    """
-    if workers == 1 or len(jobs) < 2:
-        for job in jobs:
-            yield fill_shard(job, disk=disk, on_sample=count)
-        return
-    fill = functools.partial(_fill_in_worker, log=log, disk=disk)
-    with contextlib.closing(map_shards(fill, jobs, workers=workers)) as filled:  # stops the workers before an error
-        for entry in filled:
-            if isinstance(entry, WdskitError):
-                raise entry
-            count.add(entry)
-            yield entry
-
-
-def _fill_in_worker(job: ShardJob, *, log: Path, disk: Disk) -> ShardEntry:
-    share_lock_until_exit(log)
-    return fill_shard(job, disk=disk)
-
-
-def _fill(
-    job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | None
-) -> tuple[ShardEntry, list[int], dict[str, list[object]]]:
-    """Write the bytes of a shard to `sink`, a temporary file or a digest.
-
-    Returns:
-        The shard's index entry; the byte offset of each sample, then the end of the last sample; and the values of each
-        column, by its name.
-
-    Raises:
-        RowError: A row cannot be packed.
-        SelectionError: A sample has no valid value for a column.
-        StorageError: An object with bytes of a field cannot be read, or was replaced.
-    """
-    names: set[str] = set()
-    offsets = [0]
-    unused: dict[str, tuple[int, str]] = {}
-    columns = ColumnBuilder(job.columns, str(job.path))
-    writer = TarWriter(sink.write, hand_over=sink.hand_over) if isinstance(sink, TempFile) else TarWriter(sink.update)
-    is_transformed = job.threads > 1 or job.transforms.changes_bytes
-    rows: Generator[tuple[Row, Iterable[tuple[str, Buffer]]], None, None]
-    if is_transformed:
-        rows = read_transformed(read_ahead(job.rows), job.transforms, threads=job.threads)
-    else:
-        rows = _read_unchanged(job.rows, writer)
-    is_checked = not is_transformed and job.transforms.validate != "none"  # `read_transformed` checks its rows
-    counts_unused = job.transforms.checks_structure
-    with contextlib.closing(rows):
-        for row, fields in rows:
-            for field, data in fields:
-                names.add(field)
-                if not isinstance(data, memoryview):  # a memoryview is in the writer's buffer already
-                    writer.add(f"{row.key}.{field}", data)
-                if is_checked:
-                    row.check(field, data, job.transforms)
-                if counts_unused and is_image_field(field):
-                    for part in find_unused(data):
-                        count, first = unused.get(part, (0, row.where))
-                        unused[part] = count + 1, first
-                if job.columns:
-                    columns.add(field, len(data), reader_of(data))
-            if job.columns:
-                columns.end(row.key)
-            offsets.append(writer.offset)
-            if on_sample:
-                on_sample(1, offsets[-1] - offsets[-2])
-    writer.finish()
-    assert job.num_bytes in {0, writer.offset}
-    entry = ShardEntry(
-        name=job.path.name,
-        num_samples=len(offsets) - 1,
-        num_bytes=writer.offset,
-        sha256=sink.sha256 if isinstance(sink, TempFile) else sink.hexdigest(),
-        fields=tuple(sorted(names)),
-        idx_sha256=digest_offsets(offsets),
-        unused=tuple((part, *unused[part]) for part in sorted(unused)),
-    )
-    return entry, offsets, columns.values()
-
-
-def _read_unchanged(
-    rows: Iterable[Row], writer: TarWriter
-) -> Generator[tuple[Row, Iterable[tuple[str, Buffer]]], None, None]:
-    """Yield each row with an iterable of (name, bytes) of its fields. In a row with a large file, a field is read when
-    the iteration reaches the field.
-
-    For a large file, the bytes may be a memoryview: the member is then in the buffer of `writer` already, and the
-    memoryview is valid until the next member. The caller must write the other members, in order.
-
-    Raises:
-        RowError: A file cannot be read or was changed.
-        StorageError: An object in a store cannot be read, or was replaced.
-    """
-    with contextlib.closing(SourceFiles()) as files:
-        for row in read_ahead(rows):
-            if any(_is_large(source) for _, source in row.fields):
-                yield row, ((field, _read_field(writer, row, field, source, files)) for field, source in row.fields)
-            else:
-                yield row, row.read_fields(files)
-
-
-def _is_large(source: FieldBytes) -> TypeGuard[FileBytes | PartBytes]:
-    return type(source) in _FILE_KINDS and size_of(source) >= _LARGE_BYTES
-
-
-def _read_field(writer: TarWriter, row: Row, field: str, source: FieldBytes, files: SourceFiles) -> bytes | memoryview:
-    """Read a field and return its bytes.
-
-    A large file is read straight into the buffer of `writer`, as a complete member with its header, and the result is a
-    memoryview of the member's data, valid until the next member. Otherwise the result is bytes, and the caller must add
-    the member to `writer`. `source` is the field's item in `row.fields`.
-
-    Raises:
-        RowError: The file of the field cannot be read or was changed.
-        StorageError: The object in a store cannot be read, or was replaced.
-    """
-    if _is_large(source):
-        memory = writer.reserve(f"{row.key}.{field}", source.num_bytes)
-        if memory is not None:
-            row.read_into(source, memory, files)
-            return memory
-    return row.read_field(source, files)
-
-
-_AHEAD = 2
-"""Number of rows per thread that are read ahead, so that one large image does not stop the other threads."""
-
-
-def read_transformed(
-    rows: Iterable[Row], transforms: Transforms, *, threads: int
-) -> Generator[tuple[Row, list[Field]], None, None]:
-    """Read and transform rows in several threads. Yield each row with its fields to pack, in the order of `rows`.
-
-    Args:
-        rows: The rows to read.
-        transforms: The transforms of each row.
-        threads: Number of threads; 1 uses only the calling thread. Each thread has some rows with decoded images in
-            memory.
-
-    Raises:
-        RowError: A row cannot be packed. If several rows cannot be packed, the error of the first is raised.
-        StorageError: An object in a store cannot be read, or was replaced.
-    """
-    if threads == 1:
-        for row in rows:
-            yield row, row.read(transforms)
-        return
-    if transforms.resize is not None:
-        import torch  # noqa: F401 (imported once, before the threads start)
-    pool = ThreadPoolExecutor(threads, initializer=transforms.prepare_thread)
+        document = json.loads(data)
+        is_right = document.pop("check") == _check_of(document) and document.pop("version") == _ENTRY_VERSION
+        entry = Entry(**document | {"fields": tuple(document["fields"])}) if is_right else None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        entry = None
+    if entry is None:
+        msg = f"{path}: this is not the entry of a filled shard. Remove it: the shard is then filled again."
+        raise FolderIndexError(msg, folder=str(work.parent))
+    if entry.etags:
+        return entry
     try:
-        pending: deque[tuple[Row, Future[list[Field]]]] = deque()
-        for row in rows:
-            pending.append((row, pool.submit(row.read, transforms)))
-            if len(pending) >= _AHEAD * threads:
-                row, future = pending.popleft()
-                yield row, future.result()
-        while pending:
-            row, future = pending.popleft()
-            yield row, future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+        sizes = [(work / f"{digest}{suffix}").stat().st_size for suffix in (".tar", ".idx")]
+    except OSError:
+        return None
+    return entry if sizes == [entry.num_bytes, 8 * (entry.num_samples + 1)] else None
+
+
+def _check_of(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

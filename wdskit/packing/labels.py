@@ -1,203 +1,112 @@
-"""Convert values to labels and class numbers, and read the class names of the option `--classes`.
-
-docs/pack.md, "Labels", describes the rule. All kinds of source and `reshard` use the same rule.
-"""
+"""Labels: a whole number, or a name that is numbered. docs/pack.md, "Labels", has the rule, which all sources share."""
 
 from __future__ import annotations
 
 import difflib
-import hashlib
-import math
-import numbers
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES, parse_classes, read_classes
 from wdskit.errors import FolderIndexError, PackError, StorageError
 from wdskit.files import describe_missing
+from wdskit.packing.row import Label
 from wdskit.storage.urls import read_bytes
 
 NO_CLASS = -1
 """Class number of a sample without a class, as in data sets of Hugging Face."""
-Label: TypeAlias = int | float | str
-"""A whole number, a number that is not whole or too large to be exact, or a name."""
 
-_SHOWN = 5
+_NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]{0,18})", re.ASCII)
+_FRACTION = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
+_MAX_EXACT = 1 << 53  # floats represent all whole numbers up to this one
 _SHOWN_CHARS = 60
-_WHOLE = re.compile(r"\s*([+-]?[0-9]{1,300})(\.0*)?\s*", re.ASCII)
-_DECIMAL = re.compile(r"\s*[+-]?([0-9]{1,300}\.[0-9]+|\.[0-9]+)\s*", re.ASCII)
-_MAX_LABEL = (1 << 63) - 1  # labels become int64
-_MAX_FLOAT = 1 << 53  # floats represent all whole numbers up to this one
 
 
 def read_label(value: Any) -> Label | None:
-    """Convert a value to a label. 2, 2.0, "2" and "2.0" give the same label. None, NaN and blank text give no label.
+    """Return the label that a value means; None for no label: None, NaN or blank text.
 
-    Returns:
-        An int for a whole number; a float for any other number; the unchanged text for a name; None for no label. A
-        float above 2**53 stays a float, because it may not be exact.
+    Whole numbers, and text of digits without a leading zero, are numbers: 7 and "7". A float is one if it is whole, as
+    pandas writes a column with missing values. All other text is a name: "cat", "01440764".
 
     Raises:
-        ValueError: The value is not a number or text (a bool is neither), or is text that is not UTF-8.
+        ValueError: The value is a fraction, text such as "2.0", a bool, a list or another type, or text that is not
+            UTF-8; or a number does not fit 64 bits.
     """
-    if isinstance(value, str):
-        if not value or value.isspace():
-            return None
-        if match := _WHOLE.fullmatch(value):
-            return int(match[1]) if match[2] is None else _exact_int(int(match[1]))
-        if _DECIMAL.fullmatch(value):
-            return float(value)
-        if not is_utf8(value):
-            raise ValueError(f"{value!r} holds half of a surrogate pair, which is not text")
-        return value
-    if value is None:
+    if isinstance(value, bytes | bytearray | memoryview):
+        value = bytes(value).decode(errors="surrogateescape")
+    if hasattr(value, "item"):  # a scalar of NumPy
+        value = value.item()
+    if value is None or value != value:  # noqa: PLR0124 (NaN)
         return None
-    is_number = not isinstance(value, bool)
-    if is_number and isinstance(value, numbers.Integral):
-        return int(value)
-    if is_number and isinstance(value, numbers.Real):
-        number = float(value)
-        if math.isnan(number):
+    if isinstance(value, str):
+        text = value.strip()
+        if not text:
             return None
-        return _exact_int(int(number)) if number.is_integer() else number
-    shown = repr(value)
-    shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
-    raise ValueError(f"{shown} is a {type(value).__name__}, but a label is one whole number or one name")
+        if _FRACTION.fullmatch(text):
+            raise ValueError(f"{value!r} is text of a fraction. Write a whole number, or a name")
+        if not _NUMBER.fullmatch(text):
+            _check_name(value)
+            return Label(value)
+        value = int(text)
+    elif isinstance(value, float) and value.is_integer() and abs(value) <= _MAX_EXACT:
+        value = int(value)
+    if type(value) is not int:
+        shown = repr(value)[:_SHOWN_CHARS]
+        raise ValueError(f"{shown} is a {type(value).__name__}. A label is a whole number or a name")
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"{value} does not fit the 64 bits of a label")
+    return Label(value)
 
 
-def _exact_int(number: int) -> int | float:
-    """Return a whole number from -2**53 to 2**53 as an int, any other whole number as a float."""
-    return number if abs(number) <= _MAX_FLOAT else float(number)
+def _check_name(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as err:
+        raise ValueError(f"the name {name!r} is not UTF-8") from err
 
 
-@dataclass(frozen=True)
 class ClassNames:
-    """The allowed classes.
+    """The classes of `--classes`, or of a folder that is added to.
 
-    Attributes:
-        names: Names of the classes; the position is the class number.
+    Args:
+        names: Class names in the order of their numbers.
         where: Source of the names, for messages.
+
+    Raises:
+        PackError: There is no name, a name is blank or not text, or a name appears twice.
     """
 
-    names: tuple[str, ...]
-    where: str
-
-    @cached_property
-    def numbers(self) -> dict[str, int]:
-        """The class number of each class, by the class name."""
-        return {name: number for number, name in enumerate(self.names)}
-
-    @cached_property
-    def _labels(self) -> dict[Label | None, int]:
-        """The class number of each class, by the label that `read_label` makes of the class name."""
-        return {read_label(name): number for number, name in enumerate(self.names)}
-
-    @cached_property
-    def _has_numeric_name(self) -> bool:
-        return any(not isinstance(label, str) for label in self._labels)
-
-    def describe(self) -> str:
-        """Return a short text that identifies the classes: the first names, the count and a digest."""
-        digest = hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:16]
-        return f"{self._first_names()} ({len(self.names)} classes, sha256 {digest})"
+    def __init__(self, names: Sequence[Any], where: str) -> None:
+        wrong = next((name for name in names if not isinstance(name, str) or not name.strip()), None)
+        if not names or wrong is not None:
+            raise PackError(f"{where}: {wrong!r} is not the name of a class. Give each number a name.")
+        self.numbers: Mapping[str, int] = {name: number for number, name in enumerate(names)}
+        if len(self.numbers) < len(names):
+            twice = next(name for number, name in enumerate(names) if self.numbers[name] != number)
+            raise PackError(f"{where}: the class {twice!r} appears twice. Give each number a different name.")
+        self.where = where
+        self._has_number = any(_NUMBER.fullmatch(name.strip()) for name in names)
 
     def number(self, label: Label) -> int:
-        """Return the class number of a label, which is the name or the number of a class.
+        """Return the number of a label: of its name, or the label itself if it is the number of a class.
 
-        If one of the class names is a number, such as `7`, labels are only compared with names. The label -1 means "no
-        class" and gives -1, unless it is a class name.
+        If a class name looks like a number, labels are only compared with names. -1 means "no class".
 
         Raises:
-            ValueError: The label is not a class.
+            ValueError: The label is not one of the classes.
         """
-        if label in self._labels:
-            return self._labels[label]
-        if label == NO_CLASS:
+        found = self.numbers.get(str(label.value))
+        if found is not None:
+            return found
+        if isinstance(label.value, int) and not self._has_number and 0 <= label.value < len(self.numbers):
+            return label.value
+        if label.value == NO_CLASS:
             return NO_CLASS
-        if not isinstance(label, int) or self._has_numeric_name:
-            raise ValueError(self.refusal(str(label)))
-        if not 0 <= label < len(self.names):
-            raise ValueError(f"{label} is not a number of one of the {len(self.names)} classes of {self.where}")
-        return label
-
-    def refusal(self, name: str, more: str = "") -> str:
-        """Return the message that `name` is not one of these classes.
-
-        The message shows some class names, then the text `more`, and the most similar class name if there is one.
-        """
-        near = difflib.get_close_matches(name, self.names, n=1)
-        hint = f" Did you mean `{near[0]}`?" if near else ""
-        what = f"the {len(self.names)} classes of {self.where} ({self._first_names()})"
-        return f"{name!r} is not one of {what}{more}.{hint}"
-
-    def _first_names(self) -> str:
-        return ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
-
-
-def label_number(value: Any, classes: ClassNames | None) -> int | None:
-    """Return the number to write into the field `cls`; None for no label (None, NaN or blank text).
-
-    Args:
-        value: Value of a column or a field.
-        classes: The classes of `--classes` or of the column; None if labels are whole numbers.
-
-    Raises:
-        ValueError: The value is not a label or not in `classes`. Without `classes`: it is not a 64-bit whole number.
-    """
-    label = read_label(value)
-    if label is None:
-        return None
-    if classes is not None:
-        return classes.number(label)
-    if not isinstance(label, int) or not -_MAX_LABEL - 1 <= label <= _MAX_LABEL:
-        what = "a whole number" if isinstance(label, str) else "a whole number of 64 bits"
-        raise ValueError(f"{value!r} is not {what}. Name the classes: --classes FILE")
-    return label
-
-
-def classes_of(values: Iterable[tuple[Any, str]], column: str) -> ClassNames | None:
-    """Return the different names in a column as classes, sorted by their UTF-8 bytes; None if the column has no names.
-
-    Args:
-        values: Each value with its place, for messages. Values that are not labels are ignored.
-        column: Name of the column.
-
-    Raises:
-        PackError: Some labels are whole numbers and others are names.
-    """
-    names: set[str] = set()
-    first: dict[type, str] = {}
-    for value, where in values:
-        if value.__class__ is str and value in names:
-            continue
-        try:
-            label = read_label(value)
-        except ValueError:
-            continue
-        if isinstance(label, str):
-            names.add(label)
-        if isinstance(label, (int, str)) and type(label) not in first:
-            first[type(label)] = f"{value!r} ({where})"
-    if len(first) > 1:
-        msg = f"its column {column!r} has whole numbers, such as {first[int]}, and names, such as {first[str]}"
-        remedy = "Correct one of them, leave cells without a label empty, or list all labels as names: --classes FILE."
-        raise PackError(f"{msg}.\n  {remedy}")
-    return ClassNames(tuple(sorted(names, key=str.encode)), f"the column {column!r}") if names else None
-
-
-def is_utf8(text: str) -> bool:
-    """Return True if UTF-8 can encode the text: it has no lone surrogate."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        near = difflib.get_close_matches(str(label.value), self.numbers, n=1)
+        hint = f". Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{label.value!r} is not one of the {len(self.numbers)} classes of {self.where}{hint}")
 
 
 def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int]) -> ClassNames:
@@ -205,72 +114,32 @@ def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[s
 
     Args:
         classes: A packed folder, its `classes.json`, or a text file with one name per line in the order of the class
-            numbers; a list of names in this order; or a mapping of names to numbers.
+            numbers; a list of names in this order; or a mapping of names to the numbers 0 to n-1.
 
     Raises:
-        PackError: The classes cannot be read, or do not have exactly one name for each number from 0 on; or two names
-            mean the same label.
+        PackError: The classes cannot be read, or do not have exactly one name for each number.
     """
-    where = "`classes`"
-    names: list[Any]
-    if isinstance(classes, (str, os.PathLike)):
-        where = os.fsdecode(classes)
-        names = [*_read_names(where)]
-    elif isinstance(classes, Mapping):
-        by_number = {number: name for name, number in classes.items() if type(number) is int}
-        names = [by_number.get(number) for number in range(len(classes))]
-        if None in names:
+    if isinstance(classes, Mapping):
+        names = sorted(classes, key=lambda name: classes[name])
+        if [classes[name] for name in names] != [*range(len(names))]:
             raise PackError(f"classes: the numbers of the {len(names)} names are not 0 to {len(names) - 1}, each once.")
-    elif isinstance(classes, Iterable):
-        names = [*classes]
-    else:
-        raise PackError(
-            f"classes: {classes!r} is neither a path nor a list of names. Name a packed folder, or pass a list."
-        )
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise PackError(f"{where}: it holds no classes, or a class without a name. Give each number a name.")
-    return checked_classes(names, where)
-
-
-def checked_classes(names: Sequence[str], where: str) -> ClassNames:
-    """Return the classes with these names, in the order of the class numbers. `names` must not be empty. `where` is the
-    source of the names, for messages.
-
-    Raises:
-        PackError: A name is blank or not UTF-8, or two names mean the same label, such as `1` and `1.0`.
-    """
-    try:
-        labels = [read_label(name) for name in names]
-    except ValueError as err:
-        raise PackError(f"{where}: a class name: {err}. Correct it.") from err
-    if None in labels:
-        raise PackError(f"{where}: the class {labels.index(None)} has no name. Give each number a name.")
-    [(label, count)] = Counter(labels).most_common(1)
-    if count > 1:
-        first, second = [name for name, each in zip(names, labels, strict=True) if each == label][:2]
-        problem = f"the class {first!r} appears twice" + (f", also as {second!r}" if second != first else "")
-        raise PackError(f"{where}: {problem}. Give each number a different name.")
-    return ClassNames(tuple(names), where)
-
-
-def _read_names(path: str) -> Sequence[str]:
-    """Return the class names in a folder or file.
-
-    Raises PackError if the path does not exist, cannot be read, or has no valid list of names.
-    """
-    if not os.path.exists(path):
+        return ClassNames(names, "`classes`")
+    if not isinstance(classes, (str, os.PathLike)):
+        return ClassNames([*classes], "`classes`")
+    path = os.fsdecode(classes)
+    if not Path(path).exists():
         raise PackError(f"{path}: classes: {describe_missing(path, 'file or folder')}")
     try:
-        if os.path.isdir(path):
+        if Path(path).is_dir():
             found = read_classes(Path(path))
             if found is None:
                 raise PackError(f"{path}: classes: there is no {CLASSES_NAME} in this folder.")
-            return found
+            return ClassNames(found, path)
         data = read_bytes(os.path.join(".", path), limit=MAX_CLASSES_BYTES, takes_pipe=True)
         if path.lower().endswith(".json"):
-            return parse_classes(data, path)
-        return [line.strip() for line in data.decode("utf-8-sig").strip().splitlines()]
+            return ClassNames(parse_classes(data, path), path)
+        return ClassNames([line.strip() for line in data.decode("utf-8-sig").strip().splitlines()], path)
     except UnicodeDecodeError as err:
-        raise PackError(f"{path}: classes: it is not UTF-8. Write one name per line, or use a {CLASSES_NAME}.") from err
+        raise PackError(f"{path}: classes: it is not UTF-8. Write one name per line.") from err
     except (FolderIndexError, StorageError) as err:
         raise PackError(str(err)) from err

@@ -14,7 +14,6 @@ import concurrent.futures
 import contextlib
 import errno
 import fcntl
-import importlib.util
 import logging
 import os
 import random
@@ -40,7 +39,6 @@ from wdskit.storage.cached_parts import (
     parts_of,
     write_part,
 )
-from wdskit.text import install_extra
 
 if TYPE_CHECKING:
     import asyncio
@@ -81,14 +79,10 @@ class PartCache:
             count.
 
     Raises:
-        StorageError: The folder cannot be created or written, belongs to another user, or other users may write to it;
-            or xxhash is not installed.
+        StorageError: The folder cannot be created or written, belongs to another user, or other users may write to it.
     """
 
     def __init__(self, folder: str | os.PathLike[str], num_bytes: int) -> None:
-        if importlib.util.find_spec("xxhash") is None:
-            msg = f"the cache: the package xxhash is not installed. {install_extra('remote')}"
-            raise StorageError(msg, url=str(folder))
         self.folder = Path(folder)
         self.num_bytes = num_bytes
         self._owner = make_private_folder(self.folder, "the cache", "Name another folder in cache.dir")

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import xxhash
 
 from wdskit.files import TEMP_PREFIX, Buffer
 from wdskit.limits import BLOCK_BYTES
@@ -119,8 +120,6 @@ def write_part(folder: Path, name: PartName, chunks: Sequence[Chunk], starts: Se
 
 def _hash(*parts: Buffer) -> int:
     """Return XXH3-64 of the bytes of all parts, joined."""
-    import xxhash  # of the extra `remote`
-
     joined = xxhash.xxh3_64()
     for part in parts:
         joined.update(part)

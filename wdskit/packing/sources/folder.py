@@ -2,302 +2,196 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
-
-import orjson
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, TypeAlias
 
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.classes import CLASSES_NAME
+from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.keys import check_field
 from wdskit.errors import KeyRuleError, PackError, RowError
-from wdskit.packing.json_merge import MetadataConflict, field_with_metadata
-from wdskit.packing.labels import ClassNames, read_label
-from wdskit.packing.references import FieldBytes
-from wdskit.packing.row import SAME_FIELD, Row, describe_failure, field_of, file_bytes, make_row, row_error
+from wdskit.packing.row import SAME_FIELD, Field, Label, Row, bad_row, field_of, file_field, make_row
+from wdskit.packing.sources.base import Reading, Source
+from wdskit.packing.sources.records import labelled_json, read_object
 from wdskit.text import plural
 
-_log = logging.getLogger(__name__)
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"})
-"""Names of folders that contain the classes of one split in published data sets."""
+"""Names of folders that hold one split in published data sets."""
+_ROLES = frozenset({"images", "imgs", "jpegimages", "masks", "labels", "annotations", "segmentations"})
+"""Names of folders that hold one part of each sample in published data sets with masks or boxes."""
+_NEVER = frozenset({"__MACOSX", "@eaDir", "lost+found"})
+"""Folders that other programs make inside a folder of photographs. They hold no sample."""
 
-_METADATA = ("path", "class", "cls")
-"""Names of the metadata that a row has in `json`."""
-
-_ROLES = frozenset(
-    {"images", "imgs", "jpegimages", "masks", "labels", "annotations", "segmentations", "segmentationclass"}
-)
-"""Names of folders that contain one part of each sample in published data sets with masks or boxes."""
-
-Samples: TypeAlias = dict[str, Sequence[tuple[str, str]]]
-"""Maps the name of each main file, such as an image, to the (field, file name) of each of its sidecars.
-
-A sidecar has the name of the main file except for the extension. Two sidecars with one field are an error of the row.
-"""
+Samples: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
+"""Maps the name of each main file of a folder to the (field, file name) of each of its sidecars."""
 
 
-class FileNames:
-    """Finds samples among the names of files. A sample has a main file, such as an image, and may have sidecars: files
-    with the same name and another extension.
+class Folder(Source):
+    """A folder. Its main files are images, or files with the extensions `how.files`.
 
-    Args:
-        sidecars: Extensions of sidecars, such as `json`, `txt` or `seg.png`. A file's extension may be in upper case.
-        files: Extensions of main files; empty for the extensions of images.
-
-    Attributes:
-        sidecars: Extensions of sidecars, as given.
-        what: Kind of the main files, for messages.
-
-    Raises:
-        PackError: An extension is not a valid field name.
+    If main files are directly in the folder, it is flat: rows have no class. Otherwise each sub-folder with a main file
+    is a class. A row has the main file, its sidecars, `cls`, and `json` with class number, class name and path. The
+    rows are sorted by the bytes of their paths.
     """
 
-    def __init__(self, sidecars: Sequence[str] = (), files: Sequence[str] = ()) -> None:
-        for option, extensions, example in (("sidecars", sidecars, "json,txt,seg.png"), ("files", files, "wav,flac")):
+    kind: ClassVar[str] = "image folder"
+    is_tree: ClassVar[bool] = True
+
+    def __init__(self, path: str, how: Reading) -> None:
+        super().__init__(path, how)
+        for option, extensions in (("sidecars", how.sidecars), ("files", how.files)):
             for extension in extensions:
                 try:
                     check_field(extension)
                 except KeyRuleError as err:
-                    raise PackError(f"{option}: {err}\n  Write extensions: {example}.") from err
+                    raise PackError(f"{option}: {err}\n  Write extensions: json,txt,seg.png.") from err
         # The shortest stem is matched: with the sidecars png and seg.png, `a.seg.png` has the extension seg.png.
-        self._sidecar = re.compile(rf"(?is)(.+?)\.({'|'.join(map(re.escape, sidecars))})") if sidecars else None
-        self._files = frozenset(SAME_FIELD.get(extension, extension) for extension in files)
-        self.sidecars = tuple(sidecars)
-        self.what = " or ".join(f".{extension} file" for extension in files) or "image"
+        ends = "|".join(map(re.escape, how.sidecars))
+        self._sidecar = re.compile(rf"(?is)(.+?)\.({ends})") if ends else None
+        self._main = frozenset(SAME_FIELD.get(extension, extension) for extension in how.files)
+        self._what = " or ".join(f".{extension} file" for extension in how.files) or "image"
+        self._other = ""
+        self._seen: set[str] = set()  # extensions of the sidecars so far
+        self._classes: dict[str, str] = {}  # a main file of each class, directly in its folder if it has one
+        self._folders: list[str] = []
 
-    def is_sample(self, name: str) -> bool:
-        """Return True if the file called `name` is the main file of a sample; False for a sidecar or any other file."""
-        field = field_of(name)
-        wanted = field in self._files if self._files else is_image_field(field)
-        return wanted and not (self._sidecar and self._sidecar.fullmatch(name))
-
-    def samples(self, names: Sequence[str]) -> Samples:
-        """Return the samples of one folder: the (field, file name) of each sidecar, by the name of the main file.
-
-        `names` are the names of all files in the folder.
-        """
-        if self._sidecar is None:
-            return dict.fromkeys(filter(self.is_sample, names), ())
-        sidecars: dict[str, list[tuple[str, str]]] = {}
-        for name in names:
-            if match := self._sidecar.fullmatch(name):
-                sidecars.setdefault(match[1], []).append((match[2].lower(), name))
-        return {name: sidecars.get(os.path.splitext(name)[0], ()) for name in names if self.is_sample(name)}
-
-
-class ImageFolder:
-    """A folder of images or other files. The name of a sub-folder is the class of its files. A flat folder has its
-    files directly in `root` and no classes.
-
-    Args:
-        root: The folder.
-        names: Finds samples and sidecars by the names of files.
-        classes: The allowed classes; None for the names of the sub-folders.
-        omit: Metadata that `json` leaves out: `path`, `class` or `cls`.
-
-    Attributes:
-        classes: Number of each class by name. Without given classes, the sub-folders are numbered in the order of their
-            names. Empty for a flat folder.
-        num_other: Files found so far that are neither samples nor sidecars.
-
-    Raises:
-        PackError: The folder cannot be listed, or `omit` has an unknown name. The name of a class is not UTF-8 or not
-            in `classes`, or `classes` is given for a flat folder. Without `classes`: all sub-folders have names of
-            splits (`train`), or a sub-folder has the name of a part of each sample (`masks`).
-    """
-
-    def __init__(
-        self, root: str, names: FileNames, classes: ClassNames | None = None, omit: Sequence[str] = ()
-    ) -> None:
-        unknown = next((name for name in omit if name not in _METADATA), None)
-        if unknown is not None:
-            known = ", ".join(_METADATA)
-            raise PackError(f"omit: {unknown!r} is not among the metadata of an image folder: {known}. Correct it.")
-        self._root = root
-        self._omit = omit
-        self._names = names
-        self.num_other = 0
-        self._sidecars: set[str] = set()  # extensions of the sidecars found so far
-        self._other = ""  # a file with an extension that is neither a sample nor a sidecar
-        files, folders = list_names(root)
-        at_top = [name for name in files if names.is_sample(name)]
-        self._first_at_top, self._num_at_top = min(at_top, key=os.fsencode, default=""), len(at_top)
-        self.classes = {} if at_top else _classes(root, sorted(folders, key=os.fsencode), classes)
-        if classes is not None and not self.classes:
-            raise PackError(f"{root}: classes: there is no class folder here. Leave it out.")
-
-    def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """Yield one row per main file, such as an image, or the `RowError` of a row that cannot be packed. The rows are
-        sorted by the bytes of the paths.
-
-        A row has the main file, its sidecars, `cls`, and `json` with the class name, class number and path, except the
-        names in `omit`. A row of a flat folder has no class, and `json` has only the path. A sidecar `json` must be an
-        object; its members are kept. `keys` is the option `--keys`: "given", "clean" or "hashed".
+    def rows(self) -> Iterator[Row | RowError]:
+        """Yield one row per main file.
 
         Raises:
-            PackError: No main file exists, main files are both in `root` and in sub-folders, a sub-folder cannot be
-                listed, or an extension for sidecars was given and no sidecar has it.
+            PackError: There is no main file, a folder cannot be listed, main files are both in the folder and in its
+                sub-folders, or the sub-folders are not classes: they have the names of splits or of parts of samples,
+                or the images of a class lie deeper than in its folder.
         """
-        num = 0
-        for path, sidecars in walk_files(self._root, self._samples):
-            if self._num_at_top and "/" in path:
-                first = os.path.join(self._root, self._first_at_top)
-                others = f"{self._names.what.capitalize()}s like this: {self._num_at_top}."
-                msg = f"{first}: it is beside the class folders, so it has no class.\n  Move it into one. {others}"
-                raise PackError(msg)
-            num += 1
+        at_top = ""
+        for path, sidecars in self._walk():
+            if "/" not in path:
+                at_top = at_top or path
+            elif at_top:
+                msg = f"{os.path.join(self.path, at_top)}: it is beside class folders such as {path.split('/')[0]}, "
+                raise PackError(f"{msg}so it has no class.\n  Move it into one, or move the folders away.")
+            elif path.count("/") < self._classes.setdefault(path.split("/")[0], path).count("/"):
+                self._classes[path.split("/")[0]] = path
             try:
-                yield self._row(path, sidecars, keys)
+                yield self._row(path, sidecars, has_class=not at_top)
             except RowError as err:
                 yield err
-        if not num:
-            msg = f"{self._root}: there is no {self._names.what} in this folder"
-            if self._other and self._names.what == "image":
-                found = f"{plural(self.num_other, 'other file')}, such as {self._other}"
-                msg += f"; it has {found}.\n  To pack those, add --files {field_of(self._other)}"
-            raise PackError(f"{msg}.")
-        for extension in self._names.sidecars:
-            if extension not in self._sidecars:
-                msg = f"{self._root}: sidecars: no {self._names.what} has a file .{extension} next to it"
-                raise PackError(f"{msg}. That of a.jpg is called a.{extension}. Correct --sidecars.")
+        if not at_top and not self._classes:
+            self._refuse_empty()
+        if not at_top:
+            self._check_classes()
+        for extension in self.how.sidecars:
+            if extension not in self._seen:
+                msg = f"{self.path}: sidecars: no {self._what} has a file .{extension} next to it."
+                raise PackError(f"{msg}\n  That of a.jpg is called a.{extension}.")
+
+    def _refuse_empty(self) -> None:
+        msg = f"{self.path}: there is no {self._what} in this folder"
+        if self._other and not self._main:
+            msg += f"; it has {plural(self.num_other, 'other file')}, such as {self._other}"
+            msg += f".\n  To pack those, add --files {field_of(self._other)}"
+        raise PackError(f"{msg}.")
+
+    def _check_classes(self) -> None:
+        """Raise PackError if the sub-folders with main files are not classes, or if one is empty. Note the others."""
+        splits = [name for name in self._classes if name.lower() in _SPLITS]
+        if len(splits) > 1 or len(splits) == len(self._classes):
+            first = os.path.join(self.path, next((name for name in splits if "train" in name.lower()), splits[0]))
+            msg = f"{self.path}: its folders {' and '.join(splits)} would become classes, but are named as splits."
+            way = f"Pack each alone: `wdskit pack {first} DEST`, the others with `--classes DEST`, so that each class"
+            raise PackError(f"{msg}\n  {way} has the same number in all of them.")
+        role = next((name for name in self._classes if name.lower() in _ROLES), None)
+        if role is not None:
+            msg = f"{self.path}: the folder {role!r} would become a class, but is named as a part of each sample."
+            way = "Pack the folder of the images alone. Masks next to the images (a.seg.png for a.jpg) are sidecars:"
+            raise PackError(f"{msg}\n  {way} --sidecars seg.png; masks elsewhere come from a table.")
+        deep = next((path for path in self._classes.values() if path.count("/") > 1), None)
+        if deep is not None:
+            msg = f"{self.path}: the folder {deep.split('/')[0]!r} would become a class, but no {self._what} lies"
+            msg += f" directly in it; the first is {deep}."
+            way = "Pack the folder that holds the class folders, or name the classes in a table: --field cls=COLUMN."
+            raise PackError(f"{msg}\n  {way}")
+        others = [name for name in self._folders if name not in self._classes]
+        walks = {name: os.walk(os.path.join(self.path, name)) for name in others}
+        empty = next((name for name, walk in walks.items() if not any(files for _, _, files in walk)), None)
+        if empty is not None:
+            msg = f"{os.path.join(self.path, empty)}: this class folder is empty."
+            raise PackError(f"{msg}\n  Remove it, or put its {self._what}s there: classes are numbered by their names.")
+        if others:
+            self.notes.append(f"no class, because without a {self._what}: the folder {' and '.join(others)}.")
+
+    def _walk(self) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
+        """Yield (path, sidecars) for each main file. The paths are relative to the folder, and sorted by their bytes.
+        Hidden names are skipped. Links are followed, except a link to a folder that contains the link.
+        """
+        levels: list[tuple[str, tuple[str, ...], Samples, Iterator[str]]] = []
+
+        def enter(prefix: str, above: tuple[str, ...]) -> None:
+            folder = os.path.join(self.path, prefix.rstrip("/")) if prefix else self.path
+            real = os.path.realpath(folder)
+            if real in above:
+                return
+            files, folders = list_names(folder)
+            samples = self._samples(files)
+            # A slash after the name of a folder gives the sort order of the paths in the folder.
+            inside = [f"{name}/" for name in folders if name not in _NEVER]
+            names = sorted([*samples, *inside], key=os.fsencode)
+            if not prefix:
+                self._folders = sorted(name[:-1] for name in inside)
+            levels.append((prefix, (*above, real), samples, iter(names)))
+
+        enter("", ())
+        while levels:
+            prefix, above, samples, names = levels[-1]
+            name = next(names, None)
+            if name is None:
+                levels.pop()
+            elif name.endswith("/"):
+                enter(prefix + name, above)
+            else:
+                yield prefix + name, samples[name]
 
     def _samples(self, names: Sequence[str]) -> Samples:
-        samples = self._names.samples(names)
-        used = {name for sidecars in samples.values() for _, name in sidecars}
-        self._sidecars.update(extension for sidecars in samples.values() for extension, _ in sidecars)
-        self.num_other += len(names) - len(samples) - len(used)
-        if not samples:
-            self._other = self._other or next(filter(field_of, names), "")
+        sidecars: dict[str, list[tuple[str, str]]] = {}
+        main = []
+        for name in names:
+            match = self._sidecar.fullmatch(name) if self._sidecar else None
+            field = field_of(name)
+            if match:
+                sidecars.setdefault(match[1], []).append((match[2].lower(), name))
+            elif field in self._main if self._main else is_image_field(field):
+                main.append(name)
+            elif field:
+                self._other = self._other or name
+        samples = {name: sidecars.get(os.path.splitext(name)[0], ()) for name in main}
+        used = [each for found in {name: samples[name] for name in main}.values() for each in found]
+        self._seen.update(extension for extension, _ in used)
+        self.num_other += len(names) - len(main) - len({name for _, name in used})
         return samples
 
-    def _row(self, path: str, sidecars: Sequence[tuple[str, str]], keys: str) -> Row:
-        where = os.path.join(self._root, path)
+    def _row(self, path: str, sidecars: Sequence[tuple[str, str]], *, has_class: bool) -> Row:
+        where = os.path.join(self.path, path)
         try:
-            text = utf8_name(path)
+            text = path if path.isascii() else os.fsencode(path).decode()
         except UnicodeDecodeError as err:
-            raise row_error(where, "its path is not UTF-8", "Rename it.") from err
-        metadata: dict[str, object] = {"path": text}
-        fields: dict[str, FieldBytes] = {}
-        if self.classes:
-            name = text.split("/", 1)[0]
-            if name not in self.classes:
-                raise row_error(where, f"the folder {name!r} did not exist when packing began")
-            metadata = {"cls": self.classes[name], "class": name, "path": text}
-            fields["cls"] = b"%d" % self.classes[name]
-        for name in self._omit:
-            metadata.pop(name, None)
-        fields[field_of(text)] = file_bytes(where, where)
-        for field, sidecar in sidecars:
-            place = os.path.join(os.path.dirname(where), sidecar)
+            raise bad_row(where, "its path is not UTF-8", "Rename it.") from err
+        fields: dict[str, Field] = {field_of(text): file_field(where, where)}
+        for field, name in sidecars:
             if field in fields:
-                raise row_error(where, f"{place}: it already has the field {field!r}", "Remove or rename one of them.")
-            fields[field] = file_bytes(place, where)
-        own = fields.get("json")
-        if own is None or isinstance(own, bytes):
-            fields["json"] = orjson.dumps(metadata)  # the bytes of `to_json` in a fifth of the time
-        else:
-            try:
-                fields["json"] = field_with_metadata(own, metadata)
-            except (OSError, ValueError) as err:
-                remedy = "Repair or rename it, or use --skip-bad."
-                if isinstance(err, MetadataConflict):
-                    remedy = f"To keep its {err.name!r} and not add another: --omit {err.name}."
-                raise row_error(where, describe_failure(own, err), remedy) from err
-        try:
-            return make_row(os.path.splitext(text)[0], fields, where, keys=keys, path=text)
-        except RowError as err:
-            extension = text.rpartition("/")[2].partition(".")[2].lower()
-            if "." not in extension:
-                raise
-            remedy = f"If it belongs to another image, like a mask, use --sidecars {extension}. If not, rename it, or"
-            raise row_error(where, err.problem, f"{remedy} use --keys clean or --keys hashed.") from err
-
-
-def _classes(root: str, folders: list[str], classes: ClassNames | None) -> dict[str, int]:
-    names = []
-    for folder in folders:
-        try:
-            names.append(utf8_name(folder))
-        except UnicodeDecodeError as err:
-            raise PackError(f"{os.path.join(root, folder)}: the name of this class is not UTF-8. Rename it.") from err
-    if classes is not None:
-        unknown = [name for name in names if name not in classes.numbers]
-        if unknown:
-            more = f", and {len(unknown) - 1} more are not" if len(unknown) > 1 else ""
-            msg = f"{os.path.join(root, unknown[0])}: {classes.refusal(unknown[0], more)}"
-            raise PackError(f"{msg}\n  Add it there, or move this folder away.")
-        return classes.numbers if names else {}
-    if names and all(name.lower() in _SPLITS for name in names):
-        problem = f"it holds only {' and '.join(names)}, which would become its classes"
-        first = next((name for name in names if name.lower() in {"train", "training"}), names[0])
-        remedy = f"Pack each separately: `wdskit pack {os.path.join(root, first)} DEST`, the others then with"
-        remedy = f"{remedy} `--classes DEST`, so that each class has the same number in all of them."
-        raise PackError(f"{root}: {problem}.\n  {remedy} If they are the classes, name them: --classes FILE.")
-    role = next((name for name in names if name.lower() in _ROLES), None)
-    if role is not None:
-        problem = f"the folder {role!r} would become a class, but its name says that it holds a part of each sample"
-        remedy = "Pack the folder of the images alone. Masks next to the images (a.seg.png for a.jpg) are added with"
-        remedy = f"{remedy} --sidecars seg.png, masks elsewhere by a table: --field seg.png=COLUMN."
-        raise PackError(f"{root}: {problem}.\n  {remedy} If these are the classes, name them: --classes FILE.")
-    numbers = {name: number for number, name in enumerate(names)}
-    other = next((name for name, number in numbers.items() if read_label(name) != number), None)
-    if other is not None and all(isinstance(read_label(name), int) for name in names):
-        msg = (
-            "%s: the folder %r is class %d, because class folders are numbered in sorted order, as torchvision does.\n"
-        )
-        remedy = "  For other numbers name the classes in their order: --classes FILE. %s lists them."
-        _log.warning(msg + remedy, root, other, numbers[other], CLASSES_NAME)
-    return numbers
-
-
-def walk_files(
-    root: str, samples_of: Callable[[Sequence[str]], Samples]
-) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
-    """Yield the samples of a folder and its sub-folders, sorted by the bytes of their paths.
-
-    Hidden files and folders are skipped. Links are followed, except a link to a folder that contains the link.
-
-    Args:
-        root: The folder.
-        samples_of: Takes the names of the files in one folder, and returns the folder's samples.
-
-    Yields:
-        (path, sidecars) for each sample. `path` is the main file, relative to `root` and with `/`. `sidecars` has the
-        (field, file name) of each sidecar.
-
-    Raises:
-        PackError: A folder cannot be listed.
-    """
-
-    def enter(prefix: str, above: tuple[str, ...]) -> None:
-        folder = os.path.join(root, prefix.rstrip("/")) if prefix else root
-        real = os.path.realpath(folder)
-        if real in above:
-            return
-        files, folders = list_names(folder)
-        samples = samples_of(files)
-        # A slash after the name of a folder gives the sort order of the paths in the folder.
-        names = sorted([*samples, *(f"{name}/" for name in folders)], key=os.fsencode)
-        levels.append((prefix, (*above, real), samples, iter(names)))
-
-    levels: list[tuple[str, tuple[str, ...], Samples, Iterator[str]]] = []
-    enter("", ())
-    while levels:
-        prefix, above, samples, names = levels[-1]
-        name = next(names, None)
-        if name is None:
-            levels.pop()
-        elif name.endswith("/"):
-            enter(prefix + name, above)
-        else:
-            yield prefix + name, samples[name]
+                raise bad_row(where, f"{name}: it already has the field {field!r}", "Remove or rename one of them.")
+            fields[field] = file_field(os.path.join(os.path.dirname(where), name), where)
+        own = read_object(fields["json"], where) if "json" in fields else {}
+        about = {"path": text}
+        if has_class:
+            about = {"class": text.split("/", 1)[0], **about}
+            fields[CLASS_FIELD] = Label(about["class"])
+        fields["json"] = labelled_json(own, about, where, has_label=has_class)
+        return make_row(os.path.splitext(text)[0], fields, where, keys=self.how.keys, source=self.name)
 
 
 def list_names(folder: str) -> tuple[list[str], list[str]]:
-    """Return the names of the files and the names of the sub-folders of a folder, unsorted and without hidden names.
+    """Return the names of the files and of the sub-folders of a folder, unsorted and without hidden names.
 
     Raises:
         PackError: The folder cannot be listed.
@@ -319,8 +213,3 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself or to a folder without permission: reading it as a file gives the error
         return False
-
-
-def utf8_name(name: str) -> str:
-    """Return the name of a file, decoded as UTF-8 in any locale. UnicodeDecodeError: The name is not UTF-8."""
-    return name if name.isascii() else os.fsencode(name).decode()

@@ -28,8 +28,8 @@ from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
 from wdskit.errors import FolderIndexError, PackError
 from wdskit.files import Disk, describe_foreign, is_file_name, make_folders, publish_bytes, read_own
-from wdskit.pack3.fill import Entry, read_entry
-from wdskit.pack3.row import OnProgress, Progress
+from wdskit.packing.fill import Entry, read_entry
+from wdskit.packing.row import OnProgress, Progress
 from wdskit.shards.column_values import pack_columns
 from wdskit.storage.urls import LocalFile
 

@@ -28,10 +28,10 @@ from wdskit.errors import (
     ShardError,
     UnsupportedMember,
 )
-from wdskit.pack3.labels import read_label
-from wdskit.pack3.row import SAME_FIELD, Field, File, Row, SourceFiles, bad_row, make_row
-from wdskit.pack3.sources.base import Reading, Source
-from wdskit.pack3.sources.records import keep_key
+from wdskit.packing.labels import read_label
+from wdskit.packing.row import SAME_FIELD, Field, File, Row, SourceFiles, bad_row, make_row
+from wdskit.packing.sources.base import Reading, Source
+from wdskit.packing.sources.records import keep_key
 from wdskit.storage.urls import LocalFile, is_local, local_path, shown_url
 from wdskit.tar.walk import Span
 
@@ -209,7 +209,7 @@ class Tars(_Samples):
         self._has_only_images = self._has_only_images and all(map(is_image_field, fields))
         data = fields.pop(CLASS_FIELD, b"")
         try:
-            label = read_label(self._files.read(data) if isinstance(data, File) else data)
+            label = read_label(self._files.read([data])[0] if isinstance(data, File) else data)
         except (OSError, ValueError) as err:
             raise bad_row(where, f"its field {CLASS_FIELD!r}: {err}") from err
         if label is not None:

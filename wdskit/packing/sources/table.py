@@ -15,9 +15,9 @@ from typing import IO, Any, ClassVar, TypeAlias
 from wdskit.codecs.formats import is_image_field
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_ROW_BYTES
-from wdskit.pack3.row import Row, bad_row, field_of
-from wdskit.pack3.sources.base import Source
-from wdskit.pack3.sources.records import Records, is_utf8, parse_json, read_document
+from wdskit.packing.row import Row, bad_row, field_of
+from wdskit.packing.sources.base import Source
+from wdskit.packing.sources.records import Records, is_utf8, parse_json, read_document
 
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 SUFFIXES = tuple(f"{each}{gz}" for gz in ("", ".gz") for each in (*_JSON_SUFFIXES, ".csv", ".tsv"))

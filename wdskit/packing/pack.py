@@ -24,17 +24,17 @@ from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, classes_json
 from wdskit.errors import PackError, RowError, WdskitError
 from wdskit.files import DISK, Disk, describe_os_error, read_own
 from wdskit.limits import MAX_SHARD_BYTES
-from wdskit.pack3.change import Change, MapFunction
-from wdskit.pack3.fill import Entry, Filler, Job, fill_in_worker
-from wdskit.pack3.folder import REJECTED_NAME, Filled, Folder, open_folder
-from wdskit.pack3.labels import ClassNames, find_class_names
-from wdskit.pack3.plan import MAX_BYTES, MAX_SAMPLES, NO_LIMIT, Limits, Plan, PlannedShard
-from wdskit.pack3.ray import check_address, fill_on_ray
-from wdskit.pack3.row import OnProgress, Progress
-from wdskit.pack3.sources import find_source
-from wdskit.pack3.sources.base import Reading, Source
-from wdskit.pack3.sources.records import parse_fields
-from wdskit.pack3.upload import open_bucket
+from wdskit.packing.change import Change, MapFunction
+from wdskit.packing.fill import Entry, Filler, Job, fill_in_worker
+from wdskit.packing.folder import REJECTED_NAME, Filled, Folder, open_folder
+from wdskit.packing.labels import ClassNames, find_class_names
+from wdskit.packing.plan import MAX_BYTES, MAX_SAMPLES, NO_LIMIT, Limits, Plan, PlannedShard
+from wdskit.packing.ray import check_address, fill_on_ray
+from wdskit.packing.row import OnProgress, Progress
+from wdskit.packing.sources import find_source
+from wdskit.packing.sources.base import Reading, Source
+from wdskit.packing.sources.records import parse_fields
+from wdskit.packing.upload import open_bucket
 from wdskit.shards.column_values import parse_columns
 from wdskit.shards.parallel import choose_workers, map_shards
 from wdskit.shards.split import parse_shares

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from wdskit.errors import RowError
-from wdskit.pack3.row import Row
+from wdskit.packing.row import Row
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from wdskit.errors import DecodeError, RowError
-from wdskit.pack3.row import SAME_FIELD, Field, Row, bad_row, file_field, make_row
-from wdskit.pack3.sources.base import Reading, Source
-from wdskit.pack3.sources.records import keep_key, make_field
+from wdskit.packing.row import SAME_FIELD, Field, Row, bad_row, file_field, make_row
+from wdskit.packing.sources.base import Reading, Source
+from wdskit.packing.sources.records import keep_key, make_field
 
 
 class Python(Source):

@@ -1,1 +1,0 @@
-"""Edit image files: turn, resize and encode them again."""

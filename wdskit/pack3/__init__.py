@@ -1,1 +1,0 @@
-"""Pack rows into shards."""
