@@ -36,3 +36,8 @@ def finish(source: Any, dest: Path, **options: Any) -> Any:
     if IS_SECOND:
         return getattr(wdskit, "finish_pack")(dest, **{k: v for k, v in options.items() if k == "disk"})  # noqa: B009
     return pack(source, dest, **options)
+
+
+def finish_words(words: list[str], dest: Path) -> list[str]:
+    """Return the command that finishes parts: the third version repeats the command without `--part`."""
+    return ["pack-finish", str(dest)] if IS_SECOND else words
