@@ -18,6 +18,21 @@ SECOND_VERSION_IS_WRONG = [
     r"test_same_bytes.py::test_index_lists_the_files_of_the_data_set_only",
     r"test_kills.py::test_a_changed_run_after_a_kill.*",
     r"test_kills.py::test_foreign_work_folder_is_refused.*",
+    r"test_labels.py::.*\[.*: (leading zeros.*|listed leading zeros)\]",
+    r"test_labels.py::.*\[(?!sidecar).*: text of a float\]",
+    r"test_labels.py::.*\[(tar|tar json|rows|generator|sidecar): ((missing |empty )?names|names that.*)\]",
+    r"test_labels.py::.*\[(tar|tar json|rows|generator|sidecar): (order of UTF-8|text of .*names)\]",
+    r"test_labels.py::.*\[sidecar: (65 bits|listed .*|n.* that is not listed|number beyond .*)\]",
+    r"test_labels.py::.*\[parquet: missing floats\]",
+    r"test_labels.py::test_empty_member_and_sidecar_are_no_label",
+    r"test_labels.py::test_mixture_shows_a_value_of_each_kind",
+    r"test_labels.py::test_folder_of_a_system.*\[(__MACOSX|@eaDir|lost\+found)\]",
+    r"test_labels.py::test_folder_that_holds_no_image.*",
+    r"test_labels.py::test_empty_class_folder.*",
+    r"test_labels.py::test_splits_are_not_taken_for_classes.*(extra|seg_train).*",
+    r"test_labels.py::test_classes_two_levels_deep.*",
+    r"test_labels.py::test_append_looks_names_up.*",
+    r"test_labels.py::test_numbers_of_names.*",
 ]
 
 
