@@ -33,6 +33,15 @@ SECOND_VERSION_IS_WRONG = [
     r"test_labels.py::test_classes_two_levels_deep.*",
     r"test_labels.py::test_append_looks_names_up.*",
     r"test_labels.py::test_numbers_of_names.*",
+    r"test_damage.py::test_foreign_or_newer_index.*\[newer\]",
+    r"test_damage.py::test_tar_that_index_json_does_not_list.*",
+    r"test_damage.py::test_damaged_classes_json.*\[list\]",
+    r"test_damage.py::test_damaged_column.*",
+    r"test_damage.py::test_damaged_file_of_a_killed_run.*",
+    r"test_damage.py::test_entry_of_another_run.*",
+    r"test_damage.py::test_dot_slash_before_a_name.*",
+    r"test_damage.py::test_member_without_a_key.*\[.*(link|fifo|label|not UTF-8)\]",
+    r"test_damage.py::test_second_archive_after_the_end.*",
 ]
 
 
