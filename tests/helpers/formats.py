@@ -69,13 +69,27 @@ def make_photos(folder: Path, classes: Mapping[str, int]) -> Path:
 # Tars.
 
 
+class _Member(tarfile.TarInfo):
+    """A member whose header has zeros as device numbers, as most programs write them; Python leaves them empty."""
+
+    def tobuf(self, *args: Any, **keywords: Any) -> bytes:
+        block = bytearray(super().tobuf(*args, **keywords))
+        block[329:345] = b"0000000\0" * 2
+        block[148:156] = b" " * 8
+        block[148:156] = b"%06o\0 " % sum(block)
+        return bytes(block)
+
+
 def tar_bytes(samples: Mapping[str, Mapping[str, bytes]], *, form: int = tarfile.USTAR_FORMAT) -> bytes:
-    """Return a tar with one member for each field, padded to 1,024 zero bytes at the end and no more."""
+    """Return a tar with one member for each field and 1,024 zero bytes at the end.
+
+    In the format ustar the bytes are those that `pack` writes if the fields of each sample are sorted.
+    """
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=form) as archive:
         for key, fields in samples.items():
             for name, data in fields.items():
-                info = tarfile.TarInfo(f"{key}.{name}")
+                info = (_Member if form == tarfile.USTAR_FORMAT else tarfile.TarInfo)(f"{key}.{name}")
                 info.size = len(data)
                 archive.addfile(info, io.BytesIO(data))
         end = archive.offset

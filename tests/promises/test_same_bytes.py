@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -35,6 +36,7 @@ from formats import (
     read_npy,
     sha256,
     shard_names,
+    tar_bytes,
     write_files,
     write_tar,
 )
@@ -365,6 +367,16 @@ def test_bad_rows_that_are_skipped_are_listed_and_change_no_other_byte(tmp_path:
     assert "rejected.jsonl" in found
     del found["rejected.jsonl"]
     pins.check("rows: ", {name: digest[:20] for name, digest in found.items()})
+
+
+def test_shard_has_the_bytes_of_a_plain_tar_and_no_others(tmp_path: Path, base: Path) -> None:
+    """Fields sorted, one header of 512 bytes each, 1,024 zero bytes at the end; no time, owner or padding."""
+    for source in (rows(), base / "t.csv", base / PHOTOS, base / "tars"):
+        pack(source, tmp_path / "d")
+        found = read_folder(tmp_path / "d")
+        assert (tmp_path / "d" / "d-000000.tar").read_bytes() == tar_bytes(found)
+        assert all([*fields] == sorted(fields) for fields in found.values())
+        shutil.rmtree(tmp_path / "d")
 
 
 # What is in the samples, said once for each kind of source.
