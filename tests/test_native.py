@@ -359,7 +359,7 @@ def test_the_native_code_is_what_runs(folder, monkeypatch):
 
 @needs_native
 def test_pins_hold_without_it():
-    """The batches are those of earlier versions. In these tests, tests/test_pins.py runs with it."""
+    """The batches are those of earlier versions. In these tests, tests/promises/test_orders.py runs with it."""
     environment = {**os.environ, "WDSKIT_NATIVE": "0"}
     command = [
         sys.executable,
@@ -370,7 +370,7 @@ def test_pins_hold_without_it():
         "no:cacheprovider",
         "-p",
         "no:xdist",
-        REPOSITORY / "tests" / "test_pins.py",
+        REPOSITORY / "tests" / "promises" / "test_orders.py",
     ]
     done = subprocess.run(command, env=environment, cwd=REPOSITORY, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]

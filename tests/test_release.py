@@ -28,7 +28,7 @@ OLDEST_TESTS = (
     *("order", "tar", "config", "cli", "codecs", "shards/test_stats.py", "storage/test_objects.py", "view"),
     *(f"packing/test_{name}.py" for name in ("plan", "same_bytes", "select", "transforms")),
     *(f"packing/sources/test_{name}.py" for name in ("folder", "sources", "tables")),
-    *("stages/images", "stages/test_fields.py", "loader/test_planned.py", "test_pins.py"),
+    *("stages/images", "stages/test_fields.py", "loader/test_planned.py", "promises/test_orders.py"),
 )
 USE = """
 import os, sys

@@ -1,4 +1,5 @@
-"""For users' tests: `assert_resumes_exactly` checks that a loader with the user's settings and functions resumes.
+"""For users' tests: `assert_resumes_exactly` checks that a loader with the user's settings and functions resumes, and
+`Disk` is what `pack(disk=...)` writes with: a subclass can fail, stop or watch each operation.
 
 from wdskit.testing import assert_resumes_exactly
 
@@ -14,8 +15,9 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-import torch
+from wdskit.files import Disk
+
+__all__ = ["Disk", "Resumable", "assert_resumes_exactly"]
 
 
 class Resumable(Protocol):
@@ -177,6 +179,9 @@ def _difference(found: Any, expected: Any, path: str) -> str:
 
     `path` names the place of the values in the message. NaN is equal to NaN.
     """
+    import numpy as np
+    import torch
+
     if type(found) is not type(expected):
         return f"{path} is a {type(found).__name__}, but without a stop a {type(expected).__name__}."
     try:

@@ -1,4 +1,4 @@
-"""Disks that fail, kill, write few bytes at a time or lose power: stand-ins for `wdskit.files.Disk`."""
+"""Disks that fail, kill, write few bytes at a time or lose power: stand-ins for `wdskit.testing.Disk`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from wdskit.files import Disk
+from wdskit.testing import Disk
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))  # set by `make faults`
 
@@ -21,16 +21,18 @@ OWN = (".wdskit.lock", ".wdskit.files", ".wdskit.last-run")
 
 def final_name(temp: str) -> str:
     """Return the final name of a temporary file."""
-    return re.fullmatch(r"\.(.+?)(\.[0-9a-f]{8})?\.wdskit-temp", temp)[1]
+    match = re.fullmatch(r"\.(.+?)(\.[0-9a-f]{8})?\.wdskit-temp", temp)
+    assert match is not None
+    return match[1]
 
 
 class HastyDisk(Disk):
     """A disk that flushes nothing, for tests that write thousands of files."""
 
-    def fsync(self, fd):
+    def fsync(self, fd: int) -> None:
         pass
 
-    def fsync_folder(self, folder):
+    def fsync_folder(self, folder: Path) -> None:
         pass
 
 
@@ -54,37 +56,37 @@ class WatchedDisk(Disk):
         self.after(name, *args)
         return done
 
-    def open(self, path):
-        return self._do("open", path)
+    def open(self, path: Path) -> int:
+        return cast("int", self._do("open", path))
 
-    def open_log(self, path):
-        return self._do("open_log", path)
+    def open_log(self, path: Path) -> int:
+        return cast("int", self._do("open_log", path))
 
-    def write(self, fd, data):
-        return self._do("write", fd, data)
+    def write(self, fd: int, data: Any) -> int:
+        return cast("int", self._do("write", fd, data))
 
-    def fsync(self, fd):
+    def fsync(self, fd: int) -> None:
         self._do("fsync", fd)
 
-    def close(self, fd):
+    def close(self, fd: int) -> None:
         self._do("close", fd)
 
-    def rename(self, source, target):
+    def rename(self, source: Path, target: Path) -> None:
         self._do("rename", source, target)
 
-    def link(self, source, target):
+    def link(self, source: Path, target: Path) -> None:
         self._do("link", source, target)
 
-    def fsync_folder(self, folder):
+    def fsync_folder(self, folder: Path) -> None:
         self._do("fsync_folder", folder)
 
-    def remove(self, path):
+    def remove(self, path: Path) -> None:
         self._do("remove", path)
 
-    def make_folder(self, path):
+    def make_folder(self, path: Path) -> None:
         self._do("make_folder", path)
 
-    def remove_folder(self, path):
+    def remove_folder(self, path: Path) -> None:
         self._do("remove_folder", path)
 
 
@@ -97,7 +99,7 @@ class FailingDisk(WatchedDisk):
         self.code = code
         self.for_good = for_good
 
-    def before(self, name, *args):
+    def before(self, name: str, *args: Any) -> None:
         number = len(self.operations)
         super().before(name, *args)
         if number == self.fail_at or (self.for_good and number > self.fail_at):
@@ -114,7 +116,7 @@ class KillingDisk(WatchedDisk):
         self.kill_at = kill_at
         self.half = half
 
-    def before(self, name, *args):
+    def before(self, name: str, *args: Any) -> None:
         if len(self.operations) >= self.kill_at:
             if self.half and name == "write":
                 fd, data = args
@@ -133,7 +135,7 @@ class Stopped(BaseException):
 class StoppingDisk(KillingDisk):
     """A `KillingDisk` that keeps the process alive, but does no operation after `kill_at`."""
 
-    def end(self, name, *args):
+    def end(self, name: str, *args: Any) -> None:
         self.half = False
         if name == "close":
             os.close(*args)
@@ -163,7 +165,7 @@ class SlowDisk(Disk):
     def __init__(self, most: int) -> None:
         self.most = most
 
-    def write(self, fd, data):
+    def write(self, fd: int, data: Any) -> int:
         return super().write(fd, memoryview(data)[: self.most])
 
 
@@ -234,7 +236,7 @@ class PowerLossDisk(WatchedDisk):
         self._live[path] = file
         self._uncertain.setdefault(path, []).append(file)
 
-    def before(self, name, *args):
+    def before(self, name: str, *args: Any) -> None:
         if self._stop_at is not None and len(self.operations) >= self._stop_at:
             if name == "close":
                 os.close(*args)
@@ -246,7 +248,7 @@ class PowerLossDisk(WatchedDisk):
         if name == "make_folder" and not args[0].exists():
             self._new_folders.add(args[0])
 
-    def _do(self, name, *args):
+    def _do(self, name: str, *args: Any) -> Any:
         done = super()._do(name, *args)
         match name:
             case "open" | "open_log":

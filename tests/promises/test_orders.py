@@ -1,6 +1,6 @@
 """Orders, batches and states do not change: digests of each kind of pipeline, and states saved by an older build.
 
-WDSKIT_UPDATE_GOLDEN=1 writes `golden/pins.json` again. That needs a new order version, so no refactoring may do it.
+WDSKIT_UPDATE_PINS=1 writes `orders.json` again. That needs a new order version, so no refactoring may do it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from folders import GOLDEN
-from shards import even, write_shard
+from folders import TESTS
+from formats import write_tar
 
-from wdskit import Pipeline, Ragged, StateError
-from wdskit.shards.index import index_folder
-from wdskit.shards.split import split
+from wdskit import Pipeline, Ragged, StateError, index_folder, split
 
-PINS = GOLDEN / "pins.json"
+PINS = TESTS / "promises" / "orders.json"
 COUNTS = (31, 7, 19, 1, 26, 12)
 EPOCHS = 2
 STOP = 2  # steps of the second epoch before the state is saved
@@ -72,13 +70,13 @@ def make_folder(folder: Path, counts: Iterable[int], *, seed: int = 0) -> str:
             }
             if not seed and number % 17 == 5:
                 samples[f"k{number:04d}"]["png"] = b"damaged"
-        write_shard(folder / f"s-{shard:02d}.tar", samples)
+        write_tar(folder / f"s-{shard:02d}.tar", samples)
     index_folder(folder, workers=1)
     return str(folder)
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> dict[str, str]:
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     base = tmp_path_factory.mktemp("pins")
     one, two = make_folder(base / "one", COUNTS), make_folder(base / "two", (9, 14), seed=1)
     split(Path(one), {"train": 0.8, "val": 0.2}, workers=1)
@@ -91,6 +89,10 @@ def plain(pipe: Pipeline) -> Pipeline:
 
 def decoded(pipe: Pipeline) -> Pipeline:
     return pipe.decode().map(draw_number).to_tuple("__key__", "n", "cls", "txt").batched(8)
+
+
+def even(sample: dict[str, Any]) -> bool:
+    return int(sample["cls"]) % 2 == 0
 
 
 def draw_number(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -189,7 +191,8 @@ def digest_of(value: Any) -> bytes:
 
 def run(loader: Any) -> tuple[str, dict[str, Any], str]:
     """Return the digest of all batches, the state after some steps of the last epoch, and the digest of the rest."""
-    whole, rest, state = hashlib.sha256(), hashlib.sha256(), {}
+    whole, rest = hashlib.sha256(), hashlib.sha256()
+    state: dict[str, Any] = {}
     for epoch in range(EPOCHS):
         loader.set_epoch(epoch)
         for step, batch in enumerate(loader, start=1):
@@ -229,12 +232,16 @@ def pins() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "world", "rank", "workers"), CASES)
-def test_batches_and_states_are_what_they_were(data, pins, name, world, rank, workers):
-    found = dict(zip(("batches", "state", "rest"), run(loader_of(data, name, world, rank, workers)), strict=True))
+def test_batches_and_states_are_what_they_were(
+    data: dict[str, str], pins: dict[str, Any], name: str, world: int, rank: int, workers: int
+) -> None:
+    found: dict[str, Any] = dict(
+        zip(("batches", "state", "rest"), run(loader_of(data, name, world, rank, workers)), strict=True)
+    )
     if name in STREAMS:  # the state of a stream is its epoch
         found["rest"] = resume(loader_of(data, name, world, rank, workers), found["state"])
     case = f"{name}, rank {rank} of {world}, {workers} workers"
-    if os.environ.get("WDSKIT_UPDATE_GOLDEN"):
+    if os.environ.get("WDSKIT_UPDATE_PINS"):
         pins[case] = found
         PINS.write_text(json.dumps(pins, indent=1, sort_keys=True) + "\n")
     loaded = resume(loader_of(data, name, world, rank, workers), found["state"])
@@ -247,12 +254,12 @@ def test_batches_and_states_are_what_they_were(data, pins, name, world, rank, wo
 
 
 @pytest.mark.parametrize("name", PLANNED)
-def test_workers_and_threads_change_no_batch(data, pins, name):
+def test_workers_and_threads_change_no_batch(data: dict[str, str], pins: dict[str, Any], name: str) -> None:
     loader = loader_of(data, name, 1, 0, 2, threads=2)
     assert run(loader)[0] == pins[f"{name}, rank 0 of 1, 0 workers"]["batches"]
 
 
-def test_a_state_of_another_order_is_refused_with_the_reason(data, pins):
+def test_a_state_of_another_order_is_refused_with_the_reason(data: dict[str, str], pins: dict[str, Any]) -> None:
     """`exact` has order version 2; states of other sources can still be loaded."""
     state = json.loads(json.dumps(pins["exact, rank 0 of 1, 0 workers"]["state"]))
     assert state["fingerprint"]["order_version"] == 2
