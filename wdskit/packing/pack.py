@@ -323,7 +323,14 @@ def run(source: Source, dest: str | os.PathLike[str], change: Change, options: R
             plan = Plan(folder.work, shares=options.shares, disk=options.disk)
             stack.callback(plan.close)
             classes = find_classes(options, folder, source)
-            plan.read(source.rows(), skip_bad=options.skip_bad, classes=classes, on_progress=on_progress)
+            plan.read(
+                source.rows(),
+                skip_bad=options.skip_bad,
+                reads_labels=not source.copies,
+                classes=classes,
+                on_progress=on_progress,
+            )
+            refuse_names(plan, folder, append=options.append)
             columns = find_columns(options, folder)
             filler = Filler(folder.work, change, plan.numbers, classes, plan.dtypes, columns, options.disk)
             if options.skip_bad:
@@ -404,6 +411,13 @@ def find_classes(options: RunOptions, folder: Folder, source: Source) -> ClassNa
             f"{folder.shown}: its classes are not those of {given.where}, so a label would mean two classes."
         )
     return own
+
+
+def refuse_names(plan: Plan, folder: Folder, *, append: bool) -> None:
+    """Raise PackError if rows with class names are added to a folder whose labels are numbers without names."""
+    has_numbers = folder.classes is None and any(CLASS_FIELD in entry.fields for entry in folder.entries)
+    if append and plan.numbers and has_numbers:
+        raise PackError(f"{folder.shown}: its labels are numbers without names, so names cannot be added to them.")
 
 
 def find_columns(options: RunOptions, folder: Folder) -> Mapping[str, Mapping[str, Any]]:

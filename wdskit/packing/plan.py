@@ -30,8 +30,20 @@ from wdskit.errors import PackError, RowError
 from wdskit.files import DISK, Disk, write_all
 from wdskit.limits import BLOCK_BYTES
 from wdskit.order.keys import permutation
-from wdskit.packing.labels import ClassNames
-from wdskit.packing.row import Label, OnProgress, Progress, Row, Values, bad_row, decode_row, encode_row, size_of
+from wdskit.packing.labels import ClassNames, read_label
+from wdskit.packing.row import (
+    File,
+    Label,
+    OnProgress,
+    Progress,
+    Row,
+    SourceFiles,
+    Values,
+    bad_row,
+    decode_row,
+    encode_row,
+    size_of,
+)
 from wdskit.shards.split import SPLIT_SEED, choose_splits, draws_of, make_draw
 from wdskit.tar.writer import END_BYTES, member_bytes
 
@@ -133,6 +145,7 @@ class Plan:
         self._shares, self._draws, self._draw = shares, bytearray(), make_draw(SPLIT_SEED)
         self._left_out: set[int] = set()
         self._first_label: tuple[Label, str] | None = None
+        self._files = SourceFiles()
         self.numbers: dict[str, int] = {}
         self.dtypes: dict[str, np.dtype[Any]] = {}
         self._fields = Counter[tuple[str, ...]]()
@@ -141,6 +154,7 @@ class Plan:
 
     def close(self) -> None:
         """Remove the spool. Closing twice is allowed."""
+        self._files.close()
         while self._fds:
             self._disk.close(self._fds.pop())
         for path in self._paths:
@@ -168,6 +182,7 @@ class Plan:
         rows: Iterable[Row | RowError],
         *,
         skip_bad: bool,
+        reads_labels: bool = True,
         classes: ClassNames | None = None,
         on_progress: OnProgress = lambda _: None,
     ) -> None:
@@ -176,6 +191,7 @@ class Plan:
         Args:
             rows: The rows. An error in place of a row is raised, or kept in `rejected` with `skip_bad`.
             skip_bad: Whether bad rows are left out.
+            reads_labels: Whether the field `cls` is a label; False copies it.
             classes: The allowed classes; None numbers the names of all rows in sorted order.
             on_progress: Called from time to time.
 
@@ -191,18 +207,16 @@ class Plan:
             try:
                 if isinstance(row, RowError):
                     raise row
-                label = row.fields.get(CLASS_FIELD)
-                if isinstance(label, Label):
-                    self._check_label(label, row.where, classes)
-                    if isinstance(label.value, str):
-                        names.add(label.value)
+                row = self._with_label(row, classes) if reads_labels else row
             except RowError as err:
                 if not skip_bad:
                     raise
                 self.rejected.append(err)
                 continue
             for name, data in row.fields.items():
-                if type(data) is Values:
+                if type(data) is Label and type(data.value) is str:
+                    names.add(data.value)
+                elif type(data) is Values:
                     natural.setdefault(name, set()).add(data.array.dtype)
             self._add(row)
         self._flush()
@@ -212,21 +226,32 @@ class Plan:
         if any(len(found) > 1 for found in natural.values()):
             self._count_blocks()
 
-    def _check_label(self, label: Label, where: str, classes: ClassNames | None) -> None:
-        """Raise RowError if a label is not one of `classes`, or if the column has both numbers and names."""
-        first, place = self._first_label = self._first_label or (label, where)
+    def _with_label(self, row: Row, classes: ClassNames | None) -> Row:
+        """Return the row with a `Label` in place of the bytes or the file of its field `cls`, without a blank `cls`.
+
+        RowError: It is not a label, is not one of `classes`, or is a name where others are numbers.
+        """
+        label = row.fields.get(CLASS_FIELD)
+        if label is None:
+            return row
         try:
-            if classes is not None:
+            if not isinstance(label, Label):
+                value = self._files.read([label])[0] if isinstance(label, File) else label
+                label = read_label(value)
+                fields = {name: data for name, data in row.fields.items() if name != CLASS_FIELD}
+                row = row._replace(fields=fields if label is None else {**row.fields, CLASS_FIELD: label})
+            if label is not None and classes is not None:
                 classes.number(label)
-            elif type(label.value) is not type(first.value):
-                kinds = "a whole number", "a name"
-                own, other = kinds if isinstance(label.value, int) else kinds[::-1]
-                problem = (
-                    f"its field {CLASS_FIELD!r}: {label.value!r} is {own}, but {first.value!r} ({place}) is {other}"
-                )
-                raise bad_row(where, problem, "Labels are all numbers or all names. If all are names: --classes FILE.")
-        except ValueError as err:
-            raise bad_row(where, f"its field {CLASS_FIELD!r}: {err}") from err
+        except (OSError, ValueError) as err:
+            raise bad_row(row.where, f"its field {CLASS_FIELD!r}: {err}") from err
+        if label is None:
+            return row
+        first, place = self._first_label = self._first_label or (label, row.where)
+        if classes is None and type(label.value) is not type(first.value):
+            kinds = ("a whole number", "a name")[:: 1 if isinstance(label.value, int) else -1]
+            problem = f"its label {label.value!r} is {kinds[0]}, but {first.value!r} ({place}) is {kinds[1]}"
+            raise bad_row(row.where, problem, "Labels are all numbers or all names. If all are names: --classes FILE.")
+        return row
 
     def _add(self, row: Row) -> None:
         places, content = encode_row(row)

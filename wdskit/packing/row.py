@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from wdskit.codecs.fields import decode_field, encode_field
-from wdskit.dataset.keys import check_field, check_member_name, hashed_key
+from wdskit.dataset.keys import check_field, check_key, check_member_name, hashed_key
 from wdskit.errors import KeyRuleError, RowError
 from wdskit.limits import MAX_READ_BYTES, MAX_USTAR_SIZE_BYTES
 
@@ -29,7 +29,7 @@ SAME_FIELD = {"jpeg": "jpg"}
 """Extensions that become another field name, so that all samples of one kind have one field."""
 
 _SHOWN_CHARS = 1000  # of a problem that quotes a large value
-_UNCLEAN = re.compile(r"[^A-Za-z0-9_+-]")
+_UNCLEAN = re.compile(r"[^\w+-]")
 _MAX_OPEN = 128
 _GAP_BYTES = 4 << 10  # parts of one file are read together if at most this lies between two of them
 _MARSHAL = 2  # this version writes equal values as equal bytes; later ones depend on reference counts
@@ -154,7 +154,7 @@ def make_row(key: str, fields: Mapping[str, Field], where: str, *, keys: str, so
         key: The key as the source has it.
         fields: Field by name.
         where: Place of the row, for messages.
-        keys: "clean" replaces odd characters of the key by `_`, "given" refuses them, "hashed" makes the key a hash of
+        keys: "clean" replaces odd characters of a key by `_`, "given" refuses them, "hashed" makes the key a hash of
             `source` and the key.
         source: Name of the file or folder that the row comes from, without its place on this machine.
 
@@ -183,13 +183,18 @@ def make_row(key: str, fields: Mapping[str, Field], where: str, *, keys: str, so
 
 
 def clean_key(key: str) -> str:
-    """Return the key with `_` in place of each character that some readers refuse.
+    """Return a key that all readers accept unchanged. In any other key, `_` replaces each character that is no letter,
+    digit, `_`, `+`, `-` or slash between names.
 
-    ASCII letters and digits, `_`, `+`, `-` and slashes between names are kept. Empty names, `.` and `..` are left out.
-    Several `_` at the start of a name become one, because webdataset ignores the name `__a`.
+    Empty names, `.` and `..` are left out. Several `_` at the start of a name become one, because webdataset ignores
+    the name `__a`.
     """
-    parts = [_UNCLEAN.sub("_", part) for part in key.split("/") if part not in {"", ".", ".."}]
-    return "/".join(part if not part.startswith("__") else f"_{part.lstrip('_')}" for part in parts)
+    try:
+        check_key(key)
+    except KeyRuleError:
+        parts = [_UNCLEAN.sub("_", part) for part in key.split("/") if part not in {"", ".", ".."}]
+        return "/".join(part if not part.startswith("__") else f"_{part.lstrip('_')}" for part in parts)
+    return key
 
 
 def size_of(data: Field) -> int:

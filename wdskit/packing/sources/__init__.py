@@ -23,37 +23,20 @@ from wdskit.packing.sources.table import SUFFIXES, Table
 from wdskit.packing.sources.tars import Tars
 from wdskit.storage.urls import is_local
 
-_KINDS: tuple[tuple[type[Source], tuple[str, ...]], ...] = (
-    (Folder, ("sidecars", "files")),
-    (Table, ("image", "key", "fields")),
-    (Parquet, ("image", "key", "fields")),
-    (Coco, ("images", "fields")),
-    (Tars, ()),
-    (Python, ()),
-)
-"""The options that each kind of source reads."""
-
 
 def find_source(source: Any, how: Reading) -> Source:
     """Return the source for a path, a URL or pattern of tars, or an iterable of rows as dicts.
 
     Raises:
-        PackError: The source does not exist or cannot be read, its kind is unknown, or an option is for another kind.
+        PackError: The source does not exist or cannot be read, its kind is unknown.
         StorageError: A URL or pattern is invalid, or no tar matches.
         FolderIndexError: An index or `classes.json` of the tars is invalid.
     """
     if isinstance(source, (str, os.PathLike)):
-        found = _find(os.fsdecode(source), how)
-    elif isinstance(source, Iterable):
-        found = Python(source, how)
-    else:
-        raise PackError(f"{source!r} is not a source. Pass a folder, a table, or an iterable of rows.")
-    options = dict(_KINDS)[type(found)]
-    other = next((name for _, names in _KINDS for name in names if getattr(how, name) and name not in options), None)
-    if other is not None:
-        owners = " and ".join(kind.kind for kind, names in _KINDS if other in names)
-        raise PackError(f"{found.path or 'the rows'}: {other} has no effect for {found.kind}, only for {owners}.")
-    return found
+        return _find(os.fsdecode(source), how)
+    if isinstance(source, Iterable):
+        return Python(source, how)
+    raise PackError(f"{source!r} is not a source. Pass a folder, a table, or an iterable of rows.")
 
 
 def _find(path: str, how: Reading) -> Source:

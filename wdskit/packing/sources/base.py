@@ -45,6 +45,7 @@ class Source(ABC):
     Attributes:
         kind: Kind of the source, for messages.
         is_tree: Whether the source has all files below `path`.
+        copies: Whether fields are copied as they are, also `cls`.
         classes: Class names of the source's labels in the order of their numbers; None if its rows name them.
         num_other: Files or members so far that belong to no row.
         notes: Sentences for the user, complete after the last row.
@@ -52,6 +53,7 @@ class Source(ABC):
 
     kind: ClassVar[str]
     is_tree: ClassVar[bool] = False
+    copies: ClassVar[bool] = False
 
     def __init__(self, path: str, how: Reading) -> None:
         self.path = path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, TypeAlias
 
@@ -16,8 +17,8 @@ from wdskit.packing.sources.base import Reading, Source
 from wdskit.packing.sources.records import labelled_json, read_object
 from wdskit.text import plural
 
-_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"})
-"""Names of folders that hold one split in published data sets."""
+_SPLIT = re.compile(r"(?i)(?<![a-z])(train|training|val|valid|validation|dev|eval|test|testing)(?![a-z])")
+"""The part of a folder's name that says which split it holds, in published data sets: `train`, `seg_test`."""
 _ROLES = frozenset({"images", "imgs", "jpegimages", "masks", "labels", "annotations", "segmentations"})
 """Names of folders that hold one part of each sample in published data sets with masks or boxes."""
 _NEVER = frozenset({"__MACOSX", "@eaDir", "lost+found"})
@@ -95,8 +96,10 @@ class Folder(Source):
 
     def _check_classes(self) -> None:
         """Raise PackError if the sub-folders with main files are not classes, or if one is empty. Note the others."""
-        splits = [name for name in self._classes if name.lower() in _SPLITS]
-        if len(splits) > 1 or len(splits) == len(self._classes):
+        same = Counter(_SPLIT.sub("", name) for name in self._classes)
+        splits = [name for name in self._classes if _SPLIT.search(name) and same[_SPLIT.sub("", name)] > 1]
+        splits = splits or [name for name in self._classes if len(self._classes) == 1 and _SPLIT.fullmatch(name)]
+        if splits:
             first = os.path.join(self.path, next((name for name in splits if "train" in name.lower()), splits[0]))
             msg = f"{self.path}: its folders {' and '.join(splits)} would become classes, but are named as splits."
             way = f"Pack each alone: `wdskit pack {first} DEST`, the others with `--classes DEST`, so that each class"

@@ -28,10 +28,9 @@ from wdskit.errors import (
     ShardError,
     UnsupportedMember,
 )
-from wdskit.packing.labels import read_label
-from wdskit.packing.row import SAME_FIELD, Field, File, Row, SourceFiles, bad_row, make_row
+from wdskit.packing.row import SAME_FIELD, Field, File, Row, bad_row, make_row
 from wdskit.packing.sources.base import Reading, Source
-from wdskit.packing.sources.records import keep_key
+from wdskit.packing.sources.records import Records, keep_key, read_object
 from wdskit.storage.urls import LocalFile, is_local, local_path, shown_url
 from wdskit.tar.walk import Span
 
@@ -66,7 +65,6 @@ class _Samples(Source):
 
     def __init__(self, source: str | Sequence[str], how: Reading) -> None:
         super().__init__(source if isinstance(source, str) else "::".join(source), how)
-        self._files = SourceFiles()
         self._seen: set[str] = set()  # fields of all samples so far
         self._used: list[NDArray[np.bool_]] | None = None  # which samples of each tar are rows; None for all
         found = _list(source)
@@ -152,21 +150,20 @@ class _Samples(Source):
             PackError: `_finish` found a fault of all samples together.
             RowError, ShardError, FolderIndexError, StorageError: As for `_read`.
         """
-        with contextlib.closing(self._files):
-            for at, (url, entry) in enumerate(self._shards):
-                place = local_path(url) if is_local(url) else shown_url(url)
-                source = "/".join((os.path.abspath(place) if is_local(url) else place).split("/")[-2:])
-                for number, sample in enumerate(self._read(url, place, entry)):
-                    try:
-                        if isinstance(sample, RowError):
-                            raise sample
-                        key, where = sample[0].removeprefix("./"), f"{place}: {sample[0]}"
-                        self._seen |= sample[1].keys()
-                        if self._used is None or self._used[at][number : number + 1].any():
-                            fields = self._fields(key, sample[1], where)
-                            yield keep_key(make_row(key, fields, where, keys=self.how.keys, source=source), key)
-                    except RowError as err:
-                        yield err
+        for at, (url, entry) in enumerate(self._shards):
+            place = local_path(url) if is_local(url) else shown_url(url)
+            source = "/".join((os.path.abspath(place) if is_local(url) else place).split("/")[-2:])
+            for number, sample in enumerate(self._read(url, place, entry)):
+                try:
+                    if isinstance(sample, RowError):
+                        raise sample
+                    key, where = sample[0].removeprefix("./"), f"{place}: {sample[0]}"
+                    self._seen |= sample[1].keys()
+                    if self._used is None or self._used[at][number : number + 1].any():
+                        fields = self._fields(key, sample[1], where)
+                        yield keep_key(make_row(key, fields, where, keys=self.how.keys, source=source), key)
+                except RowError as err:
+                    yield err
         self._finish()
 
     @abstractmethod
@@ -184,6 +181,7 @@ class Tars(_Samples):
 
     def __init__(self, source: str | Sequence[str], how: Reading) -> None:
         super().__init__(source, how)
+        self._records = Records("", how, self.name)
         self._num_samples = 0
         self._of_field: dict[str, int] = {}  # number of the only sample with this dotted field; -1 for several
         self._has_labels = self._has_folders = False
@@ -207,14 +205,13 @@ class Tars(_Samples):
             fields[field] = data
         self._has_folders |= "/" in key
         self._has_only_images = self._has_only_images and all(map(is_image_field, fields))
-        data = fields.pop(CLASS_FIELD, b"")
-        try:
-            label = read_label(self._files.read([data])[0] if isinstance(data, File) else data)
-        except (OSError, ValueError) as err:
-            raise bad_row(where, f"its field {CLASS_FIELD!r}: {err}") from err
-        if label is not None:
-            self._has_labels = True
-            fields[CLASS_FIELD] = label
+        if self.how.fields:
+            record = read_object(fields["json"], where) if "json" in fields else {}
+            for name, made in self._records.fields(record, where).items():
+                if name in fields:
+                    raise bad_row(where, f"it already has the field {name!r}")
+                fields[name] = made
+        self._has_labels = self._has_labels or CLASS_FIELD in fields
         return fields
 
     def _finish(self) -> None:
@@ -244,6 +241,7 @@ class Shards(_Samples):
     """
 
     kind: ClassVar[str] = "shards"
+    copies: ClassVar[bool] = True
 
     def __init__(
         self,
