@@ -14,7 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from wdskit.dataset.binary_index import ShardEntry
+from wdskit.dataset.index import ShardEntry
 from wdskit.errors import FolderIndexError, PackError, RowError, ShardError, StorageError
 from wdskit.files import DISK, Disk, describe_missing
 from wdskit.packing.division import PlannedShard, RowRange
@@ -156,7 +156,7 @@ def pack(
         was_done=target.is_done,
         num_cleaned=found.num_cleaned,
         source=f"{found.name}: {found.kind}" if found.kind else "",
-        notes=(*_notes_on(entries or ()), *export_packed(target)),
+        notes=tuple(export_packed(target)),
     )
 
 
@@ -360,23 +360,3 @@ def fill_and_publish(dest: Destination, source: Source, jobs: ShardJobs) -> list
     in_order = [entries[number] for number in numbers]
     dest.publish(in_order, lists)
     return in_order
-
-
-_IGNORED_PARTS = {
-    "orientation": ("an EXIF orientation", "Decoding ignores it; `--orient` turns the pixels while packing."),
-    "frames": ("more than one frame", "Decoding uses the first frame only."),
-}
-
-
-def _notes_on(entries: Sequence[ShardEntry]) -> tuple[str, ...]:
-    """Return sentences about the images with an EXIF orientation, and about the images with several frames.
-
-    Each sentence has the number of these images and the place of the first image.
-    """
-    notes = []
-    for part, (has, effect) in _IGNORED_PARTS.items():
-        found = [(count, first) for entry in entries for name, count, first in entry.unused if name == part]
-        if found:
-            num = plural(sum(count for count, _ in found), "image")
-            notes.append(f"{num} with {has}, first {found[0][1]}. {effect}")
-    return tuple(notes)

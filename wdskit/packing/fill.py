@@ -12,9 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeGuard
 
-from wdskit.codecs.formats import is_image_field
-from wdskit.codecs.ignored_parts import find_unused
-from wdskit.dataset.binary_index import ShardEntry
+from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.lock import share_lock_until_exit
 from wdskit.dataset.shard import digest_offsets, write_offsets
 from wdskit.errors import PackError, WdskitError
@@ -151,7 +149,6 @@ def _fill(
     """
     names: set[str] = set()
     offsets = [0]
-    unused: dict[str, tuple[int, str]] = {}
     columns = ColumnBuilder(job.columns, str(job.path))
     writer = TarWriter(sink.write, hand_over=sink.hand_over) if isinstance(sink, TempFile) else TarWriter(sink.update)
     is_transformed = job.threads > 1 or job.transforms.changes_bytes
@@ -161,7 +158,6 @@ def _fill(
     else:
         rows = _read_unchanged(job.rows, writer)
     is_checked = not is_transformed and job.transforms.validate != "none"  # `read_transformed` checks its rows
-    counts_unused = job.transforms.checks_structure
     with contextlib.closing(rows):
         for row, fields in rows:
             for field, data in fields:
@@ -170,10 +166,6 @@ def _fill(
                     writer.add(f"{row.key}.{field}", data)
                 if is_checked:
                     row.check(field, data, job.transforms)
-                if counts_unused and is_image_field(field):
-                    for part in find_unused(data):
-                        count, first = unused.get(part, (0, row.where))
-                        unused[part] = count + 1, first
                 if job.columns:
                     columns.add(field, len(data), reader_of(data))
             if job.columns:
@@ -190,7 +182,6 @@ def _fill(
         sha256=sink.sha256 if isinstance(sink, TempFile) else sink.hexdigest(),
         fields=tuple(sorted(names)),
         idx_sha256=digest_offsets(offsets),
-        unused=tuple((part, *unused[part]) for part in sorted(unused)),
     )
     return entry, offsets, columns.values()
 

@@ -9,7 +9,7 @@ journal is on the disk, the run can be completed: after a kill or a full disk, t
 2. Link the new shards into the folder, then the other new files. The files keep their names in the staging folder. On
    a disk without hard links, the files are moved.
 3. Write `.wdskit.last-run`, which describes the run that made the new index.
-4. Write `index.bin`, then `index.json`.
+4. Write `index.json`.
 5. Remove old columns, then the staging folder. The journal is removed last.
 """
 
@@ -28,15 +28,6 @@ from typing import Any, Concatenate, TypeVar
 
 from typing_extensions import ParamSpec
 
-from wdskit.dataset.binary_index import (
-    BINARY_NAME,
-    IDENTITIES_NAME,
-    BinaryIndex,
-    IdentityChecker,
-    ShardEntry,
-    build_binary,
-    digest_of_entries,
-)
 from wdskit.dataset.classes import CLASSES_NAME, classes_json, read_classes
 from wdskit.dataset.columns import (
     Columns,
@@ -48,10 +39,18 @@ from wdskit.dataset.columns import (
     remove_columns,
     write_columns,
 )
-from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, FolderIndex, compare_names, index_json, read_index, write_index
+from wdskit.dataset.index import (
+    INDEX_NAME,
+    RUN_FOLDER,
+    Index,
+    ShardEntry,
+    digest_of_entries,
+    index_json,
+    read_index,
+    write_index,
+)
 from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
-from wdskit.dataset.unfinished_runs import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
 from wdskit.errors import FolderIndexError, PackError, RowError, SelectionError, StorageError
 from wdskit.files import (
     Disk,
@@ -68,7 +67,9 @@ from wdskit.packing.options import WriteOptions
 from wdskit.packing.plan import Plan
 from wdskit.packing.row import OnProgress, Progress, Row, row_error
 from wdskit.packing.run_journal import (
+    DESCRIPTION_NAME,
     DUPLICATES_NAME,
+    JOURNAL_NAME,
     LIST_NAMES,
     REJECTED_NAME,
     LastRun,
@@ -82,6 +83,7 @@ from wdskit.packing.run_journal import (
     read_last_run,
     read_log,
     read_sent,
+    run_folders,
     shard_files,
     values_path,
 )
@@ -190,7 +192,7 @@ class Destination:
         self.options = options
         self.upload = upload
         self.on_progress: OnProgress = options.progress or (lambda _: None)
-        self.index: FolderIndex | None = None
+        self.index: Index | None = None
         self.last_run: LastRun | None = None
         self.is_done = False
         self.path = self.log = self.folder
@@ -198,7 +200,7 @@ class Destination:
         self._disk: Disk = options.disk
         self._appends = options.append
         self.resources = contextlib.ExitStack()
-        self._cached_index: tuple[FileIdentity, FolderIndex] | None = None
+        self._cached_index: tuple[FileIdentity, Index] | None = None
         self._taken: set[str] = set()  # names of the files at the last `check_folder`
 
     @property
@@ -452,10 +454,6 @@ class Destination:
         lost = [entry.name for entry in last.entries if not has_shard(self.folder, entry)]
         if lost:
             raise self.indexed_already([f"{name} or its .idx is gone, or has a different size." for name in lost])
-        verified = IdentityChecker()
-        for entry in last.entries:
-            with contextlib.closing(LocalFile(str(self.folder / entry.name))) as file:
-                verified.check(file, entry.identity, entry.sha256)
 
     def _first_key(self, last: LastRun) -> str:
         """Return the key of the first sample that the last run added.
@@ -566,7 +564,8 @@ class Destination:
             self._taken |= {*os.listdir(self.folder)}
         for shard in () if self.is_done else shards:
             self.check_name(shard)
-        _, strays = compare_names(self._taken, self.index.by_name if self.index is not None else {})
+        listed = self.index.by_name if self.index is not None else {}
+        strays = sorted(name for name in self._taken if name.endswith(".tar") and name[0] != "." and name not in listed)
         if strays:
             msg = f"{self.folder / strays[0]}: this shard is in no index, and is not one of those being packed."
             remedy = f"Pack into another folder, or run `wdskit index {self.folder}` if these are whole shards."
@@ -770,7 +769,8 @@ class Destination:
         kept = self.index.entries if self.index is not None and not replaces else ()
         all_entries = (*kept, *entries)
         data = index_json(all_entries)
-        index = FolderIndex(str(self.folder), all_entries, hashlib.sha256(data).hexdigest())
+        index = Index.of(str(self.folder), all_entries)
+        index.sha256 = hashlib.sha256(data).hexdigest()
         run = dataclasses.replace(self._run, shards=None, parts=0)  # the index has the names
         last = {"run": json.loads(run.to_json()), "num_shards": len(entries), "index": index.sha256}
         publish_bytes(self.path / INDEX_NAME, data, disk=self._disk)
@@ -847,13 +847,13 @@ class Destination:
 
         SelectionError: They are damaged, or belong to other shards.
         """
-        columns = Columns(BinaryIndex(self.folder))
+        columns = Columns(read_index(self.folder))
         for name in columns:
             columns.column(name).check()
         return columns
 
     def _upload_index(
-        self, index: FolderIndex, entries: Sequence[ShardEntry], last: dict[str, Any], lists: Iterable[str]
+        self, index: Index, entries: Sequence[ShardEntry], last: dict[str, Any], lists: Iterable[str]
     ) -> None:
         """Wait until all shards are in the bucket. Then upload the lists and, last, the index.
 
@@ -872,20 +872,18 @@ class Destination:
             raise PackError(f"{msg}\n  Run the same command again to continue.")
         last["etags"] = {name: sorted(file.etags) for name, file in read_sent(self.path).items() if file.etags}
         publish_bytes(self.path / LAST_RUN_NAME, json.dumps(last).encode() + b"\n", disk=self._disk)
-        binary = build_binary(index.entries, bytes.fromhex(index.sha256))
-        publish_bytes(self.path / BINARY_NAME, binary, disk=self._disk)
         columns = self._write_columns(index.entries, entries)
-        self.upload.put(self._log_upload([*lists, *columns, LAST_RUN_NAME, BINARY_NAME, INDEX_NAME], {}))
+        self.upload.put(self._log_upload([*lists, *columns, LAST_RUN_NAME, INDEX_NAME], {}))
         self._remove_run(self.path)
         self._remove_locks()
 
     def _existing_files(self) -> Iterator[str]:
-        """Yield the names of the files of the existing data set, except `index.json`. `index.bin` is the first.
+        """Yield the names of the files of the existing data set, except `index.json`.
 
         A file with one of these names may be missing.
         """
         assert self.index is not None
-        yield from (BINARY_NAME, IDENTITIES_NAME, LAST_RUN_NAME)
+        yield LAST_RUN_NAME
         for entry in self.index.entries:
             yield from shard_files(entry.name)
         yield from sorted(path.name for path in self.folder.iterdir() if is_column_file(path.name))
@@ -970,7 +968,7 @@ class Destination:
             self._replay(path)
         remove_temp_files(self.folder, disk=self._disk)
 
-    def _replay(self, path: Path, *, index: FolderIndex | None = None) -> None:
+    def _replay(self, path: Path, *, index: Index | None = None) -> None:
         """Perform the steps of a journal that are not done yet.
 
         Args:
@@ -986,7 +984,6 @@ class Destination:
             disk.fsync_folder(path)  # the process that wrote the journal may have been killed before this fsync
             journal = read_journal(path)
             index = index or read_index(path)
-            before = self._read_index().by_name if self._has_index() else {}
             if journal["replaces"]:
                 self._remove([INDEX_NAME])  # removed first: an index never describes shards of another run
                 self._remove(journal["go"])
@@ -994,14 +991,7 @@ class Destination:
             self._link_all(path, [name for name in journal["come"] if name in shards])
             self._link_all(path, [name for name in journal["come"] if name not in shards])
             publish_bytes(folder / LAST_RUN_NAME, json.dumps(journal["last_run"]).encode() + b"\n", disk=disk)
-            # The shards that stay keep their known identities.
-            entries = [
-                dataclasses.replace(entry, identity=before[entry.name].identity)
-                if entry == before.get(entry.name)
-                else dataclasses.replace(entry, identity=None)
-                for entry in index.entries
-            ]
-            write_index(folder, entries, data=read_own(path / INDEX_NAME), disk=disk)
+            write_index(folder, index.entries, disk=disk)
             if columns := [name for name in journal["come"] if is_column_file(name)]:
                 remove_columns(folder, keep=columns, disk=disk)
             disk.remove(path / INDEX_NAME)
@@ -1089,7 +1079,7 @@ class Destination:
     def _has_index(self) -> bool:
         return (self.folder / INDEX_NAME).exists()
 
-    def _read_index(self) -> FolderIndex:
+    def _read_index(self) -> Index:
         """Return the folder's index. The index is read again only if its file changed.
 
         OSError: The file is missing. FolderIndexError: The index is invalid.

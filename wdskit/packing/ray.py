@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from wdskit import __version__
-from wdskit.dataset.binary_index import ShardEntry
+from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.lock import share_lock
-from wdskit.dataset.unfinished_runs import DESCRIPTION_NAME
 from wdskit.errors import PackError, RowError, WdskitError
 from wdskit.files import Disk
 from wdskit.packing.fill import ProgressCounter, fill_shard
 from wdskit.packing.plan import FileRows, ShardJob
 from wdskit.packing.row import row_error
+from wdskit.packing.run_journal import DESCRIPTION_NAME
 from wdskit.pipeline.ray_connection import ADDRESS, connect, last_line
 
 _MAX_TRIES = 4

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wdskit.dataset.binary_index import ShardEntry
 from wdskit.dataset.classes import CLASSES_NAME, parse_classes
 from wdskit.dataset.columns import Column, list_columns
+from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.patterns import ShardList
 from wdskit.errors import PackError, RowError, SelectionError
 from wdskit.packing.api import export_packed, fill_and_publish, plan_jobs, read_plan

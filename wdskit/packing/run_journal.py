@@ -25,13 +25,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wdskit import __version__
-from wdskit.dataset.binary_index import BINARY_NAME, IDENTITIES_NAME, ShardEntry
 from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.columns import is_column_file
-from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, FolderIndex, entry_problem
+from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, Index, ShardEntry, entry_problem
 from wdskit.dataset.shard import offsets_path
-from wdskit.dataset.unfinished_runs import DESCRIPTION_NAME, JOURNAL_NAME, RUN_NAME
-from wdskit.errors import FolderIndexError, PackError
+from wdskit.errors import FolderIndexError, PackError, StorageError
 from wdskit.files import describe_foreign, is_file_name, owner_of_new_files, read_own
 from wdskit.packing.division import PlannedShard
 from wdskit.packing.upload import LAST_RUN_NAME, SentFile, UploadedShard
@@ -41,7 +39,12 @@ REJECTED_NAME = "rejected.jsonl"
 DUPLICATES_NAME = "duplicates.jsonl"
 LIST_NAMES = (CLASSES_NAME, REJECTED_NAME, DUPLICATES_NAME)
 """Names of the lists: files that describe all shards of a folder."""
-_OWN_NAMES = frozenset({INDEX_NAME, BINARY_NAME, IDENTITIES_NAME, LAST_RUN_NAME, *LIST_NAMES})
+DESCRIPTION_NAME = "run.json"
+JOURNAL_NAME = "journal.json"
+RUN_NAME = re.compile(r"[0-9a-f]{16}")
+"""Name of a staging folder: a digest of what the run packs."""
+
+_OWN_NAMES = frozenset({INDEX_NAME, LAST_RUN_NAME, *LIST_NAMES})
 """Names of the files of a data set, except its shards and columns."""
 _RUN_FILE = re.compile(r"run\.json|journal\.json|shards(-\d+-of-\d+)?\.log|.*\.tar\.values|\..*\.wdskit-temp")
 """Names of the other files in a staging folder."""
@@ -167,7 +170,7 @@ class LastRun(NamedTuple):
     etags: Mapping[str, Sequence[str]]
 
 
-def read_last_run(folder: Path, index: FolderIndex) -> LastRun | None:
+def read_last_run(folder: Path, index: Index) -> LastRun | None:
     """Return the run that made the folder's `index`; None if the run is not known, for example after `wdskit index`."""
     try:
         document = json.loads(read_own(folder / LAST_RUN_NAME) or b"")
@@ -324,3 +327,18 @@ def values_path(shard: Path) -> Path:
 def shard_files(shard: str) -> list[str]:
     """Return the names of a shard's files: the shard and its `.idx`."""
     return [shard, offsets_path(shard).name]
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Return the staging folders of all runs in `folder`, sorted; empty without a run. Links are ignored.
+
+    Raises StorageError if the folder cannot be read.
+    """
+    root = folder / RUN_FOLDER
+    try:
+        paths = [] if root.is_symlink() else list(root.iterdir())
+    except (FileNotFoundError, NotADirectoryError):  # no run, or it has just ended
+        return []
+    except OSError as err:
+        raise StorageError(f"{root}: cannot be read: {err.strerror}.", url=str(folder)) from err
+    return sorted(path for path in paths if RUN_NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink())

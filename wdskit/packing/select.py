@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary_index import BinaryIndex, ShardEntry
 from wdskit.dataset.columns import SPLIT_COLUMN, Columns, NewColumn, add_columns, check_column_name
-from wdskit.dataset.index import FolderIndex, read_index
+from wdskit.dataset.index import Index, ShardEntry, read_index, refuse_commit
 from wdskit.dataset.lock import lock_folder
-from wdskit.dataset.patterns import ShardList
-from wdskit.dataset.unfinished_runs import refuse_unfinished
+from wdskit.dataset.patterns import FolderShards, ShardList, check_found
 from wdskit.errors import FolderIndexError, PackError, RowError, SelectionError, StorageError, WdskitError
 from wdskit.files import Disk
 from wdskit.packing.options import SelectOptions, takes_options
@@ -198,7 +196,7 @@ def _lock_index(
     shards: AbstractSet[str],
     *,
     overwrite: bool,
-) -> FolderIndex:
+) -> Index:
     """Lock a folder until `stack` is closed, and return the folder's index.
 
     `name` is the new column. `source` are the options that define it, from `_column_source`. `shards` are the names of
@@ -212,10 +210,10 @@ def _lock_index(
         StorageError: The folder cannot be locked.
     """
     stack.enter_context(lock_folder(Path(folder)))
-    refuse_unfinished(Path(folder))
+    refuse_commit(Path(folder))
     index = read_index(folder)
-    index.check_files()
-    known = Columns(BinaryIndex(Path(folder)))
+    check_found([FolderShards(index.folder, index, index.names)], with_sizes=True)
+    known = Columns(index)
     splits = known.column(SPLIT_COLUMN).values if SPLIT_COLUMN in known else None
     if name in (splits or ()):
         raise SelectionError(f"{folder}: it has a split {name!r} already. Choose another name.", folder=folder)
@@ -233,7 +231,7 @@ def _lock_index(
 
 def _write(
     folder: Path,
-    index: FolderIndex,
+    index: Index,
     name: str,
     chosen: Mapping[str, SampleNumbers],
     source: dict[str, Any],
@@ -250,6 +248,6 @@ def _write(
     for entry, mask in zip(index.entries, masks, strict=True):
         mask[chosen.get(entry.name, [])] = True
     try:
-        add_columns(BinaryIndex(folder), {name: NewColumn(source, masks)}, disk=disk)
+        add_columns(index, {name: NewColumn(source, masks)}, disk=disk)
     except OSError as err:
         raise StorageError(f"{folder}: the selection cannot be written: {err.strerror}.", url=str(folder)) from err

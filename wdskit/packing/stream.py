@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
-from wdskit.dataset.binary_index import ShardEntry
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME
+from wdskit.dataset.index import ShardEntry
 from wdskit.packing.division import divide_stream
 from wdskit.packing.fill import ProgressCounter, fill_shard
 from wdskit.packing.plan import ShardJob, StreamedKeys, required_rows

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote
 
-from wdskit.dataset.binary_index import ShardEntry
-from wdskit.dataset.index import INDEX_NAME, join_url
+from wdskit.dataset.index import INDEX_NAME, ShardEntry, join_url
 from wdskit.dataset.patterns import split_url
 from wdskit.dataset.remote import user_cache
 from wdskit.dataset.shard import offsets_path

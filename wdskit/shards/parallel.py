@@ -13,11 +13,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
-from wdskit.dataset.binary_index import ShardEntry
+from wdskit.dataset.index import ShardEntry
 from wdskit.errors import ShardError, WdskitError
 from wdskit.limits import MAX_LISTED
 from wdskit.processes import block_sigint, end_with_parent, exit_on_ctrl_c, usable_cores
-from wdskit.storage.urls import LocalFile, is_local, local_path
+from wdskit.storage.urls import is_local, local_path
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -163,8 +163,3 @@ def file_sizes(urls: Iterable[str], entries: Iterable[ShardEntry | None] = ()) -
         except OSError:
             sizes.append(None)
     return sizes
-
-
-def open_path(path: str) -> LocalFile:
-    """Open a local file, even if `path` begins with `file:` like a URL. StorageError: The file cannot be opened."""
-    return LocalFile(f"./{path}" if path.lower().startswith("file:") else path)

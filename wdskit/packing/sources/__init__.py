@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.braces import expand_patterns, split_parts
-from wdskit.dataset.patterns import has_wildcards, split_url
+from wdskit.dataset.patterns import expand_patterns, has_wildcards, split_parts, split_url
 from wdskit.errors import PackError, RowError
 from wdskit.files import describe_missing
 from wdskit.packing.options import PackOptions

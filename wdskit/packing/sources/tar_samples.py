@@ -8,11 +8,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from wdskit.dataset.binary_index import IdentityChecker, ShardEntry, check_digest
-from wdskit.dataset.braces import split_parts
-from wdskit.dataset.patterns import ShardList, list_shards, split_url
+from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.patterns import ShardList, any_index, list_shards, split_parts, split_url
 from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
-from wdskit.dataset.unfinished_runs import refuse_part
+from wdskit.dataset.shard import check_digest
 from wdskit.errors import FolderIndexError, MemberNameError, PackError, RowError, ShardError, UnsupportedMember
 from wdskit.limits import MAX_ROW_BYTES
 from wdskit.packing.references import FieldBytes, ObjectBytes, PartBytes
@@ -56,9 +55,7 @@ def list_tars(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
         for url in split_parts(pattern):
             if "://" in url and not is_local(url):
                 refuse_query(url)
-    found = list_shards(patterns, has_remote=True)
-    refuse_part(patterns, found)
-    return found
+    return list_shards(patterns, any_index, lists_buckets=True)
 
 
 class TarSample(NamedTuple):
@@ -156,16 +153,13 @@ class TarSamples:
     def _compare(self, file: LocalFile, entry: ShardEntry) -> ShardError | FolderIndexError | None:
         """Return the error if the file differs from its index entry; None if it does not differ.
 
-        With `check`, the sha256 of the file is computed. Otherwise this is done only if the file's identity changed.
-        StorageError: The file cannot be read.
+        With `check`, the sha256 of the file is computed. StorageError: The file cannot be read.
         """
         if file.num_bytes != entry.num_bytes:
             return self._differs(f"it has {file.num_bytes} bytes, but the index says {entry.num_bytes}")
         try:
             if self._check:
                 check_digest(file, entry.sha256)
-            else:
-                IdentityChecker().check(file, entry.identity, entry.sha256)
         except ShardError as err:
             return err
         return None
