@@ -15,6 +15,7 @@ from wdskit.cli.console import (
     format_count,
     ignored_note,
     numbers_table,
+    plural,
     print_json,
     print_tables,
     show_bytes,
@@ -60,8 +61,10 @@ def info_command(
     if summary.columns:
         tables.append(_columns(summary))
     print_tables(tables)
-    if summary.unfinished:
-        print(f"Note: {escape(summary.unfinished)}")
+    if summary.num_others:
+        print(f"Note: {plural(summary.num_others, 'other tar')} beside the index: not part of the data.")
+    if summary.is_unfinished:
+        print("Note: a run of `wdskit pack` here is unfinished. Run the same command again: it continues.")
     elif summary.kind == "folder" and summary.source == "scan":
         print(f"No index: every shard was read. `wdskit index {escape(path)}` creates one.")
     if summary.num_ignored:

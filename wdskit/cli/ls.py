@@ -40,10 +40,9 @@ def ls_command(
         wdskit ls data/train
         wdskit ls data/train/train-000000.tar --limit 5
     """
-    from wdskit.dataset.patterns import find_shards
-    from wdskit.shards.listing import list_members, list_samples, list_valid_shards
+    from wdskit.shards.listing import find_target, list_members, list_samples, list_valid_shards
 
-    target = find_shards(path)
+    target = find_target(path)
     if target.kind != "shard" and members:
         raise typer.BadParameter(f"{escape(path)} is a {target.kind}, but --members lists one shard.")
     rows: Iterator[Row]

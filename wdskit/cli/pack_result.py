@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from wdskit.cli.console import format_bytes, format_count, plural, print_summary
 
 if TYPE_CHECKING:
-    from wdskit.dataset.binary_index import ShardEntry
+    from wdskit.dataset.index import ShardEntry
     from wdskit.packing.pack import PackResult
     from wdskit.packing.plan import PlannedShard
 

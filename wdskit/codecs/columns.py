@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, NPY_FIELDS, TEXT_FIELDS, decode_field, has_long_number
 from wdskit.codecs.npy_header import NpyHeader, read_npy_header
-from wdskit.dataset.sample_columns import Spans
+from wdskit.dataset.sample_columns import RawColumn
 from wdskit.errors import DecodeError
 
 
-def decode_column(field: str, spans: Spans) -> list[Any] | NpyColumn | Spans:
+def decode_column(field: str, raw: RawColumn) -> list[Any] | NpyColumn:
     """Decode one field of many samples. The last component of the field's name decides how.
 
     Args:
         field: Name of the field.
-        spans: The bytes of the field in each sample.
+        raw: The bytes of the field in each sample.
 
     Returns:
-        For `npy` an `NpyColumn`; for JSON, text and integers a list of values; for other fields `spans`. All are in the
+        For `npy` an `NpyColumn`; for JSON, text and integers a list of values; for other fields `raw`. All are in the
         order of the samples.
 
     Raises:
@@ -32,21 +32,20 @@ def decode_column(field: str, spans: Spans) -> list[Any] | NpyColumn | Spans:
     kind = field.rpartition(".")[2].lower()
     if kind in NPY_FIELDS:
         try:
-            headers = [read_npy_header(data[start:stop]) for data, start, stop in spans.ranges()]
+            headers = [read_npy_header(data) for data in raw]
         except DecodeError as err:
             raise DecodeError(f"{field}: {err}", field=field) from err
-        return NpyColumn(field, spans, headers)
+        return NpyColumn(field, raw, headers)
     if kind not in JSON_FIELDS | TEXT_FIELDS | INT_FIELDS:
-        return spans
-    payloads = spans.to_bytes()
+        return raw
     with contextlib.suppress(ValueError):  # decode_field reads NaN, and reports damage
-        if kind in JSON_FIELDS and not has_long_number(b" ".join(payloads)):
-            return list(map(orjson.loads, payloads))
+        if kind in JSON_FIELDS and not has_long_number(b" ".join(raw)):
+            return list(map(orjson.loads, raw))
         if kind in TEXT_FIELDS:
-            return [str(data, "utf-8") for data in payloads]
-        if kind in INT_FIELDS and all(payloads) and b"".join(payloads).isdigit():
-            return list(map(int, payloads))
-    return [decode_field(field, data) for data in payloads]
+            return [str(data, "utf-8") for data in raw]
+        if kind in INT_FIELDS and all(raw) and b"".join(raw).isdigit():
+            return list(map(int, raw))
+    return [decode_field(field, data) for data in raw]
 
 
 class NpyColumn:
@@ -54,18 +53,18 @@ class NpyColumn:
 
     Args:
         field: Name of the field, for messages.
-        spans: The npy files.
+        raw: The npy files.
         headers: The header of each file, in the same order.
     """
 
-    def __init__(self, field: str, spans: Spans, headers: list[NpyHeader]) -> None:
+    def __init__(self, field: str, raw: list[bytes], headers: list[NpyHeader]) -> None:
         self._field = field
-        self._spans = spans
+        self._raw = raw
         self._headers = headers
 
     def part(self, at: slice) -> NpyColumn:
         """Return the arrays of the samples in a slice."""
-        return NpyColumn(self._field, self._spans.part(at), self._headers[at])
+        return NpyColumn(self._field, self._raw[at], self._headers[at])
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -81,7 +80,7 @@ class NpyColumn:
 
     def arrays(self) -> list[Any]:
         """Return the arrays in the order of the samples: writable, C-contiguous, owned by the caller."""
-        return [decode_field(self._field, data[start:stop]) for data, start, stop in self._spans.ranges()]
+        return [decode_field(self._field, data) for data in self._raw]
 
     def copy_to(self, stacked: NDArray[Any]) -> None:
         """Copy the elements of all arrays, one array after the other, into `stacked`. `dtype` must not be None.
@@ -90,7 +89,7 @@ class NpyColumn:
         """
         joined = memoryview(stacked.reshape(-1).view(np.uint8).data)
         at = 0
-        for header, (data, start, stop) in zip(self._headers, self._spans.ranges(), strict=True):
-            size = stop - start - header.start
-            joined[at : at + size] = data[stop - size : stop]
-            at += size
+        for header, data in zip(self._headers, self._raw, strict=True):
+            elements = memoryview(data)[header.start :]
+            joined[at : at + len(elements)] = elements
+            at += len(elements)

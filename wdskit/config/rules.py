@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from wdskit.config.messages import Flaw, Path
-from wdskit.dataset.braces import expand_parts
+from wdskit.dataset.patterns import expand_parts
 from wdskit.errors import StorageError
 
 _ONCE = {"splitter", "open", "epoch"}

@@ -7,7 +7,7 @@ distinct texts ("" for a missing text).
 
 `columns.json` lists the columns: name, source (what the values are computed from), dtype, sha256 of the file, and for
 text the distinct texts, sorted. It also has its own digest and the digest of the index whose samples it describes
-(`BinaryIndex.digest`). It is written after the files of the columns.
+(`Index.digest`). It is written after the files of the columns.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary_index import BinaryIndex
+from wdskit.dataset.index import Index, read_index
 from wdskit.errors import FolderIndexError, SelectionError
 from wdskit.files import DISK, Disk, publish, publish_bytes, read_own
 from wdskit.limits import MAX_INDEX_BYTES
-from wdskit.storage.urls import is_local, local_path, scheme_of
+from wdskit.storage.urls import is_local, scheme_of
 
 _log = logging.getLogger(__name__)
 
@@ -206,7 +206,7 @@ def write_columns(
 
     Args:
         folder: The folder of the index, or a staging folder.
-        index: `BinaryIndex.digest` of the index whose samples the columns describe.
+        index: `Index.digest` of the index whose samples the columns describe.
         columns: Maps each name to a new column, or to a column whose file is in the folder already.
         disk: Performs the file operations; tests replace it.
 
@@ -280,7 +280,7 @@ def _list_entry(
     return item if values is None else {**item, "values": values}
 
 
-def add_columns(index: BinaryIndex, new: Mapping[str, NewColumn], *, disk: Disk = DISK) -> None:
+def add_columns(index: Index, new: Mapping[str, NewColumn], *, disk: Disk = DISK) -> None:
     """Add columns to the local folder of `index`. The caller must hold the lock of this folder. A new column replaces
     an existing column of the same name, and the file of the replaced column is removed.
 
@@ -291,8 +291,8 @@ def add_columns(index: BinaryIndex, new: Mapping[str, NewColumn], *, disk: Disk 
     """
     known = Columns(index)
     kept = {name: known.column(name) for name in known if name not in new}
-    names = write_columns(index.folder, index.digest, {**kept, **new}, disk=disk)
-    remove_columns(index.folder, keep=names, disk=disk)
+    names = write_columns(index.local, index.digest, {**kept, **new}, disk=disk)
+    remove_columns(index.local, keep=names, disk=disk)
 
 
 def remove_columns(folder: Path, *, disk: Disk = DISK, keep: Sequence[str] = ()) -> None:
@@ -503,9 +503,9 @@ class Columns:
         FolderIndexError: The list of columns is a link, or is not a plain file of at most 1 GiB.
     """
 
-    def __init__(self, index: BinaryIndex) -> None:
+    def __init__(self, index: Index) -> None:
         self.place = index.place
-        digest, self._columns = _parse(index.folder, index.url)
+        digest, self._columns = _parse(index.local, index.folder if index.is_remote else "")
         num_samples = int(index.counts.sum())
         is_other = digest != index.digest.hex() or any(one.num_samples != num_samples for one in self._columns.values())
         if self._columns and is_other:
@@ -594,11 +594,11 @@ def columns(folder: str | Path) -> Columns:
         StorageError: The remote folder cannot be read, or its files cannot be copied to the local disk.
     """
     if is_local(str(folder)):
-        return Columns(BinaryIndex(Path(local_path(str(folder)))))
+        return Columns(read_index(folder))
     from wdskit.dataset.remote import read_copy
 
     url = str(folder).rstrip("/")
-    return read_copy(url, [COLUMNS_NAME], lambda copy: Columns(BinaryIndex(copy, url=url)))
+    return read_copy(url, [COLUMNS_NAME], lambda copy: Columns(read_index(url, copy=copy)))
 
 
 def list_columns(folder: Path, url: str = "") -> dict[str, Column]:

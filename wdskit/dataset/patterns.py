@@ -1,7 +1,8 @@
-"""Find the shards that a user names by a path, a URL, a glob, a brace pattern or a folder.
+"""Find the shards that a user names by a path, a URL, a glob, a brace pattern or a folder: `find_shards`.
 
-Several patterns can be joined by `::`, or be given as a list. If the folder of a pattern has an index, the pattern
-selects from the index, and a matching file that is not in the index is an error.
+Several patterns can be joined by `::`, or be given as a list. If a folder has an index, a glob or a folder selects from
+the index: other files are not part of the data. The name of an existing local file is never read as a pattern. In a
+URL `?` starts the query, so the wildcards are `*` and `[...]`.
 """
 
 from __future__ import annotations
@@ -9,31 +10,270 @@ from __future__ import annotations
 import fnmatch
 import functools
 import glob
+import itertools
+import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
-from urllib.parse import unquote
+from typing import NamedTuple
+from urllib.parse import quote, unquote
 
-from wdskit.dataset.binary_index import ShardEntry
-from wdskit.dataset.braces import expand_parts, expand_patterns
-from wdskit.dataset.index import RUN_FOLDER, FolderIndex, has_index, is_label, join_url, read_index
+from wdskit.dataset.index import Index, ShardEntry, has_index, has_run, is_label, join_url, read_index, unfinished
 from wdskit.errors import FolderIndexError, StorageError, WdskitError
 from wdskit.files import describe_missing
-from wdskit.storage.urls import ABSENT_STATUSES, is_local, local_path, scheme_of
+from wdskit.limits import MAX_SHARD_NAMES
+from wdskit.storage.urls import ABSENT_STATUSES, LISTED_SCHEMES, is_local, local_path, scheme_of
 
+_JOINT = re.compile(r"::(?![^\[\]/]*\])")  # but not inside http://[::1]/
 _GLOB = re.compile(r"[*?\[]")
 _URL_GLOB = re.compile(r"[*\[]")
 _FILE_NAME = re.compile(r"[*\[]|[.]tar\b", re.IGNORECASE)  # folders may have a dot, such as v1.0
+_INNER_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?|([A-Za-z])\.\.([A-Za-z])(?:\.\.-?\d+)?")
+_MAX_DIGITS = 18
 
 ABSENT = "there is no such shard"
 LISTED_ABSENT = "the folder's index lists this shard, but there is no such file"
 UNLISTED = "the folder's index does not list this shard"
 
-OpenIndex = Callable[[str], FolderIndex | None]
-"""Returns the index of a folder; None if the folder has no index."""
+_FEW = 100  # so many files are looked up one by one, without a list of their folder
+
+OpenIndex = Callable[[str], Index | None]
+"""Returns the index of a folder, a path or URL; None if the folder has no index. `""` is the current folder."""
+
+
+@dataclass(frozen=True)
+class FolderShards:
+    """Shards of one folder, in the order in which they were named.
+
+    Attributes:
+        folder: Path or URL of the folder; `""` is the current folder.
+        index: The folder's index; None if it has no index, or if the index was not read.
+        names: File names of the shards.
+        part: Number of the part that named the shards. Parts are list items divided at `::`, numbered from 0 over all
+            items.
+        urls: URL of each shard as the user or the store wrote it; empty if it is folder and name.
+    """
+
+    folder: str
+    index: Index | None
+    names: Sequence[str]
+    part: int = 0
+    urls: Sequence[str] = ()
+
+    def extend(self, other: FolderShards) -> bool:
+        """Append the shards of `other`, and return True, if they belong to the same folder and part. Otherwise return
+        False.
+        """
+        is_same = (self.folder, self.index, self.part, self.urls) == (other.folder, other.index, other.part, ())
+        if not is_same or other.urls or not isinstance(self.names, list):
+            return False
+        self.names.extend(other.names)
+        return True
+
+    def url(self, at: int) -> str:
+        """Return the path or URL of the shard `names[at]`. In a URL, the name is percent-encoded."""
+        if self.urls:
+            return self.urls[at]
+        return join_url(self.folder, self.names[at] if is_local(self.folder) else quote(self.names[at]))
+
+    def entry(self, at: int) -> ShardEntry | None:
+        """Return the index entry of the shard `names[at]`; None if there is no index, or if it does not list it."""
+        number = None if self.index is None else self.index.by_name.get(self.names[at])
+        return None if self.index is None or number is None else self.index.entry(number)
+
+    @property
+    def real_folder(self) -> str:
+        """The same text for all spellings of a folder."""
+        return os.path.realpath(self.folder) if is_local(self.folder) else self.folder
+
+    def problems(self, *, with_sizes: bool = False) -> Iterator[tuple[int, str]]:
+        """Yield (at, problem) for each shard `names[at]` that does not exist (local shards only), that the index does
+        not list, or with `with_sizes` that has another size than in the index.
+
+        Raises:
+            FolderIndexError: The folder cannot be read.
+        """
+        known = None if self.index is None else self.index.by_name
+        found: Collection[str] | None = None
+        folder = Path(self.folder)
+        local = is_local(self.folder)
+        try:
+            if local:
+                exists = (name for name in self.names if (folder / name).exists())
+                found = {*exists} if len(self.names) <= _FEW else {*os.listdir(folder)}
+            for at, name in enumerate(self.names):
+                is_listed = known is None or name in known
+                if found is not None and name not in found:
+                    yield at, LISTED_ABSENT if known is not None and is_listed else ABSENT
+                elif not is_listed:
+                    yield at, UNLISTED
+                elif with_sizes and local and self.index is not None and known is not None:
+                    now, listed = (folder / name).stat().st_size, self.index.sizes[known[name]]
+                    if now != listed:
+                        yield at, f"it has {now} bytes, but the folder's index says {listed}"
+        except OSError as err:
+            raise FolderIndexError(f"{folder}: cannot be read: {err.strerror}.", folder=str(folder)) from err
+
+
+def find_shards(
+    shards: str | Sequence[str],
+    open_index: OpenIndex | None = None,
+    *,
+    needs_index: bool = False,
+    lists_buckets: bool = False,
+) -> list[FolderShards]:
+    """Find the shards that a user named. `check_found` checks that they exist.
+
+    The shards keep the order in which they are named. A shard that is named twice appears twice. The shards of a glob
+    or folder have the order of the folder's index; without an index, they are sorted by name as text: `s-10.tar` before
+    `s-2.tar`.
+
+    Args:
+        shards: A path, URL, glob, brace pattern (`a-{000..127}.tar`) or folder; several joined by `::`, or a list of
+            them.
+        open_index: Called once for each folder; its exceptions are not caught. Default: `read_index` if `needs_index`
+            is set, otherwise `local_index`.
+        needs_index: Refuse URLs that name only a file, with a query, so that no index belongs to them.
+        lists_buckets: For a glob or folder in a bucket without an index, list the files of the bucket's folder. If
+            False, a glob or folder in a bucket needs an index.
+
+    Raises:
+        StorageError: `shards` is empty, a pattern matches no shard, a pattern or a URL is invalid, or a folder or
+            bucket cannot be listed.
+        FolderIndexError: An index is invalid, or is needed and missing. Or a local folder has no index because a run of
+            `wdskit pack` is unfinished.
+    """
+    open_once = functools.cache(open_index or (read_index if needs_index else local_index))
+    fallback = None if lists_buckets else functools.cache(read_index)
+    found: list[FolderShards] = []
+    for part, patterns in enumerate(expand_parts(shards)):
+        for pattern in patterns:
+            if needs_index and not is_local(pattern):
+                _check_planned_url(pattern)
+            ones = [_match(pattern, place, open_once(place.folder), part, fallback) for place in find_folders(pattern)]
+            if not any(one.names for one in ones):
+                raise nothing_matches(pattern)
+            for one in ones:
+                if found and found[-1].extend(one):
+                    continue  # the many names of a brace pattern make one item
+                if one.names:
+                    found.append(one)
+    if not found:
+        raise StorageError("no shards: the list is empty. Name a path, a glob, a brace pattern or a folder.")
+    return found
+
+
+def _match(
+    pattern: str, place: FolderPattern, index: Index | None, part: int, fallback: OpenIndex | None
+) -> FolderShards:
+    """Return the shards of one folder that `pattern` names. For a glob or folder in a store whose index was not read or
+    does not exist, `fallback` reads the index; if `fallback` is None, the files are listed. `find_shards` lists the
+    errors.
+    """
+    folder, name, is_glob = place
+    if not is_glob:
+        return FolderShards(folder, index, [name], part, () if is_local(pattern) else (pattern,))
+    urls: dict[str, str] = {}
+    if not is_local(pattern):
+        if pattern.partition("?")[1]:
+            path = pattern.partition("?")[0]
+            msg = f"{path}: a URL with a query names one shard, not a folder. Name each shard, or leave the query out."
+            raise StorageError(msg, url=path)
+        if index is None and fallback is None:
+            from wdskit.storage.buckets import list_objects
+
+            urls = {unquote(one.url.rpartition("/")[2]): one.url for one in list_objects(folder)}
+            names = [*_select(urls, name)]
+            if not names:
+                remedy = "Only tars are read from a store. Copy other files to a local disk first."
+                raise StorageError(f"{pattern}: no tar in this folder matches.\n  {remedy}", url=pattern)
+            return FolderShards(folder, None, names, part, [urls[each] for each in names])
+        index = index or (fallback or read_index)(folder)
+    if index is not None:
+        if name in ("*", "*.tar"):
+            return FolderShards(folder, index, index.names, part)
+        matches = re.compile(fnmatch.translate(name)).match
+        return FolderShards(folder, index, [each for each in index.names if matches(each)], part)
+    if has_run(folder):
+        raise unfinished(folder)
+    try:
+        return FolderShards(folder, None, [*_select(os.listdir(folder or "."), name)], part)
+    except OSError as err:
+        raise StorageError(f"{folder}: cannot be read: {err.strerror}.", url=folder) from err
+
+
+def local_index(folder: str) -> Index | None:
+    """Return the index of a local folder; None for a remote folder, or if the folder has no index. Raises
+    FolderIndexError if the index is invalid.
+    """
+    return read_index(folder) if is_local(folder) and has_index(folder) else None
+
+
+def any_index(folder: str) -> Index | None:
+    """Return the index of a local or remote folder. Return None if the folder has no index, or if the store forbids
+    reading it.
+
+    Raises:
+        FolderIndexError: The index is invalid, or cannot be read for another reason.
+        StorageError: The URL is invalid, or its scheme is not supported.
+    """
+    if is_local(folder):
+        return local_index(folder)
+    try:
+        return read_index(folder)
+    except FolderIndexError as err:
+        if isinstance(err.__cause__, StorageError) and err.__cause__.status in ABSENT_STATUSES:
+            return None
+        raise
+
+
+def check_found(found: Iterable[FolderShards], *, with_sizes: bool = False) -> None:
+    """Raise the error of the first shard that does not exist, that the index of its folder does not list, or with
+    `with_sizes` that has another size than in the index: a StorageError or a FolderIndexError. Remote shards are only
+    compared with the names in the index.
+    """
+    for shards in found:
+        for at, problem in shards.problems(with_sizes=with_sizes):
+            raise shard_error(shards.url(at), problem)
+
+
+def refuse_doubles(found: Iterable[FolderShards], remedy: str) -> None:
+    """Raise StorageError if a shard is named twice, also by two spellings of its folder or a link to its folder.
+    `remedy` says how to use a shard more often.
+    """
+    known: dict[str, set[str]] = defaultdict(set)
+    for shards in found:
+        names = known[shards.real_folder]
+        for at, name in enumerate(shards.names):
+            if name in names:
+                url = shards.url(at)
+                msg = f"{url}: this shard is named twice, so its samples would be used twice as often."
+                raise StorageError(f"{msg}\n  Name it once. To use it more often, {remedy}.", url=url)
+            names.add(name)
+
+
+def other_tars(index: Index) -> list[str]:
+    """Return the names of the tars in the folder of an index that the index does not list, sorted. They are not part of
+    the data. Only a local folder and a folder of a bucket can be listed; for another folder the result is empty.
+
+    Raises:
+        StorageError: The folder cannot be listed.
+    """
+    names: Iterable[str] = ()
+    try:
+        if not index.is_remote:
+            names = os.listdir(index.local)
+    except OSError as err:
+        raise StorageError(f"{index.place}: cannot be read: {err.strerror}.", url=index.place) from err
+    if index.is_remote and scheme_of(index.folder) in LISTED_SCHEMES:
+        from wdskit.storage.buckets import list_objects
+
+        names = [unquote(one.url.rpartition("/")[2]) for one in list_objects(index.folder)]
+    return sorted(name for name in names if name.endswith(".tar") and name[0] != "." and name not in index.by_name)
 
 
 @dataclass(frozen=True)
@@ -42,14 +282,23 @@ class ShardList:
 
     Attributes:
         urls: Path or URL of each shard.
-        parts: For each shard, the number of the part that named it. Parts are list items divided at `::`, numbered from
-            0 over all items.
+        parts: For each shard, the number of the part that named it (see `FolderShards`).
         entries: For each shard, its index entry; None if the folder has no index, or if the index was not read.
     """
 
     urls: tuple[str, ...]
     parts: tuple[int, ...]
     entries: tuple[ShardEntry | None, ...]
+
+    @classmethod
+    def of(cls, found: Sequence[FolderShards]) -> ShardList:
+        """Return the shards of a result of `find_shards`."""
+        places = [(shards, at) for shards in found for at in range(len(shards.names))]
+        return cls(
+            urls=tuple([shards.url(at) for shards, at in places]),
+            parts=tuple([shards.part for shards, _ in places]),
+            entries=tuple([shards.entry(at) for shards, at in places]),
+        )
 
     @property
     def folders(self) -> dict[str, bool]:
@@ -63,182 +312,82 @@ class ShardList:
         return folders
 
 
-@dataclass(frozen=True)
-class Target:
-    """The shards that a user's path names.
-
-    Attributes:
-        path: The path as the user wrote it.
-        kind: "shard" if the path names one shard, "folder" if it names a folder, "pattern" for a glob, a brace pattern
-            or several paths joined by `::`.
-        urls: Path or URL of each shard, in order.
-        entries: Index entry of each shard. Names and sizes of local files match the entries. None if `kind` is "shard",
-            or if a shard has no index entry.
-    """
-
-    path: str
-    kind: Literal["shard", "folder", "pattern"]
-    urls: tuple[str, ...]
-    entries: tuple[ShardEntry, ...] | None
-
-
-class ShardMatch(NamedTuple):
-    """One shard that a pattern names.
-
-    Attributes:
-        url: Path or URL of the shard.
-        entry: Index entry of the shard; None if the shard is in no index, or if the index was not read.
-        problem: `ABSENT` (the file does not exist), `LISTED_ABSENT` (the index lists the shard, but the file does not
-            exist), `UNLISTED` (the folder has an index, but the index does not list the shard), or empty.
-    """
-
-    url: str
-    entry: ShardEntry | None
-    problem: str = ""
-
-
 def list_shards(
-    shards: str | Sequence[str], *, need_index: bool = False, has_remote: bool = False, check_files: bool = False
+    shards: str | Sequence[str], open_index: OpenIndex | None = None, *, lists_buckets: bool = False
 ) -> ShardList:
-    """Find the shards that a user named.
+    """Find the shards that a user named, and check that they exist. See `find_shards` and `check_found`."""
+    found = find_shards(shards, open_index, lists_buckets=lists_buckets)
+    check_found(found)
+    return ShardList.of(found)
 
-    The shards keep the order in which they are named. A shard that is named twice appears twice. The shards of a glob
-    or folder have the order of the folder's index; without an index, they are sorted by name as text: `s-10.tar` before
-    `s-2.tar`. The name of an existing local file is never read as a pattern. In a URL `?` starts the query, so the
-    wildcards are `*` and `[...]`.
 
-    Args:
-        shards: A path, URL, glob, brace pattern (`a-{000..127}.tar`) or folder; several joined by `::`, or a list of
-            them.
-        need_index: Every shard must be listed in the index of its folder, local or remote.
-        has_remote: Read the index of each remote folder, if it exists. For a glob or folder in a bucket without an
-            index, list the files of the bucket's folder. If both flags are False, a remote index is read only for a
-            glob or folder, and must exist.
-        check_files: If all shards are in an index, compare the names and sizes of the files in local folders with the
-            index.
+def expand_parts(shards: str | Sequence[str]) -> list[Iterator[str]]:
+    """Return one iterator for each `::`-part of `shards`, in order. Each iterator yields the paths, URLs, globs and
+    folders of its part, with braces expanded. In a list, each item may have several parts.
 
     Raises:
-        StorageError: `shards` is empty, a pattern matches no shard, a local shard is missing, a pattern or a scheme is
-            invalid, or a bucket cannot be listed.
-        FolderIndexError: An index is needed and missing, is invalid, or does not match the shards on disk. Or no shard
-            matches in a local folder with an unfinished run.
+        StorageError: At the call: a pattern is empty, its braces do not match, it names more than 2,000,000 shards, or
+            its URL is invalid or has an unsupported scheme.
     """
-
-    @functools.cache
-    def open_index(folder: str) -> FolderIndex | None:
-        if need_index or is_local(folder):
-            return read_index(folder) if need_index or has_index(folder) else None
-        return find_remote_index(folder) if has_remote else None
-
-    found: list[ShardMatch] = []
-    parts: list[int] = []
-    for number, patterns in enumerate(expand_parts(shards)):
-        for pattern in patterns:
-            num_before = len(found)
-            for one in _match(pattern, open_index, is_listed=has_remote):
-                if one.problem:
-                    raise shard_error(one.url, one.problem)
-                found.append(one)
-            if len(found) == num_before:
-                raise nothing_matches(pattern)
-        parts += [number] * (len(found) - len(parts))
-    if not found:
-        raise StorageError("no shards: the list is empty. Name a path, a glob, a brace pattern or a folder.")
-    if check_files and all(one.entry for one in found):
-        for folder in sorted({split_url(one.url)[0] for one in found if is_local(one.url)}):
-            if (index := open_index(folder)) is not None:
-                index.check_files()
-    return ShardList(tuple(one.url for one in found), tuple(parts), tuple(one.entry for one in found))
+    items = [shards] if isinstance(shards, str) else shards
+    return [_expand_braces(part) for item in items for part in split_parts(item)]
 
 
-def find_shards(path: str) -> Target:
-    """Find the shards of a user's path: a shard, a folder, a glob or a brace pattern; or several joined by `::`.
+def expand_patterns(shards: str | Sequence[str]) -> Iterator[str]:
+    """Return an iterator over the paths, URLs, globs and folders of all parts in order (see `expand_parts`)."""
+    return itertools.chain.from_iterable(expand_parts(shards))
 
-    The path of an existing local file is always one shard, and the index of the file's folder is not read.
 
-    Raises:
-        StorageError: No shard matches, a local shard is missing, a pattern or a scheme is invalid, or a bucket cannot
-            be listed.
-        FolderIndexError: An index is invalid or does not match the shards on disk, or a remote folder has no index. Or
-            no shard matches in a local folder with an unfinished run.
+def split_parts(item: str) -> list[str]:
+    """Return the parts of a text that `::` separates. The name of an existing file is not split. The `::` of an
+    IPv6 address in brackets does not separate: `http://[::1]/a.tar` is one part.
     """
-    local = is_local(path)
-    has_many = [*expand_patterns(path)] != [path]
-    if local:
-        is_folder = not has_many and os.path.isdir(local_path(path))
-    else:
-        key = split_url(path)[1]
-        is_folder = not has_many and (not key or (key.endswith("/") and not _URL_GLOB.search(key)))
-    if local and not is_folder and os.path.exists(local_path(path)):
-        return Target(path, "shard", (path,), None)
-    found = list_shards(path, has_remote=has_many, check_files=True)
-    if found.urls == (path,):
-        return Target(path, "shard", found.urls, None)
-    kind: Literal["folder", "pattern"] = "folder" if is_folder else "pattern"
-    entries = tuple(entry for entry in found.entries if entry is not None)
-    return Target(path, kind, found.urls, entries if len(entries) == len(found.urls) else None)
+    return [item] if "::" in item and os.path.lexists(item) else _JOINT.split(item)
 
 
-def find_remote_index(folder: str) -> FolderIndex | None:
-    """Return the index of a remote folder. Return None if the folder has no index, or if the store forbids reading it.
+def _expand_braces(pattern: str) -> Iterator[str]:
+    if not pattern:
+        raise StorageError("a shard pattern is empty. Name a path, a glob, a brace pattern or a folder.")
+    scheme_of(pattern)
+    if "{" not in pattern or os.path.lexists(pattern):
+        return iter((pattern,))
+    import braceexpand
 
-    Raises:
-        FolderIndexError: The index is invalid, or cannot be read for another reason.
-        StorageError: The URL is invalid, or its scheme is not supported.
-    """
+    if _count_names(pattern) > MAX_SHARD_NAMES:
+        msg = f"{pattern}: it names more than {MAX_SHARD_NAMES} shards. Name fewer, or a folder or a glob."
+        raise StorageError(msg, url=pattern)
     try:
-        return read_index(folder)
-    except FolderIndexError as err:
-        if isinstance(err.__cause__, StorageError) and err.__cause__.status in ABSENT_STATUSES:
-            return None
-        raise
+        return braceexpand.braceexpand(pattern)
+    except (ValueError, RecursionError) as err:
+        msg = f"{pattern}: its braces do not match. Write {{000000..000127}} or {{a,b}}."
+        raise StorageError(msg, url=pattern) from err
 
 
-def match_shards(path: str, open_index: OpenIndex) -> tuple[dict[str, ShardEntry | None], list[ShardMatch]]:
-    """Find the shards that a path names. Return missing and unlisted shards as faults instead of raising. A shard that
-    is named twice is returned once. If no shard matches, both results are empty.
+def _count_names(pattern: str) -> int:
+    """Return how many names a brace pattern has at most. braceexpand makes all names of a brace before the first."""
+    counts: list[int] = []  # of each brace, inner braces first; in the text, `\0n\0` replaces brace n
 
-    Args:
-        path: A path, URL, glob, brace pattern or folder; several joined by `::`.
-        open_index: Returns the index of a folder, or None. Called once for each folder; `""` is the current folder. Its
-            exceptions are not caught.
+    def count(text: str) -> int:
+        return min(MAX_SHARD_NAMES + 1, math.prod(counts[int(number)] for number in re.findall(r"\0(\d+)\0", text)))
 
-    Returns:
-        (shards, faults). `shards` maps the path or URL of each existing shard to its index entry; None if the shard has
-        no entry. Shards of a glob or folder have the order of the index; shards without an entry follow, sorted by
-        name. `faults` are all shards with a problem. An unlisted shard is in `shards` and in `faults`. Remote shards
-        are taken from the index; their files are not looked up.
+    def close(brace: re.Match[str]) -> str:
+        is_range = _RANGE.fullmatch(brace[1])
+        counts.append(_count_range(*is_range.groups()) if is_range else sum(map(count, brace[1].split(","))))
+        return f"\0{len(counts) - 1}\0"
 
-    Raises:
-        StorageError: The local folder of a glob does not exist or cannot be listed, or a pattern or a scheme is
-            invalid.
-        FolderIndexError: A glob or folder is remote, and the folder has no valid index.
-    """
-    shards: dict[str, ShardEntry | None] = {}
-    faults: list[ShardMatch] = []
-    spellings: dict[str, str] = {}
-    open_once = functools.cache(open_index)
+    text, changes = re.sub(r"\\.|\0", "", pattern), 1
+    while changes:
+        text, changes = _INNER_BRACES.subn(close, text)
+    return count(text)
 
-    @functools.cache
-    def first_spelling(folder: str) -> str:
-        if not is_local(folder):
-            return folder
-        plain = str(Path(folder))
-        return spellings.setdefault(os.path.realpath(folder), "" if plain == "." else plain)
 
-    for pattern in expand_patterns(path):
-        for one in _match(pattern, lambda folder: open_once(first_spelling(folder))):
-            found = one
-            if is_local(pattern):
-                folder, name = os.path.split(one.url)
-                found = one._replace(url=join_url(first_spelling(folder), name))
-            if found.url in shards:
-                continue
-            if found.problem:
-                faults.append(found)
-            if found.problem in ("", UNLISTED):
-                shards[found.url] = found.entry
-    return shards, faults
+def _count_range(first: str | None, last: str | None, step: str | None, first_letter: str, last_letter: str) -> int:
+    """Return how many names a range in braces has at most: of numbers, or of letters if `first` or `last` is None."""
+    if first is None or last is None:
+        return abs(ord(last_letter) - ord(first_letter)) + 1
+    if max(map(len, (first, last, step or ""))) > _MAX_DIGITS:
+        return MAX_SHARD_NAMES + 1
+    return abs(int(last) - int(first)) // (int(step or 1) or 1) + 1
 
 
 def has_wildcards(path: str) -> bool:
@@ -281,7 +430,7 @@ def find_folders(pattern: str) -> list[FolderPattern]:
     return [FolderPattern(folder, name or "*.tar", is_glob=True) for folder in parents]
 
 
-def check_planned_url(url: str) -> None:
+def _check_planned_url(url: str) -> None:
     """Check that a planned source such as `exact` can read a URL.
 
     Raises:
@@ -298,47 +447,6 @@ def check_planned_url(url: str) -> None:
         raise StorageError(msg, url=path)
 
 
-def _match(pattern: str, open_index: OpenIndex, *, is_listed: bool = False) -> Iterator[ShardMatch]:
-    """Yield the shards that one pattern without braces names; nothing if no shard matches.
-
-    A glob or a folder yields the shards that `_match_folder` (local) or `_match_remote` (remote) finds. The name of one
-    shard yields one `ShardMatch`. Its problem is `ABSENT` if the shard is local and missing, and `UNLISTED` if the
-    index of the folder does not list the shard. `is_listed` is for `_match_remote`. The errors are those of
-    `find_folders`, `_match_folder` and `_match_remote`.
-    """
-    for folder, name, is_glob in find_folders(pattern):
-        if is_glob and is_local(pattern):
-            yield from _match_folder(folder, name, open_index(folder))
-            continue
-        if is_glob:
-            yield from _match_remote(pattern, folder, name, open_index, is_listed=is_listed)
-            continue
-        url = local_path(pattern) if is_local(pattern) else pattern
-        if is_local(pattern) and not os.path.exists(url):
-            yield ShardMatch(url, None, ABSENT)
-            continue
-        index = open_index(folder)
-        entry = index.by_name.get(name) if index else None
-        yield ShardMatch(url, entry, UNLISTED if index and entry is None else "")
-
-
-def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator[ShardMatch]:
-    """Yield the shards of a local folder whose names match the glob `name`: first the shards in `index`, in its order,
-    then other files, sorted. If there is an index, a shard that is only in the index has the problem `LISTED_ABSENT`,
-    and a file that is only on disk has `UNLISTED`. Raises StorageError if the folder cannot be read.
-    """
-    try:
-        on_disk = frozenset(os.listdir(folder or "."))
-    except OSError as err:
-        raise StorageError(f"{folder}: cannot be read: {err.strerror}.", url=folder) from err
-    listed = index.by_name if index else {}
-    for entry in listed.values():
-        if fnmatch.fnmatchcase(entry.name, name):
-            yield ShardMatch(join_url(folder, entry.name), entry, "" if entry.name in on_disk else LISTED_ABSENT)
-    for each in _select(on_disk.difference(listed), name):
-        yield ShardMatch(join_url(folder, each), None, UNLISTED if index else "")
-
-
 def _select(names: Iterable[str], pattern: str) -> Iterator[str]:
     """Yield the names that the glob `pattern` matches, sorted. A glob without a dot after its last wildcard, such as
     `a-*`, yields only names that end in `.tar`. Names with a leading dot are yielded only for a glob with a leading
@@ -349,35 +457,6 @@ def _select(names: Iterable[str], pattern: str) -> Iterator[str]:
         is_shard = (has_ending or each.endswith(".tar")) and each.startswith(".") <= pattern.startswith(".")
         if is_shard and fnmatch.fnmatchcase(each, pattern):
             yield each
-
-
-def _match_remote(url: str, folder: str, name: str, open_index: OpenIndex, *, is_listed: bool) -> Iterator[ShardMatch]:
-    """Yield the shards of a remote folder whose names match the glob `name`. `url` is the whole pattern.
-
-    The shards come from the index, in its order. If the folder has no index and `is_listed` is True, the files in the
-    bucket's folder are listed, and the shards are sorted by name.
-
-    Raises:
-        StorageError: `url` has a query. Or the files are listed, and the listing fails or no file matches.
-        FolderIndexError: The folder has no index, and `is_listed` is False.
-    """
-    path, query, _ = url.partition("?")
-    if query:
-        msg = f"{path}: a URL with a query names one shard, not a folder. Name each shard, or leave the query out."
-        raise StorageError(msg, url=path)
-    index = open_index(folder)
-    if index is None and is_listed:
-        from wdskit.storage.buckets import list_objects
-
-        urls = {unquote(one.url.rpartition("/")[2]): one.url for one in list_objects(folder)}
-        names = [*_select(urls, name)]
-        if not names:
-            remedy = "Only tars are read from a store. Copy other files to a local disk first."
-            raise StorageError(f"{url}: no tar in this folder matches.\n  {remedy}", url=url)
-        yield from (ShardMatch(urls[each], None) for each in names)
-        return
-    index = index or read_index(folder)
-    yield from (ShardMatch(index.url(one), one) for one in index.entries if fnmatch.fnmatchcase(one.name, name))
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -398,17 +477,14 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 def shard_error(url: str, problem: str) -> WdskitError:
-    """Return the error for the shard `url`: a StorageError if `problem` is `ABSENT`, a FolderIndexError if `problem` is
-    `LISTED_ABSENT` or `UNLISTED`.
+    """Return the error for the shard `url`: a StorageError if `problem` is `ABSENT`, otherwise a FolderIndexError for a
+    shard that does not match its index.
     """
     folder, name = split_url(url)
-    if problem == LISTED_ABSENT:
-        return FolderIndexError(f"{url}: {problem}.", folder=folder)
-    if problem == UNLISTED:
-        remedy = f"Run `wdskit index {folder or '.'}`."
-        if is_local(url) and os.path.isdir(os.path.join(folder, RUN_FOLDER)):
-            remedy = "A run of `wdskit pack` or `wdskit reshard` is unfinished here: run the same command again."
-        msg = f"{join_url(folder, name)}: {problem}.\n  {remedy}"
+    if problem != ABSENT:
+        msg = f"{join_url(folder, name)}: {problem}."
+        if problem != LISTED_ABSENT:
+            msg += f"\n  If the shard is right, run `wdskit index {folder or '.'}`."
         return FolderIndexError(msg, folder=folder)
     if url.startswith("~"):
         remedy = "Only a shell expands `~`: write ${HOME} in a configuration, or the whole path."
@@ -418,18 +494,9 @@ def shard_error(url: str, problem: str) -> WdskitError:
 
 
 def nothing_matches(pattern: str) -> WdskitError:
-    """Return the error for a pattern that matches no shard: a FolderIndexError if the local folder has an unfinished
-    run, otherwise a StorageError.
-    """
-    if is_local(pattern):
-        path = local_path(pattern)
-        folder = path if os.path.isdir(path) else os.path.dirname(path)
-        if os.path.isdir(os.path.join(folder, RUN_FOLDER)):
-            msg = f"{pattern}: no shard matches: a run here is unfinished.\n  Run the same command "
-            msg += "again to continue it. If it fills parts, end with `wdskit pack-finish`."
-            return FolderIndexError(msg, folder=folder)
-        if not os.path.exists(path) and not has_wildcards(path):
-            return shard_error(path, ABSENT)
+    """Return the StorageError for a pattern that matches no shard."""
+    if is_local(pattern) and not os.path.exists(local_path(pattern)) and not has_wildcards(local_path(pattern)):
+        return shard_error(local_path(pattern), ABSENT)
     return StorageError(f"{pattern}: no shard matches.", url=pattern)
 
 

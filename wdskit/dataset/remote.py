@@ -1,26 +1,19 @@
 """Remote folders of shards: their index, kept in a local copy, and their samples, read by range requests.
 
-The files that a planned source needs before it reads a sample (`index.json`, `index.bin`, the list of the columns) are
-copied to `$XDG_CACHE_HOME/wdskit/folders`, once for each version (ETag). All processes of a user on a machine share the
-copy. Copies that were not used for `UNUSED_S` are removed.
-
-The version of each shard is stored next to the copies when the shard is first read (`SeenVersion`). If other bytes
-replace the shard later and the index does not change, reading the shard is an error.
+The files that a planned source needs before it reads a sample (`index.json`, the list of the columns) are copied to
+`$XDG_CACHE_HOME/wdskit/folders`, once for each version (ETag). All processes of a user on a machine share the copy.
+Copies that were not used for `UNUSED_S` are removed.
 """
 
 from __future__ import annotations
 
 import bisect
 import contextlib
-import fcntl
-import functools
 import hashlib
 import itertools
-import logging
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
@@ -30,8 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary_index import BINARY_NAME, ShardEntry, changed_bytes
-from wdskit.dataset.index import INDEX_NAME, join_url
+from wdskit.dataset.index import INDEX_NAME, ShardEntry, join_url
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.shard import IDX_SUFFIX, IndexedShard, foreign_offsets, parse_offsets
 from wdskit.errors import FolderIndexError, SelectionError, StorageError
@@ -52,18 +44,9 @@ _HEAD_BYTES = 128 << 10
 
 UNUSED_S = 90 * 86400.0
 """Copies of indexes that were not used for this time are removed."""
-VERSIONS_SUFFIX = ".versions"
-"""Suffix of the file with the versions of the shards of one index: for each shard 32 bytes, sha256 of the version that
-was read, or zeros if no version was read.
-"""
 
-_SELF_CHECKED = (INDEX_NAME, BINARY_NAME)
-"""Files that are compared with their digests whenever they are opened."""
-
-_COPY = re.compile(rf"[0-9a-f]{{32}}({re.escape(VERSIONS_SUFFIX)})?")
-_DIGEST_BYTES = 32
+_COPY = re.compile(r"[0-9a-f]{32}")
 _DIGEST_SUFFIX = ".sha256"
-_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Ints = NDArray[np.int64]
@@ -74,7 +57,7 @@ def read_copy(url: str, names: Sequence[str], read: Callable[[Path], T]) -> T:
 
     Args:
         url: URL of the remote folder.
-        names: Files to copy in addition to `index.json` and `index.bin`.
+        names: Files to copy in addition to `index.json`.
         read: Called with the local folder of the copies. If `read` raises FolderIndexError or SelectionError, the files
             are downloaded again and `read` is called once more.
 
@@ -83,7 +66,7 @@ def read_copy(url: str, names: Sequence[str], read: Callable[[Path], T]) -> T:
         SelectionError: A file of `names` does not exist, or the second call of `read` raises this error.
         StorageError: A file cannot be read, or the copies cannot be written.
     """
-    names = (*_SELF_CHECKED, *names)
+    names = (INDEX_NAME, *names)
     folder = _copy(url, names)
     try:
         return read(folder)
@@ -95,7 +78,7 @@ def read_copy(url: str, names: Sequence[str], read: Callable[[Path], T]) -> T:
 
 def _copy(url: str, names: Sequence[str]) -> Path:
     """Copy files of a remote folder if no copies of their current versions exist. Return the local folder of the
-    copies. `names` are all files to copy, with `index.json` and `index.bin`. A new version gets a new local folder, and
+    copies. `names` are all files to copy, with `index.json`. A new version gets a new local folder, and
     unused folders of copies are then removed. `read_copy` lists the errors.
     """
     from wdskit.storage.objects import ObjectFile
@@ -118,7 +101,7 @@ def _copy(url: str, names: Sequence[str]) -> Path:
     except StorageError as err:
         if err.status != HTTPStatus.NOT_FOUND:
             raise
-        if err.url not in (files[INDEX_NAME].url, files[BINARY_NAME].url):
+        if err.url != files[INDEX_NAME].url:
             msg = f"{url}: the folder has no column.\n  Run `wdskit index {url} --columns NAMES`, or `wdskit split`."
             raise SelectionError(msg, folder=url) from err
         msg = f"{err}\n  A planned source needs the index of its folder. Run `wdskit index` where the shards are."
@@ -138,8 +121,7 @@ def _copy(url: str, names: Sequence[str]) -> Path:
             for name, file in files.items():
                 if not _is_sound(folder / name):
                     data = fetched[name] if name in fetched else _read_whole(file)
-                    if name not in _SELF_CHECKED:
-                        publish_bytes(folder / (name + _DIGEST_SUFFIX), hashlib.sha256(data).digest())
+                    publish_bytes(folder / (name + _DIGEST_SUFFIX), hashlib.sha256(data).digest())
                     publish_bytes(folder / name, data)
         os.utime(folder)
     except OSError as err:
@@ -184,11 +166,9 @@ def fetch_copy(folder: Path, url: str, name: str, sha256: str) -> None:
 
 
 def _is_sound(path: Path) -> bool:
-    """Return whether a copy exists and is undamaged. `index.json` and `index.bin` only have to exist: they are checked
-    whenever they are opened.
-    """
-    if path.name in _SELF_CHECKED or not path.exists():
-        return path.exists()
+    """Return whether a copy exists and has the digest that was stored with it."""
+    if not path.exists():
+        return False
     expected = read_own(path.with_name(path.name + _DIGEST_SUFFIX))
     with path.open("rb") as file:
         digest = hashlib.sha256()
@@ -198,90 +178,11 @@ def _is_sound(path: Path) -> bool:
 
 
 def _remove_unused(copies: Path) -> None:
-    """Remove copies of indexes, and files of shard versions, that no process has used for `UNUSED_S`."""
+    """Remove copies of indexes that no process has used for `UNUSED_S`."""
     for path in copies.iterdir():
         with contextlib.suppress(OSError):
             if _COPY.fullmatch(path.name) and time.time() - path.lstat().st_mtime > UNUSED_S:
-                if path.suffix == VERSIONS_SUFFIX:
-                    path.unlink()
-                else:
-                    shutil.rmtree(path)  # does not follow links
-
-
-class SeenVersion:
-    """Notices that a remote shard was replaced since it was first read with the same index. The version of the shard
-    (ETag or Last-Modified) is stored at the first read; all processes of a user share the stored version.
-
-    Args:
-        copy: Local folder with the copy of the index. The versions are stored in a file next to this folder.
-        url: URL of the remote folder.
-        index: Digest of the index.
-        number: Number of the shard in the index, from 0.
-        sha256: Hex digest of the shard in the index.
-    """
-
-    def __init__(self, copy: Path, url: str, index: bytes, number: int, sha256: str) -> None:
-        name = hashlib.sha256(url.encode() + b"\0" + index).hexdigest()[:32]
-        self._path = copy.with_name(name + VERSIONS_SUFFIX)
-        self._number = number
-        self._sha256 = sha256
-        self._lock = threading.Lock()
-        self._is_checked = False
-
-    def check(self, file: ObjectFile) -> None:
-        """Raise ShardError if the object `file` was replaced by an object with other bytes.
-
-        If no version is stored, the object's version is stored. If another version is stored, the whole object is read;
-        if its sha256 is the digest in the index, its version is stored. If the server sends no version, only a warning
-        is logged. After a successful call, later calls do nothing.
-
-        Raises:
-            ShardError: The versions differ, and the sha256 is not the digest in the index.
-            StorageError: The object cannot be read, or is replaced while it is read.
-        """
-        with self._lock:
-            if self._is_checked:
-                return
-            version = file.version
-            if version is None:
-                _warn_of_versions(file.url.rpartition("/")[0])
-            elif not self._store_version(hashlib.sha256(version.encode()).digest(), replace=False):
-                digest = hashlib.sha256()
-                for start in range(0, file.num_bytes, PART_BYTES):
-                    digest.update(file.read_at(start, PART_BYTES))
-                if digest.hexdigest() != self._sha256:
-                    raise changed_bytes(file.url, file.num_bytes, digest.hexdigest(), self._sha256)
-                self._store_version(hashlib.sha256(version.encode()).digest(), replace=True)
-            self._is_checked = True
-
-    def _store_version(self, version: bytes, *, replace: bool) -> bool:
-        """Store a version (32 bytes), unless another version is stored and `replace` is False. Return False if another
-        version stays stored, otherwise True. If the file cannot be written, log a warning and return True.
-        """
-        try:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX)  # for microseconds; the kernel frees it when the process ends
-                found = os.pread(fd, _DIGEST_BYTES, self._number * _DIGEST_BYTES)
-                if replace or not any(found):
-                    os.pwrite(fd, version, self._number * _DIGEST_BYTES)
-                    return True
-                os.utime(fd)  # so that `_remove_unused` keeps the file
-                return found == version
-            finally:
-                os.close(fd)
-        except OSError as err:
-            _log.warning("%s: cannot be written: %s. Later runs cannot compare versions.", self._path, err.strerror)
-            return True
-
-
-@functools.cache
-def _warn_of_versions(folder: str) -> None:
-    _log.warning(
-        "%s: its server sends neither a strong ETag nor Last-Modified. A shard that is replaced by one of its size is "
-        "not noticed, and nothing is cached",
-        folder,
-    )
+                shutil.rmtree(path)  # does not follow links
 
 
 def user_cache() -> Path:
@@ -310,7 +211,6 @@ class RemoteShard(IndexedShard):
         idx: The bytes of the shard's `.idx`.
         cache: Keeps parts of the shard on a local disk; None for no cache. With a cache, the constructor reads the
             object's version.
-        seen: Compares the object's version with the version that was read before; None for no comparison.
 
     Raises:
         FolderIndexError: The index has no digest of the `.idx`, or the `.idx` does not belong to the shard.
@@ -325,7 +225,6 @@ class RemoteShard(IndexedShard):
         entry: ShardEntry,
         idx: bytes,
         cache: PartCache | None = None,
-        seen: SeenVersion | None = None,
     ) -> None:
         from wdskit.storage.objects import is_strong_etag
 
@@ -340,7 +239,7 @@ class RemoteShard(IndexedShard):
         if cache is not None and (version := file.version) is not None:
             version = version if is_strong_etag(file.etag) else f"{url} {version}"
             kept = _CachedParts(cache, hashlib.sha256(f"{entry.sha256} {version}".encode()).hexdigest(), offsets)
-        super().__init__(url, _ShardFile(file, kept, seen), offsets, is_trusted=True)
+        super().__init__(url, _ShardFile(file, kept), offsets, is_trusted=True)
 
     def ahead(self, numbers: Sequence[int], *, at_once: bool) -> IndexedShard:
         """Start to fetch samples without waiting. Return another reader of this shard, which uses the fetched bytes. If
@@ -363,7 +262,7 @@ class RemoteShard(IndexedShard):
             return self
         reader = IndexedShard(self.path, self.file.ahead(ranges), np.asarray(self.offsets))
         reader.edges = self.edges
-        reader.find_fields = self.find_fields
+        reader.known_fields = self.known_fields
         return reader
 
     def keep(self, numbers: Sequence[int]) -> None:
@@ -380,7 +279,6 @@ class _ShardFile:
         self,
         file: ObjectFile,
         kept: _CachedParts | None,
-        seen: SeenVersion | None,
         ranges: Sequence[tuple[int, int]] = (),
     ) -> None:
         from wdskit.storage.requests import loop_of_this_process  # needs obstore
@@ -388,7 +286,6 @@ class _ShardFile:
         self.url = file.url
         self._object = file
         self._kept = kept
-        self._seen = seen
         self._ahead = file.ahead(ranges)
         self._loop = loop_of_this_process(file.url)
 
@@ -401,15 +298,8 @@ class _ShardFile:
         """Return `size` bytes from `offset`; fewer bytes only at the end of the object.
 
         Raises:
-            ShardError: The object was replaced, and its sha256 differs from the index.
             StorageError: The object cannot be read, or is replaced while it is read.
         """
-        data = self._read(offset, size)
-        if self._seen is not None:
-            self._seen.check(self._object)
-        return data
-
-    def _read(self, offset: int, size: int) -> bytes:
         data = None if self._kept is None else self._kept.read(offset, size)
         if data is not None:
             self._loop.count(Traffic(from_cache=len(data)))
@@ -434,7 +324,7 @@ class _ShardFile:
 
     def ahead(self, ranges: Sequence[tuple[int, int]]) -> _ShardFile:
         """Start to fetch ranges (start, stop) of bytes, and return a file that uses the fetched bytes."""
-        return _ShardFile(self._object, self._kept, self._seen, ranges)
+        return _ShardFile(self._object, self._kept, ranges)
 
     def close(self) -> None:
         """Do nothing: other readers may use the object."""
@@ -507,14 +397,12 @@ class _CachedParts:
 def open_remote_shards(
     named: Sequence[tuple[str, ShardEntry]],
     cache: PartCache | None = None,
-    seen: Sequence[SeenVersion] | None = None,
 ) -> list[RemoteShard]:
     """Return open shards in the order of `named`. All requests are sent at the same time.
 
     Args:
         named: URL and index entry of each shard.
         cache: Keeps parts of the shards on a local disk; None for no cache.
-        seen: For each shard, compares its version with the version that was read before; None for no comparison.
 
     Raises:
         FolderIndexError: The index has no digest of an `.idx` or an impossible number of samples, or an `.idx` does not
@@ -534,8 +422,7 @@ def open_remote_shards(
     if cache is not None:  # a cached part is used only if its version is known
         for read in [file.ahead([(0, PROBE_BYTES)]) for file in files]:
             read.read_at(0, PROBE_BYTES)
-    checks: Sequence[SeenVersion | None] = seen or [None] * len(named)
     return [
-        RemoteShard(file, entry, read.read_at(0, size), cache, check)
-        for file, (_, entry), read, size, check in zip(files, named, reads, sizes, checks, strict=True)
+        RemoteShard(file, entry, read.read_at(0, size), cache)
+        for file, (_, entry), read, size in zip(files, named, reads, sizes, strict=True)
     ]

@@ -11,7 +11,7 @@ import hashlib
 import operator
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ from wdskit.tar.walk import TarWalk
 from wdskit.tar.writer import END_BYTES
 
 IDX_SUFFIX = ".idx"
+_BYTES_AT_ONCE = 1 << 20
 SMALL_BYTES = 32 << 10  # a sample up to this size is read whole even if only its headers are needed
 
 
@@ -54,9 +55,8 @@ class IndexedShard:
         edges: For each offset: 1 if the samples before and after it are known to have different keys, otherwise 0.
         handle: Descriptor, offsets and edges, for wdskit-native. The descriptor is -1 for a remote shard, and after
             `close`.
-        find_fields: A function without arguments that returns the names of all fields of the shard's samples, or an
-            empty set if unknown. The caller may set it. It is called only for samples with member names over 100 bytes,
-            in which one changed byte can rename a field.
+        known_fields: Names of all fields of the shard's samples; empty if unknown. The caller may set it. It is used
+            only for samples with member names over 100 bytes, in which one changed byte can rename a field.
     """
 
     def __init__(self, path: str, file: RangeFile, offsets: NDArray[np.int64], *, is_trusted: bool = False) -> None:
@@ -67,7 +67,7 @@ class IndexedShard:
         self.edges = bytearray(bytes([is_trusted]) * len(offsets))
         self.edges[0] = self.edges[-1] = 1
         self.handle: tuple[int, memoryview[int], bytearray] = (file.fd, self.offsets, self.edges)
-        self.find_fields: Callable[[], frozenset[str]] = frozenset
+        self.known_fields: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -187,7 +187,7 @@ class IndexedShard:
 
         Raises:
             ShardError: The bytes are not one sample, a field is repeated or reserved, or a sample with a member name
-                over 100 bytes has a field that is not in `find_fields()`, if this set is not empty.
+                over 100 bytes has a field that is not in `known_fields`, if this set is not empty.
         """
         key, is_long = "", False
         fields: dict[str, memoryview] = {}
@@ -204,7 +204,7 @@ class IndexedShard:
             fields[split[1]] = view[first:last]
         if not key:
             raise self._error(start, f"sample {number} has no member")
-        if is_long and (known := self.find_fields()) and (others := sorted(fields.keys() - known)):
+        if is_long and self.known_fields and (others := sorted(fields.keys() - self.known_fields)):
             raise self._error(start, f"sample {number} has fields that are not in the index: {', '.join(others)}")
         return key, fields
 
@@ -381,6 +381,11 @@ def parse_offsets(data: bytes, shard: str, *, num_bytes: int, sha256: str | None
     return offsets.astype(np.int64)
 
 
+def are_offsets(data: bytes) -> bool:
+    """Return whether the bytes of a file can be an `.idx`, of any shard."""
+    return bool(data) and len(data) % 8 == 0 and not _offsets_problem(np.frombuffer(data, dtype="<u8"), 1 << 64)
+
+
 def _offsets_problem(offsets: NDArray[np.uint64], num_bytes: int) -> str | None:
     """Return why `offsets` cannot belong to a shard of `num_bytes` bytes; None if they can belong to it."""
     if np.any(offsets[1:] <= offsets[:-1]):
@@ -399,6 +404,28 @@ def foreign_offsets(shard: str | Path, problem: str) -> FolderIndexError:
     folder, _, name = str(shard).rpartition("/")
     msg = f"{shard}{IDX_SUFFIX}: {problem}, so it does not belong to {name}.\n  {_make_index(str(shard))}."
     return FolderIndexError(msg, folder=folder or ".")
+
+
+def check_digest(file: LocalFile, sha256: str) -> None:
+    """Read a whole shard, and raise ShardError if its sha256 is not `sha256`, the hex digest in the index. Raises
+    StorageError if the shard cannot be read.
+    """
+    digest = hashlib.sha256()
+    num_bytes = 0
+    while part := file.read_at(num_bytes, _BYTES_AT_ONCE):
+        digest.update(part)
+        num_bytes += len(part)
+    if digest.hexdigest() != sha256:
+        raise changed_bytes(file.url, num_bytes, digest.hexdigest(), sha256)
+
+
+def changed_bytes(url: str, num_bytes: int, found: str, expected: str) -> ShardError:
+    """Return the ShardError for a shard whose bytes differ from the index. `found` is the hex sha256 of the shard
+    `url`, and `expected` the hex sha256 in the index. The offset of the error is the size of the shard, `num_bytes`.
+    """
+    problem = f"its sha256 is {found[:12]}..., but the index says {expected[:12]}..."
+    remedy = "It was damaged or replaced. Fetch it again, or run `wdskit index` if the shard is right."
+    return ShardError(shard=url, offset=num_bytes, problem=problem, remedy=remedy)
 
 
 def _make_index(shard: str) -> str:

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import fnmatch
 import functools
 import hashlib
-import itertools
-import os
-import re
-from array import array
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary_index import BinaryIndex, ShardEntry
-from wdskit.dataset.braces import expand_patterns
 from wdskit.dataset.columns import COLUMNS_NAME, Column, Columns, ColumnView, list_columns
 from wdskit.dataset.conditions import Where
-from wdskit.dataset.index import compare_names, join_url, read_index
-from wdskit.dataset.patterns import (
-    ABSENT,
-    LISTED_ABSENT,
-    UNLISTED,
-    check_planned_url,
-    find_folders,
-    nothing_matches,
-    shard_error,
-)
-from wdskit.dataset.remote import SeenVersion, read_copy
+from wdskit.dataset.index import Index, ShardEntry, read_index
+from wdskit.dataset.patterns import check_found, find_shards, refuse_doubles
+from wdskit.dataset.remote import read_copy
 from wdskit.dataset.subset import Subset
-from wdskit.dataset.unfinished_runs import find_unfinished
-from wdskit.errors import FolderIndexError, StorageError
+from wdskit.errors import FolderIndexError
 from wdskit.storage.urls import is_local
 
 Ints = NDArray[np.int64]
@@ -66,7 +48,7 @@ class ShardTable:
         StorageError: No shard matches, a shard is missing or is named twice, a pattern or a URL is invalid, or a store
             cannot be read.
         FolderIndexError: A folder has no index, its index does not match its shards, an int in `bounds` is larger than
-            the number of samples, no sample is left, or a run in the folder is unfinished.
+            the number of samples, or no sample is left.
         SelectionError: A column or the split is missing, a column is damaged or was made for other shards, or `where`
             is invalid.
     """
@@ -81,23 +63,17 @@ class ShardTable:
         bounds: tuple[Bound, Bound] | None = None,
     ) -> None:
         needs_columns = has_columns or split is not None or where is not None
-        try:
-            found = find_indexed_shards(shards, with_columns=needs_columns)
-        except FolderIndexError as err:
-            if not err.folder or not is_local(err.folder):
-                raise
-            unfinished = find_unfinished(Path(err.folder))
-            if unfinished is not None:
-                raise unfinished.error() from err
-            found = find_indexed_shards(shards, with_columns=needs_columns)  # a run may just have ended
-        self._indexes = [*dict.fromkeys(index for index, _ in found)]
-        folders = np.array([self._indexes.index(index) for index, _ in found], dtype=np.int32)
-        self._folder_numbers = np.repeat(folders, [len(numbers) for _, numbers in found])
-        self._numbers = np.concatenate([numbers for _, numbers in found])
-        self._refuse_doubles()
+        names = [COLUMNS_NAME] if needs_columns else []
+        found = find_shards(shards, functools.partial(_open_index, names=names), needs_index=True)
+        check_found(found)
+        refuse_doubles(found, "make a `mixture` of parts with `repeat` or `weight`")
+        pairs = [(one.index, one.names) for one in found if one.index is not None]
+        self._indexes = [*dict.fromkeys(index for index, _ in pairs)]
+        folders = np.array([self._indexes.index(index) for index, _ in pairs], dtype=np.int32)
+        self._folder_numbers = np.repeat(folders, [len(names) for _, names in pairs])
+        self._numbers: Ints = np.concatenate([_number(index, names) for index, names in pairs])
         self._columns = [Columns(index) for index in self._indexes] if needs_columns else []
         self.file_counts: Ints = self._column([index.counts for index in self._indexes])
-        self._fields: dict[int, dict[str, frozenset[str]]] = {}  # fields of each shard, by folder and name
         if self.file_counts.sum(dtype=np.float64) >= _MOST_SAMPLES:  # as int64, the sum may overflow
             folder = self.folders[0]
             msg = f"{folder}: the index says that a shard has {self.file_counts.max()} samples."
@@ -113,37 +89,6 @@ class ShardTable:
             where = f"this range of {total} samples" if bounds is not None and total else "these shards"
             raise FolderIndexError(f"{folder}: there are no samples{of} in {where}.", folder=folder)
 
-    def _refuse_doubles(self) -> None:
-        """Raise StorageError if the patterns name a shard twice. Two paths that lead to one file through symbolic or
-        hard links name one shard.
-        """
-        places = [index.place if index.url else os.path.realpath(index.place) for index in self._indexes]
-        last = {place: number for number, place in enumerate(places)}  # one number for all spellings of a folder
-        folders = np.array([last[place] for place in places], dtype=np.int64)[self._folder_numbers]
-        _, firsts = np.unique(folders << 32 | self._numbers, return_index=True)
-        double = next(iter(np.setdiff1d(np.arange(len(self._numbers)), firsts)), self._find_linked())
-        if double is not None:
-            double = self.path(int(double))
-            msg = f"{double}: this shard is named twice, so its samples would be used twice as often."
-            way = "Name it once. To use it more often, make a `mixture` of parts with `repeat` or `weight`"
-            raise StorageError(f"{msg}\n  {way}.", url=double)
-
-    def _find_linked(self) -> int | None:
-        """Return the number of the first shard that is the same file as an earlier shard, by a symbolic or a hard link;
-        None if all shards are different files. Only shards with equal digests are compared. Missing files are ignored.
-        """
-        digests = self._column([index.digests[:, :8].copy().view(np.int64)[:, 0] for index in self._indexes])
-        _, inverse, copies = np.unique(digests, return_inverse=True, return_counts=True)
-        files: set[tuple[int, int]] = set()
-        for shard in np.flatnonzero(copies[inverse] > 1).tolist():
-            if not self._indexes[int(self._folder_numbers[shard])].url:
-                with contextlib.suppress(OSError):
-                    status = os.stat(self.path(shard))
-                    if (status.st_dev, status.st_ino) in files:
-                        return int(shard)
-                    files.add((status.st_dev, status.st_ino))
-        return None
-
     def __len__(self) -> int:
         """Return the number of shards."""
         return len(self.counts)
@@ -156,17 +101,17 @@ class ShardTable:
     @property
     def is_remote(self) -> bool:
         """Whether at least one shard is remote."""
-        return any(index.url for index in self._indexes)
+        return any(index.is_remote for index in self._indexes)
 
     @property
     def remote(self) -> NDArray[np.bool_]:
         """Whether each shard is remote: bool (num_shards,)."""
-        remote: NDArray[np.bool_] = np.array([bool(index.url) for index in self._indexes])[self._folder_numbers]
+        remote: NDArray[np.bool_] = np.array([index.is_remote for index in self._indexes])[self._folder_numbers]
         return remote
 
     def is_remote_shard(self, shard: int) -> bool:
         """Return True if a shard is remote."""
-        return bool(self._indexes[int(self._folder_numbers[shard])].url)
+        return self._indexes[int(self._folder_numbers[shard])].is_remote
 
     def sample_bytes(self) -> NDArray[np.float64]:
         """Return the mean size of a sample of each shard in bytes, with headers and padding: float64 (num_shards,). The
@@ -177,30 +122,11 @@ class ShardTable:
 
     def path(self, shard: int) -> str:
         """Return the path or URL of a shard, 0 <= shard < len(self). In a URL, the name is percent-encoded."""
-        index = self._indexes[int(self._folder_numbers[shard])]
-        name = index.name(int(self._numbers[shard]))
-        return join_url(index.place, quote(name) if index.url else name)
+        return self._indexes[int(self._folder_numbers[shard])].url(int(self._numbers[shard]))
 
     def entry(self, shard: int) -> ShardEntry:
-        """Return the index entry of a shard by its number in this table. Its `fields` are empty."""
-        index = self._indexes[int(self._folder_numbers[shard])]
-        return index.entry(int(self._numbers[shard]))
-
-    def seen_version(self, shard: int) -> SeenVersion:
-        """Return the `SeenVersion` of a remote shard, which notices that the shard was replaced."""
-        index, number = self._indexes[int(self._folder_numbers[shard])], int(self._numbers[shard])
-        return SeenVersion(index.folder, index.url, index.digest, number, index.digests[number].tobytes().hex())
-
-    def fields(self, shard: int) -> frozenset[str]:
-        """Return the names of all fields of a shard's samples; empty if `index.json` does not list the shard. The first
-        call for a folder reads the folder's `index.json`. Raises FolderIndexError if it is missing or invalid.
-        """
-        folder = int(self._folder_numbers[shard])
-        index = self._indexes[folder]
-        if folder not in self._fields:
-            entries = read_index(index.folder).entries
-            self._fields[folder] = {entry.name: frozenset(entry.fields) for entry in entries}
-        return self._fields[folder].get(index.name(int(self._numbers[shard])), frozenset())
+        """Return the index entry of a shard by its number in this table."""
+        return self._indexes[int(self._folder_numbers[shard])].entry(int(self._numbers[shard]))
 
     def number(self, shard: int, sample: int) -> int:
         """Return the number of a used sample among all samples of its shard. `sample` is its number among the used
@@ -338,92 +264,21 @@ class ShardTable:
         self.counts = np.maximum(0, np.clip(end - starts, 0, self.counts) - self._firsts)
 
 
-MAX_COMPARED = 100_000  # a folder with more shards is not listed: listing 10**6 takes 0.7 s
+def _open_index(folder: str, *, names: Sequence[str]) -> Index:
+    """Return the index of a folder. Of a remote folder, the index and the files `names` are copied first."""
+    if is_local(folder):
+        return read_index(folder)
+
+    def read(copy: Path) -> Index:
+        index = read_index(folder, copy=copy)
+        list_columns(copy, folder)  # raises if the list is damaged, and `read_copy` downloads it again
+        return index
+
+    return read_copy(folder, names, read)
 
 
-def find_indexed_shards(shards: str | Sequence[str], *, with_columns: bool = False) -> list[tuple[BinaryIndex, Ints]]:
-    """Return the shards that a user named, in order, as runs (index, numbers): the index of a folder, and the numbers
-    of one or more shards in this index, int64 (n,).
-
-    Args:
-        shards: A path, URL, glob, brace pattern or folder; several joined by `::`, or a list of them.
-        with_columns: Also copy the list of columns of remote folders.
-
-    Raises:
-        StorageError: No shard matches, a shard is missing, a pattern or a URL is invalid, or a store cannot be read.
-        FolderIndexError: A folder has no index, or its index does not match its shards. Or no shard matches in a local
-            folder with an unfinished run.
-        SelectionError: `with_columns` is True, and a remote folder has no list of columns, or the list is damaged.
-    """
-    names = [COLUMNS_NAME] if with_columns else []
-
-    @functools.cache
-    def open_index(folder: str) -> BinaryIndex:
-        if is_local(folder):
-            return BinaryIndex(Path(folder))
-        return read_copy(folder, names, functools.partial(_open_copy, url=folder))
-
-    compare = functools.cache(_compare_with_disk)
-    number_names = functools.cache(
-        lambda index: {each: number for number, each in enumerate(itertools.chain.from_iterable(index.names()))}
-    )
-    found: list[tuple[BinaryIndex, Ints | array[int]]] = []  # one array per run: saves 200 MB for 10**6 names
-    for pattern in expand_patterns(shards):
-        if not is_local(pattern):
-            check_planned_url(pattern)
-        folders = find_folders(pattern)
-        if not folders:
-            raise nothing_matches(pattern)
-        for folder, name, is_glob in folders:
-            path, local = join_url(folder, name), is_local(pattern)
-            if local and not is_glob and not os.path.exists(path):
-                raise shard_error(path, ABSENT)
-            index = open_index(folder)
-            if is_glob:
-                if local:
-                    compare(folder, index)
-                numbers = _match_names(index, name)
-                if not len(numbers):
-                    raise nothing_matches(pattern)
-                found.append((index, numbers))
-            elif name in number_names(index):
-                if not found or found[-1][0] is not index or not isinstance(found[-1][1], array):
-                    found.append((index, array("q")))
-                found[-1][1].append(number_names(index)[name])  # type: ignore[union-attr]
-            else:
-                raise shard_error(path, UNLISTED)
-    if not found:
-        raise StorageError("no shards: the list is empty. Name a path, a glob, a brace pattern or a folder.")
-    return [(index, np.asarray(numbers, dtype=np.int64)) for index, numbers in found]
-
-
-def _open_copy(copy: Path, *, url: str) -> BinaryIndex:
-    index = BinaryIndex(copy, url=url)
-    list_columns(copy, url)  # raises if the list is damaged, and `read_copy` downloads it again
-    return index
-
-
-def _match_names(index: BinaryIndex, name: str) -> Ints:
-    """Return the numbers of the shards of an index whose names match the glob `name`, ascending, int64 (n,)."""
-    if name in ("*", "*.tar"):
+def _number(index: Index, names: Sequence[str]) -> Ints:
+    """Return the numbers of the shards `names` in their index, int64 (n,)."""
+    if names is index.names:
         return np.arange(len(index))
-    matches = re.compile(fnmatch.translate(name)).match
-    found = (matches(each) is not None for names in index.names() for each in names)
-    return np.flatnonzero(np.fromiter(found, dtype=np.bool_, count=len(index)))
-
-
-def _compare_with_disk(folder: str, index: BinaryIndex) -> None:
-    """Raise FolderIndexError if a local folder and its index have different names of shards, or if the folder cannot
-    be read. Do nothing if the index has more than `MAX_COMPARED` shards.
-    """
-    if len(index) > MAX_COMPARED:
-        return
-    try:
-        on_disk = frozenset(os.listdir(folder or "."))
-    except OSError as err:
-        raise FolderIndexError(f"{folder or '.'}: cannot be read: {err.strerror}.", folder=folder) from err
-    missing, unlisted = compare_names(on_disk, set(itertools.chain.from_iterable(index.names())))
-    if unlisted:
-        raise shard_error(join_url(folder, unlisted[0]), UNLISTED)
-    if missing:
-        raise shard_error(join_url(folder, missing[0]), LISTED_ABSENT)
+    return np.array([index.by_name[name] for name in names], dtype=np.int64)

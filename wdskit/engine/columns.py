@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 from numpy.typing import NDArray
 
 from wdskit.codecs.columns import NpyColumn, decode_column
-from wdskit.codecs.fields import NPY_FIELDS, is_path
+from wdskit.codecs.fields import is_path
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.sample_columns import Spans
+from wdskit.dataset.sample_columns import RawColumn
 from wdskit.engine.reader import SampleReader
 from wdskit.order.base import Ints
 from wdskit.stages.base import NO_ORIGIN, Origin, Step
@@ -22,8 +22,8 @@ from wdskit.stages.batching import Batcher
 from wdskit.stages.collate import Collate, Memory, RaggedArrays, has_torch_dtype, make_ragged, offsets_of
 from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple, marked_array, warn_of_bytes
 
-Column: TypeAlias = Spans | NpyColumn | list[Any]
-"""One field of all samples: ranges of the bytes that were read, arrays in these bytes, or a list of values."""
+Column: TypeAlias = NpyColumn | list[Any]
+"""One field of all samples: the bytes that were read (a `RawColumn`), arrays in these bytes, or a list of values."""
 
 _LISTED = frozenset({str, bytes, dict, list, type(None)})
 """Types of values whose batch is a list."""
@@ -71,7 +71,7 @@ class BatchColumns:
             has_origins: Whether the origins are needed. If False, each origin is `NO_ORIGIN`.
         """
         try:
-            found = reader.read_columns(shards, samples, viewed=_is_viewed)
+            found = reader.read_columns(shards, samples)
             if found is None:
                 return None
             columns: Any = {"__key__": found.keys, "__url__": found.paths, **found.fields}
@@ -118,11 +118,9 @@ def columns_of(steps: Sequence[Step], batched: Batcher | None) -> BatchColumns |
 
 def _part(column: Column, at: slice) -> Column:
     """Return the column of the samples in a slice."""
-    return column[at] if isinstance(column, list) else column.part(at)
-
-
-def _is_viewed(field: str) -> bool:
-    return field.rpartition(".")[2] in NPY_FIELDS
+    if isinstance(column, NpyColumn):
+        return column.part(at)
+    return RawColumn(column[at]) if isinstance(column, RawColumn) else column[at]
 
 
 def _apply_step(step: FieldDecoder | Rename | ToTuple | ToDict, columns: Any) -> Any:
@@ -139,7 +137,7 @@ def _apply_step(step: FieldDecoder | Rename | ToTuple | ToDict, columns: Any) ->
 
 
 def _decoded(decode: FieldDecoder, name: str, column: Column) -> Column:
-    if not isinstance(column, Spans) or not decode.takes(name, b""):
+    if not isinstance(column, RawColumn) or not decode.takes(name, b""):
         return column
     if is_image_field(name):
         if decode.images is None:
@@ -163,12 +161,12 @@ def _collate_column(slot: str | int, column: Column, memory: Memory, ragged: Col
         Exception: The values cannot be collated.
     """
     if slot in ragged:
-        if isinstance(column, Spans):
+        if isinstance(column, RawColumn):
             raise _NotColumns  # bytes cannot be ragged
         found = _ragged(column, memory) if isinstance(column, NpyColumn) else None
         return found or make_ragged(column.arrays() if isinstance(column, NpyColumn) else column, str(slot), memory)
-    if isinstance(column, Spans):
-        return column.to_bytes()
+    if isinstance(column, RawColumn):
+        return [*column]
     if isinstance(column, NpyColumn):
         shapes = column.shapes
         if len(set(shapes)) == 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import itertools
 import resource
 import threading
 from collections import OrderedDict
@@ -14,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary_index import IdentityChecker
 from wdskit.dataset.remote import RemoteShard, open_remote_shards
-from wdskit.dataset.sample_columns import Run, Spans, read_natively, read_samples
+from wdskit.dataset.sample_columns import RawColumn, read_natively
 from wdskit.dataset.shard import IndexedShard, LocalShard
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import ShardError, WdskitError
@@ -46,7 +44,7 @@ class ColumnarSamples(NamedTuple):
 
     paths: list[str]
     keys: list[str]
-    fields: dict[str, Spans]
+    fields: dict[str, RawColumn]
 
 
 class SampleReader:
@@ -74,7 +72,6 @@ class SampleReader:
         self._ahead: dict[int, IndexedShard] = {}  # shards with requested samples, in a reader from `request`
         self._has_requested = False
         self._lock = threading.Lock()
-        self._verified = IdentityChecker()
         # Half of the descriptors that this process may have.
         self._max_open = max(16, min(MAX_OPEN_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 
@@ -209,19 +206,15 @@ class SampleReader:
         Return None if any shard of the reader is remote, if wdskit-native is not installed or cannot read a sample, or
         if the samples differ in their fields. Then call `read` for each sample: it raises the error of a damaged one.
         """
-        if self.is_remote or native() is None:
-            return None
         try:
-            numbers, opened, rows = self._locate(shards, samples)
-            found = read_natively(list(opened.values()), rows, numbers)
+            found = self.read_columns(shards, samples)
         except (WdskitError, OSError):  # `read` raises it again, for the sample that causes it
             return None
         if found is None:
             return None
-        values = zip(*(spans.to_bytes() for spans in found.fields.values()), strict=True)
+        rows = zip(found.paths, found.keys, shards.tolist(), zip(*found.fields.values(), strict=True), strict=True)
         return [
-            (opened[shard].path, key, self.part(shard), dict(zip(found.fields, row, strict=True)))
-            for shard, key, row in zip(shards.tolist(), found.keys, values, strict=True)
+            (path, key, self.part(shard), dict(zip(found.fields, row, strict=True))) for path, key, shard, row in rows
         ]
 
     def describe(self, shard: int, sample: int) -> str:
@@ -265,38 +258,27 @@ class SampleReader:
         """Return the number of the mixture's part to which a shard belongs."""
         return self.parts[self._find_table(shard)[0]]
 
-    def read_columns(self, shards: Ints, samples: Ints, *, viewed: Callable[[str], bool]) -> ColumnarSamples | None:
-        """Read samples field by field. Return None if `samples` is empty, or if the samples do not have equal fields in
-        equal order. A repeated or reserved field gives None or a ShardError.
+    def read_columns(self, shards: Ints, samples: Ints) -> ColumnarSamples | None:
+        """Read samples field by field, with wdskit-native. Return None if any shard of the reader is remote, if
+        wdskit-native is not installed or cannot read a sample, or if the samples do not have equal fields in equal
+        order.
 
         Args:
             shards: Numbers of the samples' shards, (n,).
             samples: Numbers of the samples in their shards, (n,).
-            viewed: Takes a field's name. Returns True if the field's bytes may be a view, without a copy.
 
         Raises:
             ShardError: A shard is damaged.
             StorageError, FolderIndexError: A shard cannot be opened, or its `.idx` file belongs to another file.
         """
+        if self.is_remote or native() is None:
+            return None
         numbers, opened, rows = self._locate(shards, samples)
-        files = list(opened.values())
-        of_rows = rows.tolist()
-        paths = [file.path for file in files]
-        paths = [paths[row] for row in of_rows]
-        found = read_natively(files, rows, numbers)
-        if found is not None:
-            return ColumnarSamples(paths, *found)
-        files = [files[row] for row in of_rows]
-        continues = (shards[1:] == shards[:-1]) & (numbers[1:] == numbers[:-1] + 1)
-        runs: list[Run] = list(zip(files, numbers.tolist(), itertools.repeat(1)))
-        if continues.any():
-            firsts = np.flatnonzero(np.append(True, ~continues))
-            counts = np.diff(firsts, append=len(shards)).tolist()
-            runs = [(*runs[at][:2], count) for at, count in zip(firsts.tolist(), counts, strict=True)]
-        found = read_samples(runs, viewed=viewed)
+        found = read_natively([*opened.values()], rows, numbers)
         if found is None:
             return None
-        return ColumnarSamples(paths, *found)
+        paths = [file.path for file in opened.values()]
+        return ColumnarSamples([paths[row] for row in rows.tolist()], *found)
 
     def _locate(self, shards: Ints, samples: Ints) -> tuple[Ints, dict[int, IndexedShard], Ints]:
         """Open the shards of samples, and find the samples in these shards.
@@ -369,7 +351,6 @@ class SampleReader:
         if len(local) != entry.num_samples:
             problem = f"its .idx has {len(local)} samples, but the folder's index has {entry.num_samples}"
             raise ShardError(shard=local.path, offset=0, problem=problem, remedy="Run `wdskit index` on its folder.")
-        self._verified.check(local.file, entry.identity, entry.sha256)
         return self._add_shard(shard, local)
 
     def _add_shard(self, shard: int, opened: IndexedShard) -> IndexedShard:
@@ -377,7 +358,7 @@ class SampleReader:
         longest ago: its file closes when no other object uses the shard.
         """
         _, table, inner = self._find_table(shard)
-        opened.find_fields = functools.partial(table.fields, inner)
+        opened.known_fields = frozenset(table.entry(inner).fields)
         with self._lock:
             self._open[shard] = opened
             if len(self._open) > self._max_open:
@@ -392,4 +373,4 @@ def _open_remote(table: ShardTable, shards: Sequence[int], cache: PartCache | No
     unusable.
     """
     named = [(table.path(shard), table.entry(shard)) for shard in shards]
-    return open_remote_shards(named, cache, [table.seen_version(shard) for shard in shards])
+    return open_remote_shards(named, cache)

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit import __version__
-from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.dataset.columns import Column
 from wdskit.dataset.remote import read_copy
 from wdskit.engine.batch import BatchFactory
@@ -68,16 +67,14 @@ def find_versions() -> dict[str, str]:
 
 
 class _ReferencePickler(pickle.Pickler):
-    """Pickles a program for other machines. For the index and the columns of a folder in a store, the pickle has the
-    URL in place of the path of the local copy.
+    """Pickles a program for other machines. For the columns of a folder in a store, the pickle has the URL in place of
+    the path of the local copy.
 
     Raises:
         PicklingError: A function or class is defined in the main script.
     """
 
     def persistent_id(self, value: object) -> tuple[str, Any] | None:
-        if isinstance(value, BinaryIndex) and value.url:
-            return value.url, value.digest
         return (value.url, value.__getstate__()) if isinstance(value, Column) and value.url else None
 
     def reducer_override(self, value: object) -> Any:
@@ -87,12 +84,10 @@ class _ReferencePickler(pickle.Pickler):
 
 
 class _NodeUnpickler(pickle.Unpickler):
-    """Unpickles a program on a node, and fetches the indexes and columns of folders in a store."""
+    """Unpickles a program on a node, and fetches the columns of folders in a store."""
 
-    def persistent_load(self, pid: tuple[str, Any]) -> BinaryIndex | Column:
+    def persistent_load(self, pid: tuple[str, Any]) -> Column:
         url, known = pid
-        if isinstance(known, bytes):
-            return read_copy(url, [], lambda copy: BinaryIndex(copy, known, url))
         return read_copy(url, [], lambda copy: Column(**{**known, "folder": copy}))
 
 

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary_index import BinaryIndex, ShardEntry, digest_of_entries
 from wdskit.dataset.classes import read_classes
 from wdskit.dataset.columns import COLUMNS_NAME, Columns, NewColumn, Texts, is_column_file, write_columns
-from wdskit.dataset.index import INDEX_NAME, has_index, index_json, read_index
+from wdskit.dataset.index import INDEX_NAME, ShardEntry, digest_of_entries, has_index, index_json, read_index
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
@@ -112,7 +111,7 @@ class Folder:
         """Return how each column of the folder is computed, by its name. SelectionError: The columns are damaged."""
         if not self.entries or not (self.path / COLUMNS_NAME).exists():
             return {}
-        known = Columns(BinaryIndex(self.path))
+        known = Columns(read_index(self.path))
         return {name: known.column(name).source for name in known}
 
     def key_hashes(self, on_progress: OnProgress) -> NDArray[np.uint64]:
@@ -185,7 +184,7 @@ class Folder:
         """Write the columns of all shards into the work folder. Return the names of their files."""
         parts: dict[str, list[Any]] = {name: [] for name in columns}
         if self.entries:
-            known = Columns(BinaryIndex(self.path))
+            known = Columns(read_index(self.path))
             for name in columns:
                 column = known.column(name)
                 column.check()

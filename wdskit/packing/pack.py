@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from wdskit.dataset.binary_index import ShardEntry
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, classes_json
+from wdskit.dataset.index import ShardEntry
 from wdskit.errors import PackError, RowError, WdskitError
 from wdskit.files import DISK, Disk, describe_os_error, read_own
 from wdskit.limits import MAX_SHARD_BYTES

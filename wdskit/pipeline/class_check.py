@@ -7,10 +7,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from wdskit.dataset.braces import expand_patterns
 from wdskit.dataset.classes import CLASSES_NAME, first_conflict, read_classes
 from wdskit.dataset.index import folder_has_labels, join_url
-from wdskit.dataset.patterns import find_folders
+from wdskit.dataset.patterns import expand_patterns, find_folders
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.storage.urls import is_local
 

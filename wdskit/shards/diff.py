@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.keys import hash_key
-from wdskit.dataset.patterns import find_shards
 from wdskit.shards.lazy_shard import LazyShard, field_size, fields_of
+from wdskit.shards.listing import find_target
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
 from wdskit.storage.urls import shown_url
 from wdskit.text import shorten
@@ -137,7 +137,7 @@ def diff(
         FolderIndexError: The index of a folder does not match its files.
         WdskitError: A worker process was killed.
     """
-    urls_a, urls_b = find_shards(a).urls, find_shards(b).urls
+    urls_a, urls_b = find_target(a).urls, find_target(b).urls
     urls = [*urls_a, *urls_b]
     path = f"{a} and {b}"
     parts = list(read_shards(hash_samples, urls, file_sizes(urls), path=path, workers=workers, progress=progress))

@@ -17,11 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from wdskit.dataset.binary_index import ShardEntry
-from wdskit.dataset.index import INDEX_NAME, read_index
+from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index, refuse_commit
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import local_folder
-from wdskit.dataset.unfinished_runs import refuse_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
 from wdskit.files import (
     DISK,
@@ -133,7 +131,7 @@ def export(
     path = local_folder(folder, command="export", done="exported")
     try:
         with lock_folder(path):
-            refuse_unfinished(path)
+            refuse_commit(path)
             remove_temp_files(path, disk=disk)
             return _export(path, wanted, split_name, progress, disk)
     except OSError as err:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
-from wdskit.dataset.binary_index import BINARY_NAME, ShardEntry, build_binary, digest_of_entries
 from wdskit.dataset.columns import (
     COLUMNS_NAME,
     Column,
@@ -29,32 +28,34 @@ from wdskit.dataset.columns import (
 )
 from wdskit.dataset.index import (
     INDEX_NAME,
-    FolderIndex,
+    Index,
+    ShardEntry,
     has_index,
     index_json,
+    join_url,
     read_index,
+    refuse_commit,
     write_index,
 )
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import local_folder
 from wdskit.dataset.remote import read_copy
 from wdskit.dataset.samples import ShardReader
-from wdskit.dataset.shard import IDX_SUFFIX, digest_offsets, idx_bytes, write_offsets
-from wdskit.dataset.unfinished_runs import refuse_unfinished
+from wdskit.dataset.shard import IDX_SUFFIX, are_offsets, digest_offsets, idx_bytes, offsets_path, write_offsets
 from wdskit.errors import FolderIndexError, SelectionError, ShardError, StorageError
 from wdskit.files import DISK, Disk, remove_temp_files
-from wdskit.limits import MAX_HELD_BYTES
+from wdskit.limits import MAX_HELD_BYTES, MAX_IDX_BYTES, MAX_INDEX_BYTES
 from wdskit.shards.column_values import ColumnBuilder, Source, parse_columns, parse_names, reader_of
 from wdskit.shards.lazy_shard import fields_of
-from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
-from wdskit.storage.file_identity import FileIdentity
-from wdskit.storage.urls import ByteStream, LocalFile, is_local
+from wdskit.shards.parallel import Progress, choose_workers, read_shards
+from wdskit.storage.urls import ByteStream, LocalFile, is_local, read_bytes
 from wdskit.tar.window import LargeData, size_of
 from wdskit.text import format_bytes, plural
 
 if TYPE_CHECKING:
     from wdskit.storage.buckets import ObjectInfo
 
+_HEAD_BYTES = 200  # of an `index.json`, which say that wdskit wrote it
 _log = logging.getLogger(__name__)
 
 S = TypeVar("S")
@@ -73,7 +74,7 @@ class IndexReport:
         columns: Names of all columns that the folder has now.
     """
 
-    index: FolderIndex
+    index: Index
     num_ignored: int
     workers: int
     changed: tuple[str, ...] = ()
@@ -98,7 +99,7 @@ def index_folder(
 ) -> IndexReport:
     """Read every `*.tar` of a folder from end to end and write the folder's index: `wdskit index`.
 
-    The function writes `<shard>.idx` for each shard, then `index.bin` and `index.json`, and replaces an existing index.
+    The function writes `<shard>.idx` for each shard, then `index.json`, and replaces an existing index of wdskit.
     The written bytes depend only on the shards and on their order in an earlier index, not on `workers`. Files whose
     names start with a dot are skipped. The existing columns of the folder are computed again in the same pass.
 
@@ -115,8 +116,8 @@ def index_folder(
 
     Raises:
         FolderIndexError: Shards are invalid, or several shards have a value that cannot be in its column; the message
-            lists them, and no index is written. Or `pack` has not finished here, or another process is writing in the
-            folder.
+            lists them, and no index is written. Or another program wrote the `index.json` or an `.idx` that is here; a
+            run of `pack` was stopped here while it moved its shards into place; or another process is writing.
         SelectionError: A column is invalid, a column to remove does not exist, a new column has the name of another
             existing column, the list of columns is damaged, or one shard has a value that cannot be in its column.
         StorageError: The folder does not exist, has no shard, or cannot be read or written.
@@ -127,13 +128,10 @@ def index_folder(
         return _index_bucket(str(folder).rstrip("/"), new, drop, workers=workers, progress=progress)
     path = local_folder(folder, command="index", done="indexed")
     with lock_folder(path):
-        refuse_unfinished(path)
+        refuse_commit(path)
         sizes = _find_shards(path)
-        try:
-            before = read_index(path).by_name if has_index(str(path)) else {}
-        except FolderIndexError as err:
-            _warn_of_order(err)
-            before = {}
+        idx_urls = {name: str(file) for name in sizes if (file := offsets_path(path / name)).exists()}
+        before = _read_before(str(path), has_index=has_index(path), idx_urls=idx_urls)
         sizes = _in_known_order(sizes, before)
         num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
         sources = _sources(list_columns(path), new, drop, str(path), sizes.keys())
@@ -152,11 +150,11 @@ def index_folder(
             write_index(path, entries, disk=disk)
             names = []
             if sources:
-                names = write_columns(path, digest_of_entries(entries), columns_made, disk=disk)
+                names = write_columns(path, Index.of("", entries).digest, columns_made, disk=disk)
             remove_columns(path, keep=names, disk=disk)
         except OSError as err:
             raise StorageError(f"{path}: the index cannot be written: {err.strerror}.", url=str(path)) from err
-    return _report(FolderIndex(str(folder), tuple(entries)), scans, num_workers, before, sources)
+    return _report(Index.of(str(folder), entries), scans, num_workers, before, sources)
 
 
 def _in_known_order(shards: Mapping[str, T], known: Iterable[str]) -> dict[str, T]:
@@ -166,13 +164,37 @@ def _in_known_order(shards: Mapping[str, T], known: Iterable[str]) -> dict[str, 
     return {name: shards[name] for name in (*(name for name in known if name in shards), *shards)}
 
 
-def _warn_of_order(err: FolderIndexError) -> None:
-    """Warn that a damaged index is replaced. Raise `err` if the index could not be fetched from its store."""
-    if isinstance(err.__cause__, StorageError):
-        raise err
-    _log.warning(
-        "%s The index is replaced, and the shards are in the order of their names.", str(err).partition("\n")[0]
-    )
+def _read_before(folder: str, *, has_index: bool, idx_urls: Mapping[str, str]) -> Mapping[str, ShardEntry]:
+    """Return the entries of the index that will be replaced, by name; empty without an index, or if it is damaged.
+
+    Args:
+        folder: Path or URL of the folder.
+        has_index: Whether the folder has an `index.json`.
+        idx_urls: Path or URL of each `.idx` that exists, by the name of its shard.
+
+    Raises:
+        FolderIndexError: Another program wrote the `index.json`, or the `.idx` of a shard that is not in the index.
+        StorageError: A file cannot be read.
+    """
+    known: Mapping[str, ShardEntry] = {}
+    url = join_url(folder, INDEX_NAME)
+    if has_index:
+        if b'"wdskit_index_version"' not in read_bytes(url, limit=MAX_INDEX_BYTES)[:_HEAD_BYTES]:
+            raise _in_the_way(url, folder)
+        try:
+            known = {entry.name: entry for entry in read_index(folder).entries}
+        except FolderIndexError as err:
+            problem = str(err).partition("\n")[0]
+            _log.warning("%s The index is replaced, and the shards are in the order of their names.", problem)
+    for name, idx_url in idx_urls.items():
+        if name not in known and not are_offsets(read_bytes(idx_url, limit=MAX_IDX_BYTES)):
+            raise _in_the_way(idx_url, folder)
+    return known
+
+
+def _in_the_way(url: str, folder: str) -> FolderIndexError:
+    msg = f"{url}: this file is in the way: wdskit did not write it. Nothing was changed.\n  Move it away."
+    return FolderIndexError(msg, folder=folder)
 
 
 def _sources(
@@ -218,12 +240,8 @@ def _index_bucket(
     shards = {name: one for name, one in objects.items() if name.endswith(".tar") and not name.startswith(".")}
     if not shards:
         raise StorageError(f"{url}: there are no shards (*.tar) in this folder.", url=url)
-    known: Mapping[str, ShardEntry] = {}
-    if INDEX_NAME in objects:
-        try:
-            known = read_index(url).by_name
-        except FolderIndexError as err:
-            _warn_of_order(err)
+    idx_urls = {name: objects[idx].url for name in shards if (idx := f"{name}{IDX_SUFFIX}") in objects}
+    known = _read_before(url, has_index=INDEX_NAME in objects, idx_urls=idx_urls)
     shards = _in_known_order(shards, known)
     sizes = [one.num_bytes for one in shards.values()]
     num_workers = choose_workers(len(sizes), sum(sizes)) if workers is None else workers
@@ -240,10 +258,8 @@ def _index_bucket(
         put_object(f"{one.url}{IDX_SUFFIX}", idx_bytes(scan.offsets))
     if sources or listed:
         _put_columns(url, sources, scans)
-    data = index_json(entries)
-    put_object(f"{url}/{BINARY_NAME}", build_binary(entries, hashlib.sha256(data).digest()))
-    put_object(f"{url}/{INDEX_NAME}", data)
-    return _report(FolderIndex(url, tuple(entries)), scans, num_workers, known, sources)
+    put_object(f"{url}/{INDEX_NAME}", index_json(entries))
+    return _report(Index.of(url, entries), scans, num_workers, known, sources)
 
 
 def _put_columns(url: str, sources: Mapping[str, Source], scans: Sequence[ScannedShard]) -> None:
@@ -254,13 +270,13 @@ def _put_columns(url: str, sources: Mapping[str, Source], scans: Sequence[Scanne
     from wdskit.storage.requests import result
 
     with tempfile.TemporaryDirectory() as temp:
-        digest = digest_of_entries([scan.entry for scan in scans])
+        digest = Index.of("", [scan.entry for scan in scans]).digest
         for name in write_columns(Path(temp), digest, _new_columns(sources, scans)):
             result(start_upload(f"{url}/{quote(name)}", Path(temp) / name), f"{url}/{name}")
 
 
 def _report(
-    index: FolderIndex,
+    index: Index,
     scans: Sequence[ScannedShard],
     workers: int,
     known: Mapping[str, ShardEntry],
@@ -391,11 +407,10 @@ def scan_shard(
             file.close()
         problem = f"its file name {name!r} holds characters that cannot be printed"
         raise ShardError(shard=path, offset=0, problem=problem, remedy="Rename it.")
-    shard = DigestedFile(open_path(path) if file is None else file)
+    shard = DigestedFile(LocalFile(path) if file is None else file)
     fields: set[str] = set()
     with contextlib.closing(shard.file):
         builder = ColumnBuilder(columns or {}, path)
-        identity = FileIdentity.of(shard.file.fd) if isinstance(shard.file, LocalFile) else None
         spill = tempfile.TemporaryFile if columns else None
         reader = ShardReader(shard.read, shard=path, hold_bytes=MAX_HELD_BYTES, spill=spill)
         for sample in reader:
@@ -414,6 +429,5 @@ def scan_shard(
         sha256=shard.sha256.hexdigest(),
         fields=tuple(sorted(fields - {"__key__", "__url__"})),
         idx_sha256=digest_offsets(offsets),
-        identity=identity,
     )
     return ScannedShard(entry, offsets, reader.num_ignored, builder.parts())

@@ -15,12 +15,20 @@ from typing import Literal
 
 import numpy as np
 
-from wdskit.dataset.binary_index import BinaryIndex, ShardEntry
 from wdskit.dataset.classes import read_classes
 from wdskit.dataset.columns import COLUMNS_NAME, Columns, list_columns
-from wdskit.dataset.patterns import Target, find_shards, split_url
+from wdskit.dataset.index import Index, ShardEntry, has_run, read_index
+from wdskit.dataset.patterns import (
+    ShardList,
+    any_index,
+    check_found,
+    expand_patterns,
+    find_shards,
+    local_index,
+    other_tars,
+    split_url,
+)
 from wdskit.dataset.remote import read_copy
-from wdskit.dataset.unfinished_runs import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, KeyRuleError, SelectionError, StorageError
 from wdskit.limits import MAX_HELD_BYTES
 from wdskit.shards.lazy_shard import LazyShard, field_size, fields_of
@@ -33,6 +41,57 @@ from wdskit.text import shorten
 
 _KINDS = {"b": "bool", "u": "int", "i": "int", "f": "float"}
 _MAX_COUNTED = 100  # samples are counted by value if a column has at most this number of different values
+
+
+@dataclass(frozen=True)
+class Target:
+    """The shards that a user's path names.
+
+    Attributes:
+        path: The path as the user wrote it.
+        kind: "shard" if the path names one shard, "folder" if it names a folder, "pattern" for a glob, a brace pattern
+            or several paths joined by `::`.
+        urls: Path or URL of each shard, in order.
+        entries: Index entry of each shard. The sizes of local files match the entries. None if `kind` is "shard", or if
+            a shard has no index entry.
+        index: The index of the folder; None if `kind` is not "folder", or if the folder has no index.
+    """
+
+    path: str
+    kind: Literal["shard", "folder", "pattern"]
+    urls: tuple[str, ...]
+    entries: tuple[ShardEntry, ...] | None
+    index: Index | None = None
+
+
+def find_target(path: str) -> Target:
+    """Find the shards of a user's path: a shard, a folder, a glob or a brace pattern; or several joined by `::`.
+
+    The path of an existing local file is always one shard, and the index of the file's folder is not read.
+
+    Raises:
+        StorageError: No shard matches, a local shard is missing, a pattern or a scheme is invalid, or a bucket cannot
+            be listed.
+        FolderIndexError: An index is invalid or does not match the shards on disk, or a remote folder has no index. Or
+            a local folder has no index because a run of `wdskit pack` is unfinished.
+    """
+    has_many = [*expand_patterns(path)] != [path]
+    if is_local(path):
+        is_folder = not has_many and Path(local_path(path)).is_dir()
+        if not has_many and not is_folder and Path(local_path(path)).exists():
+            return Target(path, "shard", (path,), None)
+    else:
+        is_folder = not has_many and not split_url(path)[1]
+    found = find_shards(path, any_index if has_many else local_index, lists_buckets=has_many)
+    check_found(found, with_sizes=True)
+    shards = ShardList.of(found)
+    if shards.urls == (path,):
+        return Target(path, "shard", shards.urls, None)
+    entries = tuple(entry for entry in shards.entries if entry is not None)
+    all_entries = entries if len(entries) == len(shards.urls) else None
+    if is_folder:
+        return Target(path, "folder", shards.urls, all_entries, found[0].index)
+    return Target(path, "pattern", shards.urls, all_entries)
 
 
 @dataclass(frozen=True)
@@ -85,8 +144,9 @@ class Summary:
         classes: Class names in the order of the class numbers, from the `classes.json` of the shards' folder; None
             without that file, or if the shards are in several folders.
         columns: Columns of an indexed folder, local or in a bucket; empty for anything else.
-        unfinished: Progress of an unfinished run of `pack` or `reshard` in this local folder, and how to resume it;
-            None without such a run.
+        num_others: Tars beside the index of a local folder or bucket that the index does not list, and that are not
+            part of the data.
+        is_unfinished: Whether a run of `pack` in this local folder is active or was stopped.
     """
 
     path: str
@@ -100,7 +160,8 @@ class Summary:
     num_ignored: int | None
     classes: tuple[str, ...] | None
     columns: tuple[ColumnSummary, ...]
-    unfinished: str | None
+    num_others: int
+    is_unfinished: bool
 
 
 def info(path: str, *, workers: int | None = None, progress: Progress | None = None) -> Summary:
@@ -120,7 +181,7 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
         SelectionError: The `columns.json` of the folder is damaged.
         WdskitError: A worker process was killed.
     """
-    target = find_shards(path)
+    target = find_target(path)
     is_scan = target.entries is None
     counts: list[int] = []
     num_bytes = num_ignored = 0
@@ -136,7 +197,6 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
             num_samples.update(shard.fields)
             sizes.update(shard.sizes)
     folder = Path(local_path(target.path)) if target.kind == "folder" and is_local(target.path) else None
-    run = find_unfinished(folder) if folder else None
     return Summary(
         path=shown_url(target.path),
         kind=target.kind,
@@ -151,7 +211,8 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
         num_ignored=num_ignored if is_scan else None,
         classes=read_target_classes(target),
         columns=_read_columns(target, folder) if not is_scan else (),
-        unfinished=f"{run.problem}. {run.remedy}" if run else None,
+        num_others=len(other_tars(target.index)) if target.index else 0,
+        is_unfinished=folder is not None and has_run(folder),
     )
 
 
@@ -176,7 +237,7 @@ def _read_columns(target: Target, folder: Path | None) -> tuple[ColumnSummary, .
 def _summarize_columns(folder: Path, url: str = "") -> tuple[ColumnSummary, ...]:
     columns, problem = list_columns(folder, url), None
     try:
-        Columns(BinaryIndex(folder, url=url))
+        Columns(read_index(url or folder, copy=folder))
     except (SelectionError, FolderIndexError):
         problem = "of other shards"
     found = []
@@ -258,7 +319,7 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
         StorageError: No shard was found, or a shard cannot be read.
         FolderIndexError: The folder's index does not match its files.
     """
-    target = find_shards(path)
+    target = find_target(path)
     if target.kind == "shard":
         yield from islice(list_members(path) if members else list_samples(path), limit)
     elif members:

@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
-from wdskit.dataset.binary_index import ShardEntry
+from wdskit.dataset.index import ShardEntry
 from wdskit.errors import ShardError, WdskitError
 from wdskit.limits import MAX_LISTED
 from wdskit.processes import (
@@ -26,7 +26,7 @@ from wdskit.processes import (
     usable_cores,
     without_script,
 )
-from wdskit.storage.urls import LocalFile, is_local, local_path
+from wdskit.storage.urls import is_local, local_path
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -190,8 +190,3 @@ def file_sizes(urls: Iterable[str], entries: Iterable[ShardEntry | None] = ()) -
         except OSError:
             sizes.append(None)
     return sizes
-
-
-def open_path(path: str) -> LocalFile:
-    """Open a local file, even if `path` begins with `file:` like a URL. StorageError: The file cannot be opened."""
-    return LocalFile(f"./{path}" if path.lower().startswith("file:") else path)

@@ -25,16 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.codecs.fields import JSON_FIELDS, decode_field
-from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.dataset.columns import SPLIT_COLUMN, Columns, NewColumn, Texts, add_columns, check_split_name
-from wdskit.dataset.index import FolderIndex, read_index
+from wdskit.dataset.index import Index, read_index, refuse_commit
 from wdskit.dataset.lock import lock_folder
-from wdskit.dataset.patterns import local_folder
+from wdskit.dataset.patterns import FolderShards, check_found, local_folder
 from wdskit.dataset.samples import HeaderReader, read_span
-from wdskit.dataset.unfinished_runs import refuse_unfinished
 from wdskit.errors import DecodeError, FolderIndexError, SelectionError, StorageError
 from wdskit.files import DISK, Disk, remove_temp_files
-from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
+from wdskit.shards.parallel import Progress, choose_workers, read_shards
 from wdskit.storage.urls import LocalFile
 from wdskit.text import as_int, plural
 
@@ -123,8 +121,8 @@ def split(
         SelectionError: The shares, `by`, `seed` or `missing` are invalid, samples lack the value, a split would get no
             sample, a split has the name of a bool column, or the folder has another split and `overwrite` is not set.
             Or the list of columns is damaged, or several shards are invalid.
-        FolderIndexError: The folder has no index, its index does not match its shards, `pack` has not finished here, or
-            another process is writing.
+        FolderIndexError: The folder has no index, its index does not match its shards, a run of `pack` was stopped here
+            while it moved its shards into place, or another process is writing.
         ShardError: One shard is invalid.
         StorageError: The folder does not exist, or cannot be read or written.
         WdskitError: A worker process was killed.
@@ -136,11 +134,10 @@ def split(
     source = _source(parsed, split_key, missing)
     path = local_folder(folder, command="split", done="split")
     with lock_folder(path):
-        refuse_unfinished(path)
-        index = read_index(str(folder))
-        index.check_files()
-        binary = BinaryIndex(path)
-        _refuse_others(path, Columns(binary), parsed, source, overwrite=overwrite)
+        refuse_commit(path)
+        index = read_index(path)
+        check_found([FolderShards(index.folder, index, index.names)], with_sizes=True)
+        _refuse_others(path, Columns(index), parsed, source, overwrite=overwrite)
         drawn = _draw_all(path, index, split_key, workers, progress)
         chosen = [choose_splits(draws, parsed) for draws, _ in drawn]
         if missing is not None:
@@ -153,7 +150,7 @@ def split(
         try:
             remove_temp_files(path, disk=disk)
             parts = [Texts(codes[numbers], names) for numbers in chosen]
-            add_columns(binary, {SPLIT_COLUMN: NewColumn(source, parts)}, disk=disk)
+            add_columns(index, {SPLIT_COLUMN: NewColumn(source, parts)}, disk=disk)
         except OSError as err:
             raise StorageError(f"{path}: the split cannot be written: {err.strerror}.", url=str(path)) from err
     return SplitReport(
@@ -208,7 +205,7 @@ def _refuse_others(folder: Path, known: Columns, shares: Shares, source: dict[st
 
 
 def _draw_all(
-    folder: Path, index: FolderIndex, split_key: SplitKey, workers: int | None, progress: Progress | None
+    folder: Path, index: Index, split_key: SplitKey, workers: int | None, progress: Progress | None
 ) -> list[ShardDraws]:
     """Return the draws of the samples of each shard.
 
@@ -319,7 +316,7 @@ def draw_shard(path: str, split_key: SplitKey) -> ShardDraws:
     draw = make_draw(split_key.seed)
     digests: list[bytes] = []
     missing: list[bool] = []
-    with contextlib.closing(open_path(path)) as file:
+    with contextlib.closing(LocalFile(path)) as file:
         for sample in HeaderReader(file, shard=path):
             text = sample["__key__"] if split_key.field is None else _text_of(file, path, sample, split_key)
             missing.append(text is None)

@@ -17,16 +17,16 @@ import numpy as np
 from wdskit.codecs.checks import read_header
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.binary_index import ShardEntry
 from wdskit.dataset.classes import CLASS_FIELD
-from wdskit.dataset.patterns import Target, find_shards, split_url
+from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.patterns import split_url
 from wdskit.dataset.remote import open_remote_shards
 from wdskit.dataset.shard import IndexedShard, LocalShard, offsets_path
 from wdskit.errors import DecodeError
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED
 from wdskit.order.keys import philox
 from wdskit.shards.lazy_shard import LazyField, LazyShard, field_size, fields_of
-from wdskit.shards.listing import read_target_classes
+from wdskit.shards.listing import Target, find_target, read_target_classes
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
 from wdskit.shards.sampling import check_seed, choose_samples, parse_share
 from wdskit.shards.tally import BadField, ImageStats, JsonKeyStats, NumberStats, NumberTally, Tally, count_values
@@ -172,7 +172,7 @@ def collect(
     """
     share = None if sample is None else parse_share(sample)
     check_seed(seed)
-    target = find_shards(str(path))
+    target = find_target(str(path))
     urls = target.urls
     entries: Sequence[ShardEntry | None] = target.entries or [None] * len(urls)
     jobs = [

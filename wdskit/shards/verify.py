@@ -1,34 +1,29 @@
 """Check the index, structure and content of shards, and report all faults: `wdskit verify`.
 
-`shards.verify_shard` finds the faults of one shard. This module finds all others: index.json and index.bin that differ,
-missing and unlisted shards, repeated keys, samples with other fields, and uneven shards.
+`shards.verify_shard` finds the faults of one shard. This module finds all others: a damaged index, missing shards,
+repeated keys, samples with other fields, and uneven shards.
 """
 
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 
 from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.binary_index import BINARY_NAME, BinaryIndex, ShardEntry
-from wdskit.dataset.braces import split_parts
 from wdskit.dataset.classes import CLASSES_NAME, read_classes
 from wdskit.dataset.columns import COLUMNS_NAME, columns
-from wdskit.dataset.index import INDEX_NAME, FolderIndex, compare_names, has_index, join_url, read_index
+from wdskit.dataset.index import INDEX_NAME, Index, ShardEntry, has_index, has_run, join_url, read_index
 from wdskit.dataset.keys import find_repeated, is_among
-from wdskit.dataset.patterns import UNLISTED, match_shards, nothing_matches, split_url
+from wdskit.dataset.patterns import UNLISTED, find_shards, other_tars, shard_error, split_parts, split_url
 from wdskit.dataset.shard import offsets_path
-from wdskit.dataset.unfinished_runs import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, SelectionError, StorageError, WdskitError
-from wdskit.files import publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES, MAX_LISTED, MAX_PIXELS
 from wdskit.shards.export import export_problems
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
@@ -36,13 +31,11 @@ from wdskit.shards.sampling import check_seed, parse_share
 from wdskit.shards.verify_shard import NOTES, CheckJob, Fields, Finding, Kind, ShardReport, check_shard
 from wdskit.storage.urls import (
     ABSENT_STATUSES,
-    LISTED_SCHEMES,
     NO_RANGES,
     is_local,
     local_path,
     open_ranges,
     read_bytes,
-    scheme_of,
     shown_url,
 )
 from wdskit.tar.names import split_name
@@ -183,16 +176,15 @@ class Targets:
     """The shards to verify.
 
     Attributes:
-        shards: Maps the path or URL of each existing shard to its index entry; None if no index lists the shard. Of a
-            remote folder, only shards that its index lists. Shards of a folder have the order of its index; shards
-            without an entry follow, sorted by name.
-        findings: Faults of the indexes, and shards that are missing or not listed.
+        shards: Maps the path or URL of each existing shard to its index entry; None if no index lists the shard. Shards
+            of a folder have the order of its index; without an index, they are sorted by name.
+        findings: Faults and notes of the indexes, and shards that are missing or not listed.
         indexes: The index of each folder that has an index; None if the index cannot be read.
     """
 
     shards: dict[str, ShardEntry | None] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
-    indexes: dict[str, FolderIndex | None] = field(default_factory=dict)
+    indexes: dict[str, Index | None] = field(default_factory=dict)
 
 
 def find_targets(path: str) -> Targets:
@@ -203,56 +195,57 @@ def find_targets(path: str) -> Targets:
 
     Raises:
         StorageError: No shard was found, or a folder or remote index cannot be read.
-        FolderIndexError: A remote folder has no index.
+        FolderIndexError: A remote folder has no index, or a local folder has no index because a run of `wdskit pack` is
+            unfinished.
     """
     targets = Targets()
-
-    def open_index(folder: str) -> FolderIndex | None:
-        if is_local(folder):
-            index, findings = check_index(Path(folder))
-            run = find_unfinished(Path(folder))
-            if run is not None:
-                targets.findings.append(Finding("unfinished", str(run.folder), f"{run.problem}. {run.remedy}"))
-        else:
-            index, findings = _check_remote_index(folder)
-        targets.findings += findings
-        index = index and replace(index, folder=folder)
-        if index is not None or findings:
-            targets.indexes[folder] = index
-        return index
-
-    targets.shards, faults = match_shards(path, open_index)
-    for one in faults:
-        kind: Kind = "unlisted" if one.problem == UNLISTED else "missing"
-        targets.findings.append(Finding(kind, shown_url(one.url), one.problem))
-    if not targets.shards and not targets.indexes and all(one.kind == "missing" for one in targets.findings):
-        raise nothing_matches(path)
+    seen: set[tuple[str, str]] = set()
+    found = find_shards(path, partial(_open_index, targets))
+    for one in found:
+        folder, problems = one.real_folder, dict(one.problems())
+        for at, name in enumerate(one.names):
+            if (folder, name) in seen:
+                continue
+            seen.add((folder, name))
+            problem = problems.get(at, "")
+            if problem:
+                kind: Kind = "unlisted" if problem == UNLISTED else "missing"
+                targets.findings.append(Finding(kind, shown_url(one.url(at)), problem))
+            if problem in ("", UNLISTED):
+                targets.shards[one.url(at)] = one.entry(at)
+    if not targets.shards and not targets.indexes:
+        raise shard_error(found[0].url(0), next(found[0].problems())[1])
     return targets
 
 
-def check_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
-    """Check the two files of a local folder's index, index.json and index.bin. Return the index and the faults.
+def _open_index(targets: Targets, folder: str) -> Index | None:
+    """Return the index of a folder; None if it is missing or invalid. Add it and its findings to `targets`.
 
-    The index is None if index.json is missing or cannot be read.
+    Raises:
+        StorageError: The index or bucket cannot be read.
     """
-    path, twin = folder / INDEX_NAME, folder / BINARY_NAME
-    if not has_index(str(folder)):
-        if twin.exists():
-            return None, (Finding("index", str(path), f"it is missing beside {BINARY_NAME}"),)
-        return None, ()
-    problems: dict[Path, str] = {}
-    index = None
+    path = join_url(folder, INDEX_NAME)
+    if is_local(folder) and has_run(folder):
+        problem = "a run of `wdskit pack` here is unfinished. Run the same command again: it continues"
+        targets.findings.append(Finding("unfinished", folder or ".", problem))
+    if is_local(folder) and not has_index(folder):
+        return None
     try:
-        index = read_index(folder)
+        index = targets.indexes[folder] = read_index(folder)
     except FolderIndexError as err:
-        problems[path] = _summary(err, str(path))
-    try:
-        problem = _compare_forms(BinaryIndex(folder), index) if twin.is_file() else f"it is missing beside {INDEX_NAME}"
-    except FolderIndexError as err:
-        problem = _summary(err, str(twin))
-    if problem:
-        problems[twin] = problem
-    return index, tuple(Finding("index", str(file), problem) for file, problem in problems.items())
+        cause = err.__cause__
+        if not is_local(folder) and isinstance(cause, StorageError):
+            if cause.status in ABSENT_STATUSES:
+                return None
+            raise cause from None
+        targets.indexes[folder] = None
+        targets.findings.append(Finding("index", shown_url(path), _summary(err, path)))
+        return None
+    if others := other_tars(index):
+        what = "other tar is" if len(others) == 1 else "other tars are"
+        problem = f"{len(others):,} {what} beside the index and not part of the data, first {others[0]}"
+        targets.findings.append(Finding("beside", shown_url(path), problem))
+    return index
 
 
 def check_columns(folder: str) -> list[Finding]:
@@ -260,9 +253,7 @@ def check_columns(folder: str) -> list[Finding]:
     an empty list if the columns are valid, if the folder has no columns, or if its index is damaged.
     """
     path = join_url(folder, COLUMNS_NAME)
-    if is_local(folder) and not all(
-        (Path(local_path(folder)) / name).is_file() for name in (BINARY_NAME, COLUMNS_NAME)
-    ):
+    if is_local(folder) and not (Path(folder) / COLUMNS_NAME).is_file():
         return []
     try:
         if not is_local(folder):
@@ -279,7 +270,7 @@ def check_columns(folder: str) -> list[Finding]:
         kind: Kind = "unchecked" if is_here or NO_RANGES in str(err) else "index"
         return [Finding(kind, shown_url(path), problem)]
     except FolderIndexError:
-        return []  # `check_index` reports a damaged index
+        return []  # `find_targets` reports a damaged index
     except SelectionError as err:
         return [Finding("index", shown_url(path), _summary(err, path))]
     return []
@@ -295,50 +286,6 @@ def read_classes_of(folder: str, findings: list[Finding]) -> tuple[str, ...] | N
         path = join_url(folder, CLASSES_NAME)
         findings.append(Finding("index", shown_url(path), _summary(err, path)))
         return None
-
-
-def _check_remote_index(url: str) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
-    """Check the index of a remote folder. Return the index (None if it is missing or invalid) and the findings.
-
-    In a bucket, each shard that the index does not list is a finding. StorageError: The index or bucket cannot be read.
-    """
-    with tempfile.TemporaryDirectory() as copy:
-        for name in (INDEX_NAME, BINARY_NAME):
-            try:
-                data = read_bytes(join_url(url, name), limit=MAX_INDEX_BYTES)
-            except StorageError as err:
-                if err.status not in ABSENT_STATUSES:
-                    raise
-            else:
-                publish_bytes(Path(copy) / name, data)
-        index, findings = check_index(Path(copy))
-        found = [replace(one, file=join_url(url, Path(one.file).name)) for one in findings]
-    if index is None:
-        return None, tuple(found)
-    if scheme_of(url) in LISTED_SCHEMES:
-        from wdskit.storage.buckets import list_objects
-
-        names = [split_url(one.url)[1] for one in list_objects(url)]
-        _, unlisted = compare_names(names, index.by_name)
-        found += [Finding("unlisted", join_url(url, quote(name)), UNLISTED) for name in unlisted]
-    return index, tuple(found)
-
-
-def _compare_forms(twin: BinaryIndex, index: FolderIndex | None) -> str:
-    """Return how index.bin (`twin`) differs from index.json; "" if both agree, or if `index` is None."""
-    if index is None:
-        return ""
-    entries = index.entries
-    if len(twin) != len(entries):
-        return f"it lists {len(twin)} shards, index.json {len(entries)}"
-    same = (
-        np.array_equal(twin.counts, [one.num_samples for one in entries])
-        and np.array_equal(twin.sizes, [one.num_bytes for one in entries])
-        and twin.digests.tobytes() == b"".join(bytes.fromhex(one.sha256) for one in entries)
-        and all(twin.name(number) == one.name for number, one in enumerate(entries))
-        and all(twin.idx_sha256(number) == one.idx_sha256 for number, one in enumerate(entries))
-    )
-    return "" if same else "it disagrees with index.json about a shard"
 
 
 def _summary(err: WdskitError, path: str) -> str:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from wdskit.codecs.checks import Check, ImageCheck, field_check
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.binary_index import ShardEntry
 from wdskit.dataset.classes import CLASSES_NAME
+from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.patterns import ABSENT, LISTED_ABSENT
 from wdskit.dataset.samples import ShardReader
@@ -36,21 +36,22 @@ from wdskit.text import shorten
 
 Kind = Literal[
     "structure", "digest", "bytes", "samples", "fields", "missing", "unlisted", "unreadable", "index", "offsets",
-    "name", "repeated", "odd", "json", "image", "skew", "outdated", "unfinished", "label", "unchecked",
+    "name", "repeated", "odd", "json", "image", "skew", "outdated", "unfinished", "label", "unchecked", "beside",
 ]  # fmt: skip
 """The kind of a finding.
 
 `structure`: the tar is damaged or its members are in a wrong order. `digest`, `bytes`, `fields`: the shard differs from
 the index. `samples`: their number differs from the index, or the shards have no samples. `missing`: a listed shard does
-not exist. `unlisted`: the index lacks a shard. `unreadable`: a file cannot be read. `index`: index.json, index.bin, the
-columns or classes.json are damaged. `offsets`: the .idx is damaged. `name`: a member has an unsafe or invalid name.
+not exist. `unlisted`: the index lacks a shard that was named. `unreadable`: a file cannot be read. `index`: index.json,
+the columns or classes.json are damaged. `offsets`: the .idx is damaged. `name`: a member has an unsafe or invalid name.
 `repeated`: a key comes twice. `odd`: samples have other fields than most. `json`, `image`: a field cannot be decoded.
 `skew`: workers get different numbers of samples. `outdated`: files for other readers (`wdskit export`) do not match the
-index, or are damaged. `unfinished`: the folder has an unfinished run of `pack`. `label`: a `cls` is not a whole number,
-or not the number of a class in classes.json. `unchecked`: the columns of a remote folder could not be read or copied.
+index, or are damaged. `unfinished`: a run of `pack` in the folder is active or was stopped. `label`: a `cls` is not a
+whole number, or not the number of a class in classes.json. `unchecked`: the columns of a remote folder could not be
+read or copied. `beside`: a folder has tars that its index does not list, which are not part of the data.
 """
 
-NOTES: frozenset[Kind] = frozenset({"odd", "unchecked"})
+NOTES: frozenset[Kind] = frozenset({"odd", "unchecked", "beside"})
 """Kinds that are not faults."""
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from wdskit.config.spec import Kind
-from wdskit.dataset.binary_index import IdentityChecker, ShardEntry, changed_bytes, check_digest
+from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.samples import ShardReader, refuse_divided
-from wdskit.dataset.shard import offsets_path, read_offsets
+from wdskit.dataset.shard import changed_bytes, check_digest, offsets_path, read_offsets
 from wdskit.errors import PipelineError, ShardError
 from wdskit.stages.base import Origin, Run
 from wdskit.stages.progress import SilenceTimer
@@ -48,10 +48,9 @@ class ShardOpener:
         urls: The URLs of all shards; empty if they are unknown.
         check: What is compared with the index entry. `none`: nothing. `size`: the size of the shard, and the number and
             the fields of its samples. If a local shard has an `.idx` file, the offsets of its samples are compared too.
-            If a local shard was replaced or touched after it was indexed, its sha256 is compared too. `sha256`: as
-            `size`, but the sha256 of each shard is compared; of a local shard once, before its first sample, of another
-            shard after its last sample. With `size` and `sha256`, a local shard without an entry is scanned once before
-            its first sample, to find samples that are split over non-adjacent members.
+            `sha256`: as `size`, and the sha256 of each shard is compared; of a local shard once, before its first
+            sample, of another shard after its last sample. With `size` and `sha256`, a local shard without an entry is
+            scanned once before its first sample, to find samples that are split over non-adjacent members.
     """
 
     def __init__(self, run: Run, entries: dict[str, ShardEntry], urls: frozenset[str], *, check: str) -> None:
@@ -62,7 +61,6 @@ class ShardOpener:
         self._check = check
         self._hashed: set[str] = set()
         self._scanned: set[str] = set()
-        self._identities = IdentityChecker()
 
     def __call__(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the samples of the shard of each draw in `source`, in order. Set `run.origin` before each sample. A
@@ -130,8 +128,6 @@ class ShardOpener:
         try:
             if entry is not None:
                 comparison = IndexComparison(url, entry, stream)
-                if isinstance(stream, LocalFile) and self._check == "size":
-                    self._identities.check(stream, entry.identity, entry.sha256)
             elif self._check != "none" and url not in self._scanned:
                 if isinstance(stream, LocalFile) and stream.is_regular:
                     refuse_divided(stream, shard=url)

@@ -7,10 +7,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-import os
 import re
+import reprlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -18,15 +18,13 @@ from pydantic import Field, model_validator
 from wdskit.config.messages import listing
 from wdskit.config.spec import Kind, refuse
 from wdskit.config.values import CLASSES, Bool, Classes, Natural, Shards, Text, Weights
-from wdskit.dataset.braces import parse_factors
 from wdskit.dataset.classes import check_labels
-from wdskit.dataset.patterns import ShardList, list_shards
-from wdskit.dataset.unfinished_runs import refuse_part
-from wdskit.errors import PipelineError, StorageError
+from wdskit.dataset.index import read_index
+from wdskit.dataset.patterns import ShardList, check_found, find_shards, refuse_doubles
+from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
 from wdskit.stages.base import Run
 from wdskit.stages.streaming import StreamContext, StreamStage
-from wdskit.storage.urls import is_local
 
 DRAW = "__draw__"
 _ORDINAL = "__ordinal__"
@@ -98,13 +96,14 @@ class Stream(StreamStage):
 
         Raises:
             StorageError: The shards cannot be listed, a shard is named twice, or a `classes.json` cannot be read.
-            FolderIndexError: An index is invalid, or is missing with `check: sha256` or for a remote folder or glob; a
-                folder has an unfinished run; a `classes.json` is invalid; or the labels of two folders mean different
-                classes.
+            FolderIndexError: An index is invalid or does not match the files, or is missing with `check: sha256` or for
+                a remote folder or glob; a run of `wdskit pack` in a folder without an index is unfinished; a
+                `classes.json` is invalid; or the labels of two folders mean different classes.
         """
-        shards = list_shards(self.shards, need_index=self.check == "sha256")
-        _refuse_doubles(shards.urls)
-        refuse_part(self.shards, shards)
+        found = find_shards(self.shards, read_index if self.check == "sha256" else None)
+        check_found(found)
+        refuse_doubles(found, "`resampled: true` with `upsampling` or `weights`")
+        shards = ShardList.of(found)
         if self.classes == "same":
             check_labels(shards.folders, shards.folders.__getitem__)
         draws = Draws(
@@ -147,20 +146,30 @@ class Stream(StreamStage):
         }
 
 
-def _refuse_doubles(urls: Sequence[str]) -> None:
-    """Raise StorageError if a shard is named twice, also with different spellings of its folder."""
-    folders: dict[str, str] = {}
-    known: set[tuple[str, str]] = set()
-    for url in urls:
-        folder, name = os.path.split(url)
-        if folder not in folders:
-            folders[folder] = os.path.realpath(folder or ".") if is_local(url) else folder
-        shard = folders[folder], name
-        if shard in known:
-            msg = f"{url}: this shard is named twice, so its samples would be used twice as often."
-            way = "Name it once. To use it more often: `resampled: true` with `upsampling` or `weights`"
-            raise StorageError(f"{msg}\n  {way}.", url=url)
-        known.add(shard)
+def parse_factors(factors: str, num_parts: int) -> tuple[float, ...]:
+    """Parse open_clip's `--train-data-upsampling-factors`, such as `1::2`. Return `num_parts` factors, one for each
+    `::`-part of the shards.
+
+    Raises:
+        PipelineError: The number of factors is not `num_parts`, a factor is negative or not a finite number, or all
+            factors are 0.
+    """
+    found = []
+    for text in factors.split("::"):
+        try:
+            factor = float(text)
+        except ValueError:
+            factor = math.nan
+        if not 0 <= factor < math.inf:
+            msg = f"{reprlib.repr(text)} is not an upsampling factor: a number, 0 or more."
+            raise PipelineError(f"{msg} Write one for each part, as 1::2.")
+        found.append(factor)
+    if len(found) != num_parts:
+        msg = f"{reprlib.repr(factors)}: {len(found)} factors for {num_parts} parts of shards."
+        raise PipelineError(f"{msg} Write one for each, as 1::2.")
+    if not any(found):
+        raise PipelineError(f"{reprlib.repr(factors)}: all factors are 0, so nothing would be drawn. Write 1::2.")
+    return tuple(found)
 
 
 class StreamSource:

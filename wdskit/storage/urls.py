@@ -14,7 +14,8 @@ from wdskit.errors import StorageError
 from wdskit.limits import MAX_READ_BYTES
 from wdskit.text import CONTROL, public_url
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!:)")  # `a::b` is two folders
+# `run:1` is a path. A `Path` of a URL keeps one slash, and is refused.
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*(?=://)|pipe(?=:)|(https?|s3|gs|az|hf|ais)(?=:/)", re.IGNORECASE)
 _HTTP = ("http", "https")
 NO_RANGES = "the server does not support range requests"
 ABSENT_STATUSES = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
@@ -39,32 +40,29 @@ class ByteStream(Protocol):
 
 
 def scheme_of(url: str) -> str:
-    """Return `file` for a path or a file URL, otherwise `http`, `https`, `s3`, `gs`, `az`, `hf` or `ais`.
+    """Return `file` for a path or a file URL, otherwise `http`, `https`, `s3`, `gs`, `az`, `hf` or `ais`. A text is a
+    URL if it starts with a word and `://`.
 
     Raises:
-        StorageError: The scheme is not supported, such as `pipe:`. Or the URL has a control character, or a space in
-            its query.
+        StorageError: The scheme is not supported, or is webdataset's `pipe:`. Or the URL has a control character, or a
+            space in its query.
     """
     match = _SCHEME.match(url)
-    if match is None:
-        return "file"
-    scheme = match[1].lower()
-    if scheme in (*_HTTP, *_STORES):
-        if CONTROL.search(url) or " " in url.partition("?")[2]:  # libraries treat these differently
-            msg = (
-                f"{public_url(url)}: a URL has no control characters, and no space in its query. Write %20 for a space."
-            )
-            raise StorageError(msg, url=public_url(url))
-        return scheme
+    scheme = match[0].lower() if match else "file"
     if scheme == "file":
         return scheme
     shown = public_url(url)
+    if scheme in (*_HTTP, *_STORES):
+        if CONTROL.search(url) or " " in url.partition("?")[2]:  # libraries treat these differently
+            msg = f"{shown}: a URL has no control characters, and no space in its query. Write %20 for a space."
+            raise StorageError(msg, url=shown)
+        return scheme
     known = "http(s), s3, gs, az, hf or ais"
     if scheme == "pipe":
         msg = f"{shown}: `pipe:` runs a shell command, which wdskit never does. Name a file or a URL of {known}."
     else:
         msg = f"{shown}: the scheme `{scheme}:` is not supported. Name a local path or a URL of {known}."
-    raise StorageError(msg, url=url)
+    raise StorageError(msg, url=shown)
 
 
 def is_local(url: str) -> bool:
@@ -85,17 +83,15 @@ def local_path(url: str) -> str:
 
     Raises StorageError if a file URL names another host, or has a query or a fragment.
     """
-    if not url.lower().startswith("file:"):
+    if not url.lower().startswith("file://"):
         return url
-    host, path = "", url[5:]
-    if path.startswith("//"):
-        host, slash, rest = path[2:].partition("/")
-        path = slash + rest
+    host, slash, path = url[len("file://") :].partition("/")
+    path = slash + path
     if host.lower() not in ("", "localhost"):
         msg = f"{url}: a file URL names a file on this machine: file:///path, not file://{host}/..."
         raise StorageError(msg, url=url)
     if "?" in path or "#" in path:
-        msg = f"{url}: `?` and `#` end the path of a URL. Write %3F and %23 there, or the path without `file:`."
+        msg = f"{url}: `?` and `#` end the path of a URL. Write %3F and %23 there, or the path without `file://`."
         raise StorageError(msg, url=url)
     return unquote(path, errors="surrogateescape")  # file names may have any bytes
 

@@ -147,24 +147,15 @@ class SampleView:
         if len(rows) < 2 or self._shards.mean_bytes(shards) > _BYTES_AT_ONCE:
             return None
         try:
-            columns = self._shards.read_columns(shards, numbers, viewed=lambda _: True)
+            columns = self._shards.read_columns(shards, numbers)
         except WdskitError:
             return None
         if columns is None:
             return None
-        # For each sample, the byte ranges of its fields.
-        ranges = zip(*(column.ranges() for column in columns.fields.values()), strict=True)
+        values = zip(*columns.fields.values(), strict=True)
         return (
-            self._sample(
-                row,
-                columns.paths[at],
-                columns.keys[at],
-                {
-                    name: memoryview(data)[start:stop]
-                    for name, (data, start, stop) in zip(columns.fields, each, strict=True)
-                },
-            )
-            for at, (row, each) in enumerate(zip(rows, ranges, strict=True))
+            self._sample(row, columns.paths[at], columns.keys[at], dict(zip(columns.fields, each, strict=True)))
+            for at, (row, each) in enumerate(zip(rows, values, strict=True))
         )
 
     def _read_singly(self, rows: Sequence[int], shards: Ints, numbers: Ints) -> Iterator[ViewedSample | WdskitError]:

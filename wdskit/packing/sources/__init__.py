@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.braces import expand_patterns, split_parts
-from wdskit.dataset.patterns import has_wildcards, split_url
+from wdskit.dataset.patterns import expand_patterns, has_wildcards, split_parts, split_url
 from wdskit.errors import PackError
 from wdskit.files import describe_missing
 from wdskit.packing.row import field_of

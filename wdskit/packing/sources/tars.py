@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.binary_index import ShardEntry
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, common_classes
+from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import check_field
 from wdskit.dataset.patterns import ShardList, list_shards, split_url
 from wdskit.dataset.samples import HeaderReader, ShardReader
@@ -44,7 +44,7 @@ _Sample: TypeAlias = tuple[str, Mapping[str, Field]]
 
 
 def _list(source: str | Sequence[str]) -> ShardList:
-    return list_shards(source, has_remote=True)
+    return list_shards(source)
 
 
 class _Samples(Source):
