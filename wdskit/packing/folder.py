@@ -33,7 +33,7 @@ from wdskit.shards.column_values import pack_columns
 from wdskit.storage.urls import LocalFile
 
 WORK_NAME = ".wdskit"
-RUN_NAME = ".wdskit.run"
+RUN_NAME = ".wdskit.last-run"
 REJECTED_NAME = "rejected.jsonl"
 _MOVES_NAME = "moves.json"
 _REPORT_KEYS = 10_000

@@ -16,7 +16,7 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, common_classes
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import check_field
-from wdskit.dataset.patterns import ShardList, list_shards, split_url
+from wdskit.dataset.patterns import ShardList, any_index, list_shards, split_url
 from wdskit.dataset.samples import HeaderReader, ShardReader
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import (
@@ -44,7 +44,7 @@ _Sample: TypeAlias = tuple[str, Mapping[str, Field]]
 
 
 def _list(source: str | Sequence[str]) -> ShardList:
-    return list_shards(source)
+    return list_shards(source, any_index, lists_buckets=True)
 
 
 class _Samples(Source):
