@@ -307,7 +307,7 @@ def test_the_messages_of_the_troubleshooting_page_are_those_of_the_source() -> N
     constants = {
         node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value
     }
-    examples = (REPOSITORY / "tests" / "bad_configs" / "messages.txt").read_text(encoding="utf-8")
+    examples = (REPOSITORY / "tests" / "promises" / "bad_configs" / "messages.txt").read_text(encoding="utf-8")
     source = "\n".join([examples, *(text for text in constants if isinstance(text, str))]).replace("`", "'")
     page = (REPOSITORY / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     quoted = re.findall(r"^### `(.*)`$", page, re.MULTILINE)

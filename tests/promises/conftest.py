@@ -45,6 +45,10 @@ SECOND_VERSION_IS_WRONG = [
     r"test_epochs.py::test_each_iteration_that_yielded_is_an_epoch",
     r"test_epochs.py::test_new_iterator_ends_an_older_one.*",
     r"test_epochs.py::test_state_whose_digest_is_no_text.*",
+    r"test_bad_input.py::.*\[(sidecar|tar|rows), (no UTF-8|cut npy|no number)\]",
+    r"test_bad_input.py::test_source_that.*\[(csv without a header|dots in a tar|tar of tars)\]",
+    r"test_bad_input.py::test_unusual_source.*\[(coco, .*|NaN is null)\]",
+    r"test_bad_input.py::test_(json_array|nan_in_a_float|panoptic|index_does_not_replace|relative_folder).*",
 ]
 
 

@@ -292,7 +292,7 @@ def test_damaged_state_is_a_state_error_and_no_other(data: dict[str, str], name:
         with pytest.raises(StateError):
             loader_of(data, name).load_state_dict(wrong)
     for missing in ("version", "epoch", "consumed", "start", "epoch_samples", "fingerprint"):
-        with pytest.raises(StateError, match=missing if missing != "version" else "version|state"):
+        with pytest.raises(StateError):
             loader_of(data, name).load_state_dict({key: value for key, value in state.items() if key != missing})
 
 

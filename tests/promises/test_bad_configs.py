@@ -1,4 +1,4 @@
-"""Every message for a bad configuration, word by word: tests/bad_configs/*.yaml and messages.txt."""
+"""Every message for a bad configuration, word by word: bad_configs/*.yaml and messages.txt."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from folders import TESTS
 
-from wdskit.errors import ConfigError
-from wdskit.pipeline.settings import load_config
+from wdskit import ConfigError, load_config
 
-FOLDER = TESTS / "bad_configs"
+FOLDER = TESTS / "promises" / "bad_configs"
 FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
 
 
