@@ -309,11 +309,12 @@ def test_disk_that_writes_few_bytes_at_a_time_changes_no_byte(tmp_path: Path, ba
 def test_full_disk_of_the_kernel_is_an_error_with_the_file(tmp_path: Path) -> None:
     """A limit on the size of files stands for a full disk and gives real errors."""
     program = """
-import resource, signal, sys, wdskit
+import pathlib, resource, signal, sys, wdskit
 if __name__ == "__main__":
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-    rows = [{"__key__": f"{n}", "bin": bytes(9000)} for n in range(9)]
+    pathlib.Path(sys.argv[1] + ".bin").write_bytes(bytes(9000))
+    rows = [{"__key__": f"{n}", "bin": pathlib.Path(sys.argv[1] + ".bin")} for n in range(9)]
     try:
         wdskit.pack(rows, sys.argv[1], workers=1, max_samples=int(sys.argv[2]))
     except wdskit.WdskitError as err:

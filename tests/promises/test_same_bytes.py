@@ -248,7 +248,6 @@ RESHARDS: dict[str, dict[str, Any]] = {
     "drop": {"drop": ["txt", "json"]},
     "keep": {"keep": ["jpg", "png", "cls"]},
     "rename": {"rename": {"txt": "caption.txt", "cls": "label.cls"}},
-    "decode": {"validate": "decode"},
 }
 RESHARD_PAIRS = [
     pair
@@ -266,7 +265,7 @@ def test_reshard_with_options_gives_the_pinned_bytes(
     options: dict[str, Any] = {}
     for name in names:
         options |= RESHARDS[name]
-    pack(rows(), tmp_path / "in", max_samples=3)
+    pack(rows(), tmp_path / "in", max_samples=3, columns="cls")
     reshard(str(tmp_path / "in"), tmp_path / "d", **options)
     assert read_folder(tmp_path / "d")
     pins.check_folder(f"reshard: {'+'.join(names)}", tmp_path / "d")
@@ -509,7 +508,7 @@ def test_index_lists_the_files_of_the_data_set_only(tmp_path: Path, base: Path) 
     names = {*data_names(tmp_path / "d"), "index.json"}
     found = {path.name for path in (tmp_path / "d").iterdir()}
     assert names <= found
-    assert found - names == set()
+    assert {name for name in found - names if not name.startswith(".wdskit.")} == set()
     assert [line["url"] for line in read_index(tmp_path / "d")["shardlist"]] == [f"d-{n:06d}.tar" for n in range(4)]
 
 

@@ -79,7 +79,10 @@ class Rows:
         """Yield the rows in order. OSError: The spool cannot be read."""
         with open(self.path, "rb") as file:
             for start, stop in _runs(self.starts, self.stops):
-                data = os.pread(file.fileno(), int(self.stops[stop - 1] - self.starts[start]), int(self.starts[start]))
+                size = int(self.stops[stop - 1] - self.starts[start])
+                data = os.pread(file.fileno(), size, int(self.starts[start]))
+                if len(data) < size:
+                    raise OSError(0, "the rows of this run were cut short", self.path)
                 at = 0
                 for size in (self.stops[start:stop] - self.starts[start:stop]).tolist():
                     content = at + _HEAD.size + _HEAD.unpack_from(data, at)[0]
