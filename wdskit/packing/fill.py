@@ -212,8 +212,11 @@ def fill_in_worker(job: Job, *, filler: Filler) -> Entry:
 
 
 def _failed(row: Row, err: Exception) -> RowError:
+    """Return the error of a row. It names the file of the field that cannot be packed, if that is another file."""
     problem = f"{err.filename}: {err.strerror}" if isinstance(err, OSError) and err.filename else str(err)
-    return bad_row(row.where, problem)
+    source = row.fields.get(getattr(err, "field", None) or "")
+    is_other = isinstance(source, File) and not row.where.startswith(source.path)
+    return bad_row(row.where, f"{source.path}: {problem}" if is_other else problem)  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True)
@@ -262,7 +265,7 @@ def read_entry(work: Path, digest: str) -> Entry | None:
         document = json.loads(data)
         is_right = document.pop("check") == _check_of(document) and document.pop("version") == _ENTRY_VERSION
         entry = Entry(**document | {"fields": tuple(document["fields"])}) if is_right else None
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         entry = None
     if entry is None:
         msg = f"{path}: this is not the entry of a filled shard. Remove it: the shard is then filled again."

@@ -217,6 +217,7 @@ class Folder:
         self.disk.fsync_folder(self.path)
         self.disk.rename(self.work / INDEX_NAME, self.path / INDEX_NAME)
         self.disk.fsync_folder(self.path)
+        self.disk.fsync_folder(self.work)  # before the list of moves goes
         self.entries = read_index(self.path).entries
         self.clean()
 
@@ -240,7 +241,7 @@ def _read_moves(path: Path) -> tuple[list[tuple[str, str]], list[str]]:
         old = [*document["remove"]]
         is_right = all(_OWN.fullmatch(source) and is_file_name(target) for source, target in moves)
         is_right = is_right and all(map(is_column_file, old))
-    except (ValueError, TypeError, KeyError) as err:
+    except (ValueError, TypeError, KeyError, RecursionError) as err:
         raise FolderIndexError(describe_foreign(path, "is damaged"), folder=str(path.parent.parent)) from err
     if not is_right:
         raise FolderIndexError(describe_foreign(path, "names other files"), folder=str(path.parent.parent))
@@ -260,19 +261,22 @@ def open_folder(path: Path, *, is_part: bool, disk: Disk) -> Iterator[Folder]:
     work = path / WORK_NAME
     check_work(work)
     make_folders(path, disk=disk)
-    with share_folder(path) if is_part else lock_folder(path):
+    is_shared = is_part and not (work / INDEX_NAME).exists()
+    with share_folder(path) if is_shared else lock_folder(path):
         make_folders(work, disk=disk)
         check_work(work)
         folder = Folder(path, work, disk)
-        if not is_part:
+        if not is_shared:
             wait_for_workers(work)
             folder.roll_forward()
             make_folders(work, disk=disk)
         try:
             yield folder
         finally:
-            if not is_part and work.exists() and not any(work.glob("*.json")):
+            if not is_shared and work.exists() and not any(work.glob("*.json")):
                 folder.clean()  # no shard is filled
+            elif is_shared and folder.entries:
+                disk.remove_folder(work)
 
 
 def check_work(work: Path) -> None:

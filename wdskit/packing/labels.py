@@ -134,7 +134,7 @@ def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[s
             found = read_classes(Path(path))
             if found is None:
                 raise PackError(f"{path}: classes: there is no {CLASSES_NAME} in this folder.")
-            return ClassNames(found, path)
+            return ClassNames(found, os.path.join(path, CLASSES_NAME))
         data = read_bytes(os.path.join(".", path), limit=MAX_CLASSES_BYTES, takes_pipe=True)
         if path.lower().endswith(".json"):
             return ClassNames(parse_classes(data, path), path)

@@ -335,7 +335,7 @@ def run(source: Source, dest: str | os.PathLike[str], change: Change, options: R
             filler = Filler(folder.work, change, plan.numbers, classes, plan.dtypes, columns, options.disk)
             if options.skip_bad:
                 leave_out_bad(plan, filler, options, on_progress)
-            plan.check_unique()
+            plan.check_unique(source.path or "the rows")
             taken = plan.find_keys(folder.key_hashes(on_progress)) if options.append and folder.entries else []
             names = partial(_shard_name, folder, Path(dest).resolve().name)
             limits = options.limits(changes_bytes=change.changes_bytes)

@@ -293,17 +293,17 @@ class Plan:
         self._left_out.add(number)
         self.rejected.append(err)
 
-    def check_unique(self) -> None:
-        """Raise RowError if two rows have one key.
+    def check_unique(self, source: str) -> None:
+        """Check that there is a row, and that no two rows have one key. `source` is the source's name, for the message.
 
         Raises:
-            RowError: The error names both rows.
+            RowError: Two rows have one key; the error names both.
             PackError: There is no row.
         """
         kept = self._kept()
         if not len(kept):
             first = "".join(f"\n  {err.where}: {err.problem}" for err in self.rejected[:_SHOWN])
-            raise PackError(f"there is nothing to pack: no row is valid.{first}")
+            raise PackError(f"{source}: there is nothing to pack: no row is valid.{first}")
         hashes = np.frombuffer(self._hashes, np.uint64)
         repeated = find_repeated(hashes if len(kept) == len(self) else hashes[kept])
         first_with: dict[str, int] = {}

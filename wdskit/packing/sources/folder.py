@@ -184,7 +184,7 @@ class Folder(Source):
             if field in fields:
                 raise bad_row(where, f"{name}: it already has the field {field!r}", "Remove or rename one of them.")
             fields[field] = file_field(os.path.join(os.path.dirname(where), name), where)
-        own = read_object(fields["json"], where) if "json" in fields else {}
+        own = read_object(fields["json"], f"{os.path.splitext(where)[0]}.json") if "json" in fields else {}
         about = {"path": text}
         if has_class:
             about = {"class": text.split("/", 1)[0], **about}
