@@ -89,6 +89,7 @@ class Filler:
             RowError: A file cannot be read or was changed, or a field is damaged, does not fit its name, or cannot be
                 changed.
         """
+        name = ""
         try:
             read = iter(files.read([data for data in row.fields.values() if type(data) is File]))
             fields = {
@@ -99,7 +100,7 @@ class Filler:
             for name, data in fields.items():
                 self.change.check(name, data)
         except (OSError, ValueError, DecodeError, KeyRuleError) as err:
-            raise _failed(row, err) from err
+            raise _failed(row, name, err) from err
         return fields
 
     def _encode(self, row: Row, data: Field) -> bytes:
@@ -201,7 +202,7 @@ class Filler:
                     files.read_into(source, memory)  # type: ignore[arg-type]
                 self.change.check(name, memory)
             except (OSError, ValueError, DecodeError) as err:
-                raise _failed(row, err) from err
+                raise _failed(row, name, err) from err
             yield name, memory
 
 
@@ -211,10 +212,10 @@ def fill_in_worker(job: Job, *, filler: Filler) -> Entry:
     return filler.fill(job)
 
 
-def _failed(row: Row, err: Exception) -> RowError:
-    """Return the error of a row. It names the file of the field that cannot be packed, if that is another file."""
+def _failed(row: Row, name: str, err: Exception) -> RowError:
+    """Return the error of a row. It names the file of the field `name`, if `row.where` does not."""
     problem = f"{err.filename}: {err.strerror}" if isinstance(err, OSError) and err.filename else str(err)
-    source = row.fields.get(getattr(err, "field", None) or "")
+    source = row.fields.get(getattr(err, "field", None) or name)
     is_other = isinstance(source, File) and not row.where.startswith(source.path)
     return bad_row(row.where, f"{source.path}: {problem}" if is_other else problem)  # type: ignore[union-attr]
 

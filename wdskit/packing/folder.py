@@ -217,12 +217,12 @@ class Folder:
         self.disk.fsync_folder(self.path)
         self.disk.rename(self.work / INDEX_NAME, self.path / INDEX_NAME)
         self.disk.fsync_folder(self.path)
-        self.disk.fsync_folder(self.work)  # before the list of moves goes
         self.entries = read_index(self.path).entries
         self.clean()
 
     def clean(self) -> None:
         """Remove the work folder with all files that wdskit made there."""
+        self.disk.fsync_folder(self.work)  # `index.json` must be gone for certain before the list of moves goes
         for path in sorted(self.work.iterdir()):
             if _OWN.fullmatch(path.name):
                 self.disk.remove(path)

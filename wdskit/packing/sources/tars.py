@@ -33,6 +33,7 @@ from wdskit.packing.sources.base import Reading, Source
 from wdskit.packing.sources.records import Records, keep_key, read_object
 from wdskit.storage.urls import LocalFile, is_local, local_path, shown_url
 from wdskit.tar.walk import Span
+from wdskit.text import plural
 
 _ARCHIVES = frozenset({"tar", "zip", "gz", "tgz", "tar.gz"})
 _FIRST_DOT = "The first dot of a member's name cuts it into key and field"
@@ -215,10 +216,12 @@ class Tars(_Samples):
         return fields
 
     def _finish(self) -> None:
-        own = {number: field for field, number in self._of_field.items() if number >= 0}
-        if len(own) > 1 and len(own) * 2 > self._num_samples:
-            msg = f"{self.path}: {len(own)} of {self._num_samples} samples have a field that no other sample has, "
-            raise PackError(f"{msg}such as {next(iter(own.values()))!r}. {_FIRST_DOT}.\n  {_EXTRACT}")
+        own = {field: number for field, number in self._of_field.items() if number >= 0}
+        num = len({*own.values()})
+        kinds = {(number, field.rpartition(".")[2]) for field, number in own.items()}
+        if num * 2 > self._num_samples and (num > 1 or len(kinds) < len(own)):
+            msg = f"{self.path}: {num} of {plural(self._num_samples, 'sample')} have a field that no other sample has, "
+            raise PackError(f"{msg}such as {next(iter(own))!r}. {_FIRST_DOT}.\n  {_EXTRACT}")
         if not self._has_labels and (self._has_folders or self._has_only_images):
             way = "To use folder names, extract the tars, one folder per class, and pack the folder above them."
             self.notes.append(f"folder names are not used as labels; no sample has a class. {way}")
