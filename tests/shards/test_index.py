@@ -14,7 +14,6 @@ from disks import run_child
 from shards import write_numbers
 
 from wdskit import Pipeline, pack
-from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.dataset.index import read_index
 from wdskit.dataset.lock import LOCK_NAME, lock_folder
 from wdskit.dataset.shard import LocalShard
@@ -54,7 +53,7 @@ def test_every_shard_is_indexed_in_the_order_of_names(folder: Path) -> None:
     assert [entry.name for entry in index.entries] == ["s-0.tar", "s-1.tar", "s-2.tar"]
     assert index.num_samples == 6
     assert report.index.entries == index.entries
-    assert len(BinaryIndex(folder)) == 3
+    assert len(read_index(folder)) == 3
     index.check_files()
     with LocalShard(folder / "s-2.tar") as shard:
         assert [shard.key(i) for i in range(len(shard))] == ["2/0", "2/1", "2/2"]

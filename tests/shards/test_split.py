@@ -19,7 +19,6 @@ from shards import write_shard
 
 import wdskit
 from wdskit import FolderIndexError, SelectionError, ShardError, StorageError
-from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.dataset.columns import COLUMNS_NAME, Columns, list_columns
 from wdskit.dataset.index import read_index
 from wdskit.dataset.lock import lock_folder
@@ -66,7 +65,7 @@ def splits_of(folder: Path) -> dict[str, str]:
     for entry in read_index(folder).entries:
         with LocalShard(folder / entry.name) as opened:
             keys += [opened.key(number) for number in range(entry.num_samples)]
-    return dict(zip(keys, np.asarray(Columns(BinaryIndex(folder))["split"]).tolist(), strict=True))
+    return dict(zip(keys, np.asarray(Columns(read_index(folder))["split"]).tolist(), strict=True))
 
 
 def has_split(folder: Path) -> bool:
@@ -463,10 +462,10 @@ def test_another_split_is_refused_and_replaced_on_request(folder: Path) -> None:
 
 def test_a_split_keeps_the_other_columns(folder: Path) -> None:
     index_folder(folder, columns="cls,json.patient.id", workers=1)
-    before = {name: np.asarray(Columns(BinaryIndex(folder))[name]).tolist() for name in ("cls", "json.patient.id")}
+    before = {name: np.asarray(Columns(read_index(folder))[name]).tolist() for name in ("cls", "json.patient.id")}
     split(folder)
     split(folder, "train=0.5,rest=0.5", overwrite=True)
-    after = Columns(BinaryIndex(folder))
+    after = Columns(read_index(folder))
     assert {name: np.asarray(after[name]).tolist() for name in before} == before
     assert list(after) == ["cls", "json.patient.id", "split"]
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from shards import write_numbers
 
 import wdskit
-from wdskit.dataset.binary_index import ShardEntry
-from wdskit.dataset.index import write_index
+from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.errors import ConfigError, FolderIndexError, PipelineError
 from wdskit.order.base import DEPTHS
 from wdskit.order.resampled import ResampledOrder
