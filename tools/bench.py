@@ -46,8 +46,7 @@ from make_photos import load_photos
 from race import Case, Way, measure, must_equal, require
 
 from wdskit import Pipeline, pack, reshard
-from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.index import write_index
+from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.order.base import Order

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import math
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -402,9 +403,12 @@ def test_a_folder_that_cannot_be_split_is_an_error(folder: Path, tmp_path: Path)
         split("http://localhost/data")
     with lock_folder(folder), pytest.raises(FolderIndexError, match="another wdskit process"):
         split(folder)
-    (folder / "index.bin").write_bytes(b"x")
-    with pytest.raises(FolderIndexError, match=r"index\.bin: it has 1 bytes"):
+    (folder / ".wdskit").mkdir()
+    split(folder, overwrite=True)  # a run that has not begun to move its shards changes nothing
+    (folder / ".wdskit" / "index.json").touch()
+    with pytest.raises(FolderIndexError, match=r"a run of `wdskit pack` here is unfinished"):
         split(folder)
+    shutil.rmtree(folder / ".wdskit")
     (folder / "index.json").unlink()
     with pytest.raises(FolderIndexError, match=r"index\.json.*\n.*wdskit index"):
         split(folder)
@@ -415,7 +419,7 @@ def test_shards_that_do_not_match_their_index_are_an_error(folder: Path) -> None
     path = folder / "s-000.tar"
     right = path.read_bytes()
     path.write_bytes(right + bytes(512))
-    with pytest.raises(FolderIndexError, match=r"s-000\.tar has \d+ bytes, the index says"):
+    with pytest.raises(FolderIndexError, match=r"s-000\.tar: it has \d+ bytes, but the folder's index says"):
         split(folder)
     path.write_bytes(right[:1024] + b"\xff" + right[1025:])
     with pytest.raises(ShardError, match=r"s-000\.tar, byte 1024: bad header"):
