@@ -25,7 +25,6 @@ from leaks import open_things
 from shards import write_shard
 
 from wdskit import pack
-from wdskit.dataset.binary_index import BINARY_NAME
 from wdskit.dataset.index import INDEX_NAME
 from wdskit.files import (
     TEMP_SUFFIX,
@@ -371,7 +370,7 @@ def test_indexing_shards_of_others_survives_a_power_loss(tmp_path: Path) -> None
     for number in range(3):
         write_shard(tmp_path / f"s-{number}.tar", {f"{number}-{i}": {"cls": b"1"} for i in range(number + 1)})
     index_folder(tmp_path)
-    names = [f"s-{number}.tar.idx" for number in range(3)] + [BINARY_NAME, INDEX_NAME]
+    names = [f"s-{number}.tar.idx" for number in range(3)] + [INDEX_NAME]
     right = {name: (tmp_path / name).read_bytes() for name in names}
     for name in names:
         (tmp_path / name).unlink()

@@ -188,7 +188,7 @@ def remote(colours: Colours) -> str:
     line, first, second = colours.line, *colours.ranks[:2]
     drawing.text(105, 26, "bucket")
     drawing.box(20, 38, 170, 200, stroke=line)
-    for at, name in enumerate(("index.json, index.bin", "train-000000.tar", "train-000001.tar", "train-000002.tar")):
+    for at, name in enumerate(("index.json", "train-000000.tar", "train-000001.tar", "train-000002.tar")):
         drawing.box(30, 50 + 46 * at, 150, 34, stroke=line)
         drawing.text(105, 72 + 46 * at, name, size=12)
     drawing.text(535, 26, "one machine")

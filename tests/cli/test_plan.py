@@ -133,6 +133,6 @@ def test_errors_end_a_plan_with_their_message(folder: Path, run) -> None:
     assert err.startswith("100 samples cannot fill one batch of 4 on each of 30 ranks")
     code, _, err = run("plan", "nothing.yaml")
     assert (code, err) == (1, "nothing.yaml: the configuration cannot be read: No such file or directory.")
-    (folder / "data" / "index.bin").unlink()
+    (folder / "data" / "index.json").unlink()
     code, _, err = run("plan", "a.yaml", "--pipeline", "val")
     assert (code, "`wdskit index data`" in err) == (1, True)

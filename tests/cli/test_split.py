@@ -155,8 +155,7 @@ def test_info_lists_the_columns_and_what_is_wrong_with_them(data: Path, run) -> 
     path.write_bytes(right[:-1])
     assert "damaged" in run("info", "data")[1]
     path.write_bytes(right)
-    for name in ("index.json", "index.bin"):
-        (data / name).rename(data / f"{name}.old")
+    (data / "index.json").rename(data / "index.json.old")
     write_shard(data / "s-2.tar", {"more": {"cls": b"1"}})
     columns = (data / "columns.json").rename(data / "kept")
     index_folder(data, workers=1)

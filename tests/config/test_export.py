@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from configs import FORMS, TEXT, load
 from wdskit.config.yaml_reader import read_yaml
-from wdskit.dataset.braces import expand_parts
+from wdskit.dataset.patterns import expand_parts
 from wdskit.errors import ConfigError, StorageError
 from wdskit.pipeline.settings import LoaderSpec, json_schema, load_config
 from wdskit.stages.registry import STAGES

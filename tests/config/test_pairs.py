@@ -23,9 +23,9 @@ from shards import write_numbers
 
 from wdskit import load_config, make_loader, plan
 from wdskit.cli.config import check, show
-from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.columns import NewColumn, add_columns
+from wdskit.dataset.index import read_index
 from wdskit.errors import ConfigError, WdskitError
 from wdskit.shards.index import index_folder
 
@@ -199,7 +199,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
         index_folder(folder / name, workers=1)
     half = np.isin(np.arange(24), HALF)
     columns = {"half": NewColumn({"filter": "no"}, [half]), "number": NewColumn({"path": "json.n"}, [np.arange(24)])}
-    add_columns(BinaryIndex(folder / "one"), columns)
+    add_columns(read_index(folder / "one"), columns)
     return Tables(folder, *(str(folder / name) for name in ("one", "two", "other")))
 
 

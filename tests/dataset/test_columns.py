@@ -24,7 +24,6 @@ from shards import selected
 import wdskit
 from wdskit import PackError, Pipeline, SelectionError, index_folder, pack, split
 from wdskit.dataset import subset as subset_module
-from wdskit.dataset.binary_index import BinaryIndex, ShardEntry
 from wdskit.dataset.columns import (
     Columns,
     NewColumn,
@@ -37,7 +36,7 @@ from wdskit.dataset.columns import (
     pack_values,
 )
 from wdskit.dataset.conditions import Where
-from wdskit.dataset.index import write_index
+from wdskit.dataset.index import ShardEntry, read_index, write_index
 from wdskit.dataset.subset import Subset
 
 NAMES = "cls,json.score,json.kind,cap=json.caption.length,boxes=json.boxes.length,txt.length,json.deep.n"
@@ -426,7 +425,7 @@ def test_a_list_of_columns_that_is_a_folder_is_an_error(tmp_path):
 def test_a_folder_has_at_most_1000_columns(tmp_path):
     """One more would make all columns unreadable."""
     write_index(tmp_path, [ShardEntry(name="a.tar", num_samples=2, num_bytes=10240, sha256="0" * 64, fields=("jpg",))])
-    index = BinaryIndex(tmp_path)
+    index = read_index(tmp_path)
     add_columns(index, {f"c{number}": NewColumn({}, [np.arange(2)]) for number in range(1000)})
     with pytest.raises(SelectionError, match="1,001 columns are more than the 1,000 that a folder can have"):
         add_columns(index, {"split": NewColumn({}, [np.array([True, False])])})
@@ -436,7 +435,7 @@ def test_a_folder_has_at_most_1000_columns(tmp_path):
 
 def test_a_column_of_another_length_is_not_listed(folder: Path, tmp_path: Path) -> None:
     pack(ROWS[:9], tmp_path / "data", disk=HastyDisk())
-    index = BinaryIndex(tmp_path / "data")
+    index = read_index(tmp_path / "data")
     add_columns(index, {"x": NewColumn({"path": "json.x"}, [np.arange(9)])})
     assert columns(tmp_path / "data")["x"].tolist() == list(range(9))
     add_columns(index, {"x": NewColumn({"path": "json.x"}, [np.arange(8)])})
@@ -531,7 +530,7 @@ def test_an_added_value_that_does_not_fit_a_column_says_how_to_go_on(tmp_path) -
     mixed = [{"__key__": key, "json": {"n": n}} for key, n in (("c", 1), ("d", "x"))]
     with pytest.raises(SelectionError, match=r"(?s)column json\.n: some values are text.*--restart.*--drop-columns"):
         pack(mixed, tmp_path / "e", append=True, restart=True, disk=HastyDisk())
-    shutil.rmtree(tmp_path / "e" / ".wdskit-run")
+    shutil.rmtree(tmp_path / "e" / ".wdskit")
     index_folder(tmp_path / "e", drop_columns="json.n")
     pack(wrong, tmp_path / "e", append=True, disk=HastyDisk())
     assert wdskit.verify(tmp_path / "e").is_clean

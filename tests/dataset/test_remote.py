@@ -107,7 +107,6 @@ def store(request, tmp_path, monkeypatch):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     requests.loop_of_this_process("").stores.clear()
-    remote._warn_of_versions.cache_clear()
     write_numbers(tmp_path / "data", [30, 30])
     index_folder(tmp_path / "data", workers=1)
     with Store(request.param) as server:
@@ -141,37 +140,13 @@ def read(loader: Any) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("names", ["*.tar", "*"])  # an index that is uploaded again is the same index
-@pytest.mark.parametrize("cache", [False, True])
-@pytest.mark.parametrize("when", ["epoch", "run", "resumed"])
-@pytest.mark.parametrize("store", GOOD, indirect=True)
-def test_a_shard_that_is_replaced_while_its_index_stays_is_an_error(store, tmp_path, when, cache, names):
-    """This holds in the next epoch and in the next run, although both shards have the same layout."""
-    loader = make(store, tmp_path, cache=cache)
-    assert read(loader) == OLD
-    state = loader.state_dict()
-    other_numbers(tmp_path / "data")
-    store.upload(tmp_path / "data", names=names)
-    if when != "epoch":
-        loader = make(store, tmp_path, cache=cache)
-    elif cache:
-        assert read(loader) == OLD  # from the stored parts of the indexed shard
-        loader = make(store, tmp_path, cache=cache)
-    if when == "resumed":
-        loader.load_state_dict(state)
-    for _ in range(2):
-        with pytest.raises((ShardError, StorageError), match=r"s-000.tar"):
-            read(loader)
-        loader = make(store, tmp_path, cache=cache)
-
-
 @pytest.mark.parametrize("head_bytes", [remote._HEAD_BYTES, 10])
 @pytest.mark.parametrize("store", GOOD, indirect=True)
 def test_the_index_needs_one_request_for_each_file_that_is_not_large(store, tmp_path, monkeypatch, head_bytes):
     """A large file that was copied before needs one request too, which says that the copy is of the current version."""
     monkeypatch.setattr(remote, "_HEAD_BYTES", head_bytes)
     assert read(make(store, tmp_path, cache=False)) == OLD
-    names = ["index.bin", "index.json"]
+    names = ["index.json"]
     assert sorted(name for name in store.asked if name in names) == sorted(names * (1 if head_bytes > 10 else 2))
     store.asked.clear()
     assert read(make(store, tmp_path, cache=False)) == OLD
@@ -213,50 +188,35 @@ def test_one_list_may_name_local_and_remote_folders(store, tmp_path, swapped, ca
     assert "s-00" in name
 
 
-WAYS = [(0, 1, False), (0, 3, False), (1, 1, True), (2, 2, False), (2, 2, True)]
-"""Workers, threads, and whether workers persist for the next epoch."""
-ALL_VERSIONS = [*itertools.product(GOOD, WAYS, ["epoch", "middle", "run", "resumed"], [False, True])]
-SOME_VERSIONS = [
-    ("strong", WAYS[0], "middle", True),
-    ("a time", WAYS[1], "resumed", True),
-    ("strong", WAYS[2], "epoch", False),
-]
+WAYS = [(0, 1), (0, 3), (2, 2)]
+"""Workers and threads."""
+ALL_VERSIONS = [*itertools.product(GOOD, WAYS, [False, True])]
+SOME_VERSIONS = [("strong", WAYS[0], True), ("a time", WAYS[1], True), ("strong", WAYS[2], False)]
 
 
-@pytest.mark.parametrize(("store", "way", "when", "cache"), ALL_VERSIONS if ALL else SOME_VERSIONS, indirect=["store"])
-def test_no_epoch_holds_a_sample_of_a_shard_that_was_replaced(store, tmp_path, way, when, cache):
+@pytest.mark.parametrize(("store", "way", "cache"), ALL_VERSIONS if ALL else SOME_VERSIONS, indirect=["store"])
+def test_no_epoch_holds_a_sample_of_a_shard_that_was_replaced_meanwhile(store, tmp_path, way, cache):
     """An epoch has the samples of the indexed shards, or ends with an error that names a shard."""
-    workers, threads, stays = way
+    workers, threads = way
     kept = {"cache": {"dir": str(tmp_path / "kept"), "size": "1GB"}} if cache else {}
     pipe = Pipeline().exact(store.url, seed=3, lanes=6, window=10).map(number_of).batched(4)
-
-    def make() -> Any:
-        return pipe.loader(workers=workers, threads=threads, persistent_workers=stays and workers > 0, **kept)
-
-    loader = make()
-    steps = iter(loader)
+    steps = iter(pipe.loader(workers=workers, threads=threads, **kept))
     found = [number for _ in range(3) for number in next(steps).tolist()]
-    state = loader.state_dict()
-    if when == "middle":
-        other_numbers(tmp_path / "data")
-        store.upload(tmp_path / "data", names="*.tar")
+    other_numbers(tmp_path / "data")
+    store.upload(tmp_path / "data", names="*.tar")
     with contextlib.suppress(ShardError, StorageError):
         found += [number for batch in steps for number in batch.tolist()]
         assert sorted(found) == OLD
     assert len({*found}) == len(found)  # numbers of the other shard also belong to old samples
-    if when != "middle":
-        assert sorted(found) == OLD
-        other_numbers(tmp_path / "data")
-        store.upload(tmp_path / "data", names="*.tar")
-    if when == "epoch" and cache and (stays or workers == 0):  # from the stored parts of the indexed shards
-        assert sorted(number for batch in loader for number in batch.tolist()) == OLD
-    for _ in range(2):
-        if when != "epoch" or cache:
-            loader = make()
-            if when == "resumed":
-                loader.load_state_dict(state)
-        with pytest.raises((ShardError, StorageError), match=r"s-00[01].tar"):
-            list(loader)
+
+
+@pytest.mark.parametrize("store", ["strong"], indirect=True)
+def test_a_shard_that_was_replaced_without_a_new_index_is_found_by_verify(store, tmp_path):
+    other_numbers(tmp_path / "data")
+    store.upload(tmp_path / "data", names="*.tar")
+    assert {"digest"} <= {finding.kind for finding in verify(store.url).findings}
+    with pytest.raises((ShardError, StorageError), match="its sha256 is"):
+        list(Pipeline().stream(store.url, split="none", check="sha256").loader(workers=0))
 
 
 @pytest.mark.parametrize("store", ["a time"], indirect=True)
@@ -282,14 +242,6 @@ def test_a_data_set_that_is_replaced_with_its_index_is_read_anew(store, tmp_path
         assert (7 in found) == (not number)
         if cache and store.kind in BAD:
             assert not [*parts_of(tmp_path / "kept")]
-
-
-@pytest.mark.parametrize("store", BAD, indirect=True)
-def test_a_store_that_says_nothing_of_versions_is_named_once(store, tmp_path, caplog):
-    for _ in range(2):
-        assert read(make(store, tmp_path, cache=True)) == OLD
-    lines = [record.getMessage() for record in caplog.records if "neither a strong ETag" in record.getMessage()]
-    assert len(lines) == 1
 
 
 @pytest.mark.parametrize("store", ["strong"], indirect=True)
@@ -359,12 +311,11 @@ def test_copies_of_indexes_that_nobody_uses_are_removed(store, tmp_path):
     read_index()
     read(make(store, tmp_path, cache=False))
     [first] = [path for path in copies.iterdir() if path.is_dir()]
-    [versions] = copies.glob("*.versions")
     old = time.time() - remote.UNUSED_S - 60
     kept = tmp_path / "kept"
     kept.mkdir()
     (copies / ("ab" * 16)).symlink_to(kept)
-    for path in (first, versions, copies / ("ab" * 16)):
+    for path in (first, copies / ("ab" * 16)):
         os.utime(path, (old, old), follow_symlinks=False)
     (copies / "notes").mkdir()
     os.utime(copies / "notes", (old, old))
@@ -373,7 +324,6 @@ def test_copies_of_indexes_that_nobody_uses_are_removed(store, tmp_path):
     store.upload(tmp_path / "data")
     read_index()
     assert not first.exists()
-    assert not versions.exists()
     assert kept.exists()
     assert len([*copies.iterdir()]) == 3  # the new copy, the metadata and the link
     assert (copies / "notes").exists()

@@ -15,7 +15,7 @@ from wdskit.testing import Disk
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))  # set by `make faults`
 
 
-OWN = (".wdskit.lock", ".wdskit.files", ".wdskit.last-run")
+OWN = (".wdskit.lock", ".wdskit.last-run")
 """Internal files of wdskit in a folder. They contain inodes and times."""
 
 
@@ -209,9 +209,8 @@ class PowerLossDisk(WatchedDisk):
 
     def remains(self, folder: Path, rng: random.Random) -> dict[str, bytes]:
         """Return files that a power loss may leave in a folder now; `rng` draws for each file that is not certain."""
-        local = (".wdskit.lock", ".wdskit.files")  # the second contains inodes, which differ in a copy
-        there = {path for path in folder.rglob("*") if path.is_file() and path.name not in local}
-        known = {path for path in self._live if path.is_relative_to(folder) and path.name not in local}
+        there = {path for path in folder.rglob("*") if path.is_file() and path.name != ".wdskit.lock"}
+        known = {path for path in self._live if path.is_relative_to(folder) and path.name != ".wdskit.lock"}
         remains = {}
         for path in sorted(there | known):
             data = rng.choice(sorted(self.survivors(path), key=lambda data: (data is not None, data or b"")))

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from wdskit import LocalShard, Pipeline
-from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.dataset.columns import Columns
 from wdskit.dataset.index import read_index
 from wdskit.dataset.samples import ShardReader
@@ -147,6 +146,6 @@ class WorkerKillingDisk(KillingDisk):
 
 def selected(folder: str | Path, name: str) -> list[list[int]]:
     """Return the numbers of a split's samples in each shard of an indexed folder."""
-    index = BinaryIndex(Path(folder))
+    index = read_index(folder)
     edges = np.cumsum(index.counts)[:-1].astype(np.int64)
     return [np.flatnonzero(part).tolist() for part in np.split(Columns(index).of_split(name), edges)]

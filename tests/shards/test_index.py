@@ -14,9 +14,9 @@ from disks import run_child
 from shards import write_numbers
 
 from wdskit import Pipeline, pack
-from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.dataset.index import read_index
 from wdskit.dataset.lock import LOCK_NAME, lock_folder
+from wdskit.dataset.patterns import check_found, find_shards
 from wdskit.dataset.shard import LocalShard
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.files import Disk, temp_path
@@ -54,8 +54,7 @@ def test_every_shard_is_indexed_in_the_order_of_names(folder: Path) -> None:
     assert [entry.name for entry in index.entries] == ["s-0.tar", "s-1.tar", "s-2.tar"]
     assert index.num_samples == 6
     assert report.index.entries == index.entries
-    assert len(BinaryIndex(folder)) == 3
-    index.check_files()
+    check_found(find_shards(str(folder)), with_sizes=True)
     with LocalShard(folder / "s-2.tar") as shard:
         assert [shard.key(i) for i in range(len(shard))] == ["2/0", "2/1", "2/2"]
 
@@ -63,7 +62,7 @@ def test_every_shard_is_indexed_in_the_order_of_names(folder: Path) -> None:
 def test_workers_and_repetition_change_no_byte(folder: Path) -> None:
     assert index_folder(folder, workers=1).workers == 1
     first = index_bytes(folder)
-    assert len(first) == 5
+    assert len(first) == 4
     assert index_folder(folder, workers=2).workers == 2
     assert index_bytes(folder) == first
 
@@ -261,7 +260,46 @@ def test_an_index_keeps_the_order_of_the_shards_it_had(tmp_path):
 
 def test_a_damaged_index_is_replaced_with_a_warning(tmp_path, caplog):
     pack([{"__key__": "k", "cls": 1}], tmp_path, pattern="m-%03d.tar")
-    (tmp_path / "index.json").write_text("{")
+    data = (tmp_path / "index.json").read_bytes()
+    (tmp_path / "index.json").write_bytes(data[:-9])
+    (tmp_path / "m-000.tar.idx").write_bytes(b"")
+    with pytest.raises(FolderIndexError, match=r"m-000\.tar\.idx: this file is in the way"):
+        index_folder(tmp_path)
+    (tmp_path / "m-000.tar.idx").unlink()
+    caplog.clear()
     index_folder(tmp_path)
     [line] = [record.getMessage() for record in caplog.records]
     assert line.endswith("The index is replaced, and the shards are in the order of their names.")
+    assert (tmp_path / "index.json").read_bytes() == data
+
+
+FOREIGN = {
+    "index.json": [b"", b"{", b'{"version": 2, "shards": []}', b'{"__kind__": "wids-shard-index-v1", "shardlist": []}'],
+    "s-0.tar.idx": [b"", b"offsets of my own\n", bytes(16), b"\0\2\0\0\0\0\0\0\1\4\0\0\0\0\0\0"],
+}
+
+
+@pytest.mark.parametrize(("name", "data"), [(name, data) for name, each in FOREIGN.items() for data in each])
+def test_a_file_of_another_program_is_not_replaced(folder, name, data):
+    """MosaicML has an index.json too, and so has wids. An `.idx` of a shard that is in the index may be replaced."""
+    (folder / name).write_bytes(data)
+    with pytest.raises(FolderIndexError, match=rf"{name}: this file is in the way: wdskit did not write it"):
+        index_folder(folder)
+    assert (folder / name).read_bytes() == data
+    assert len([*folder.glob("*.idx"), *folder.glob("*.json")]) == 1
+    (folder / name).unlink()
+    index_folder(folder)
+    if name.endswith(".idx"):
+        right = (folder / name).read_bytes()
+        (folder / name).write_bytes(data)
+        index_folder(folder)
+        assert (folder / name).read_bytes() == right
+
+
+def test_a_folder_whose_commit_was_stopped_is_not_indexed(folder):
+    """The same `wdskit pack` would replace the index by its own."""
+    (folder / ".wdskit").mkdir()
+    index_folder(folder)
+    (folder / ".wdskit" / "index.json").touch()
+    with pytest.raises(FolderIndexError, match=r"a run of `wdskit pack` here is unfinished.\n.*same command"):
+        index_folder(folder)

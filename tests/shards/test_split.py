@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import math
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from shards import write_shard
 
 import wdskit
 from wdskit import FolderIndexError, SelectionError, ShardError, StorageError
-from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.dataset.columns import COLUMNS_NAME, Columns, list_columns
 from wdskit.dataset.index import read_index
 from wdskit.dataset.lock import lock_folder
@@ -66,7 +66,7 @@ def splits_of(folder: Path) -> dict[str, str]:
     for entry in read_index(folder).entries:
         with LocalShard(folder / entry.name) as opened:
             keys += [opened.key(number) for number in range(entry.num_samples)]
-    return dict(zip(keys, np.asarray(Columns(BinaryIndex(folder))["split"]).tolist(), strict=True))
+    return dict(zip(keys, np.asarray(Columns(read_index(folder))["split"]).tolist(), strict=True))
 
 
 def has_split(folder: Path) -> bool:
@@ -403,9 +403,12 @@ def test_a_folder_that_cannot_be_split_is_an_error(folder: Path, tmp_path: Path)
         split("http://localhost/data")
     with lock_folder(folder), pytest.raises(FolderIndexError, match="another wdskit process"):
         split(folder)
-    (folder / "index.bin").write_bytes(b"x")
-    with pytest.raises(FolderIndexError, match=r"index\.bin: it has 1 bytes"):
+    (folder / ".wdskit").mkdir()
+    split(folder, overwrite=True)  # a run that has not begun to move its shards changes nothing
+    (folder / ".wdskit" / "index.json").touch()
+    with pytest.raises(FolderIndexError, match=r"a run of `wdskit pack` here is unfinished"):
         split(folder)
+    shutil.rmtree(folder / ".wdskit")
     (folder / "index.json").unlink()
     with pytest.raises(FolderIndexError, match=r"index\.json.*\n.*wdskit index"):
         split(folder)
@@ -416,7 +419,7 @@ def test_shards_that_do_not_match_their_index_are_an_error(folder: Path) -> None
     path = folder / "s-000.tar"
     right = path.read_bytes()
     path.write_bytes(right + bytes(512))
-    with pytest.raises(FolderIndexError, match=r"s-000\.tar has \d+ bytes, the index says"):
+    with pytest.raises(FolderIndexError, match=r"s-000\.tar: it has \d+ bytes, but the folder's index says"):
         split(folder)
     path.write_bytes(right[:1024] + b"\xff" + right[1025:])
     with pytest.raises(ShardError, match=r"s-000\.tar, byte 1024: bad header"):
@@ -463,10 +466,10 @@ def test_another_split_is_refused_and_replaced_on_request(folder: Path) -> None:
 
 def test_a_split_keeps_the_other_columns(folder: Path) -> None:
     index_folder(folder, columns="cls,json.patient.id", workers=1)
-    before = {name: np.asarray(Columns(BinaryIndex(folder))[name]).tolist() for name in ("cls", "json.patient.id")}
+    before = {name: np.asarray(Columns(read_index(folder))[name]).tolist() for name in ("cls", "json.patient.id")}
     split(folder)
     split(folder, "train=0.5,rest=0.5", overwrite=True)
-    after = Columns(BinaryIndex(folder))
+    after = Columns(read_index(folder))
     assert {name: np.asarray(after[name]).tolist() for name in before} == before
     assert list(after) == ["cls", "json.patient.id", "split"]
 

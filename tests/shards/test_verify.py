@@ -35,6 +35,7 @@ from wdskit import (
     Pipeline,
     StorageError,
     WdskitError,
+    info,
     ls,
     pack,
     reshard,
@@ -43,6 +44,7 @@ from wdskit import (
     verify,
 )
 from wdskit.dataset.index import read_index, write_index
+from wdskit.errors import FolderIndexError
 from wdskit.limits import MAX_LISTED
 from wdskit.shards import verify as uniqueness
 from wdskit.shards import verify_shard as checking
@@ -139,11 +141,35 @@ def test_a_missing_a_new_and_a_renamed_shard_are_found(tmp_path):
     (folder / "s-0.tar").unlink()
     (folder / "s-1.tar").rename(folder / "new.tar")
     assert told(verify(folder)) == [
+        ("beside", "index.json"),
         ("missing", "s-0.tar"),
         ("missing", "s-1.tar"),
-        ("unlisted", "new.tar"),
-        ("offsets", "new.tar.idx"),
     ]
+    assert not verify(folder).is_clean
+    assert told(verify(folder / "new.tar"))[1:] == [("unlisted", "new.tar"), ("offsets", "new.tar.idx")]
+
+
+def test_files_that_the_index_does_not_list_are_a_note(tmp_path):
+    folder = shards(tmp_path / "d", *numbered(2, 2))
+    for name in ("a.tar", "b.tar", ".c.tar"):
+        (folder / name).touch()
+    found = verify(folder)
+    assert found.is_clean
+    assert found.num_shards == 2
+    [note] = found.findings
+    assert note.problem == "2 other tars are beside the index and not part of the data, first a.tar"
+    assert info(str(folder)).num_others == 2
+
+
+def test_an_unfinished_run_is_found(tmp_path):
+    """With an index, the shards of the index are checked."""
+    folder = shards(tmp_path / "d", *numbered(2, 2))
+    (folder / ".wdskit").mkdir()
+    assert told(verify(folder)) == [("unfinished", "d")]
+    assert info(str(folder)).is_unfinished
+    (folder / "index.json").unlink()
+    with pytest.raises(FolderIndexError, match="a run of `wdskit pack` here is unfinished"):
+        verify(folder)
 
 
 def test_each_way_to_name_shards_finds_the_same(tmp_path, monkeypatch):
@@ -510,11 +536,9 @@ def test_a_pipe_a_folder_and_a_dead_link_in_place_of_files_are_found(tmp_path):
         make(folder / f"s-{number}.tar")
     (folder / "s-3.tar.idx").unlink()
     os.mkfifo(folder / "s-3.tar.idx")
-    (folder / "index.bin").unlink()
-    os.mkfifo(folder / "index.bin")
     found = told(verify(folder))
-    assert {("unreadable", f"s-{number}.tar") for number in range(3)} < set(found)
-    assert {("offsets", "s-3.tar.idx"), ("index", "index.bin")} < set(found)
+    assert {("unreadable", "s-0.tar"), ("unreadable", "s-1.tar"), ("missing", "s-2.tar")} < set(found)
+    assert ("offsets", "s-3.tar.idx") in found
 
 
 def test_a_disk_that_fails_in_one_shard_is_a_finding_and_the_others_are_read(tmp_path, monkeypatch):
@@ -575,20 +599,21 @@ def test_findings_are_lines_and_exit_1(tmp_path, monkeypatch, run):
     with (folder / "s-1.tar").open("r+b") as file:
         file.truncate(1600)
     write_shard(folder / "s-2.tar", {"README x": {"jpg": b"none"}})
-    code, out, err = run("verify", "d", "--world-size", "2", "--workers", "1")
+    code, out, err = run("verify", "d::d/s-2.tar", "--world-size", "2", "--workers", "1")
     out = out.replace("Note: d/s-2", "d/s-2")
     assert (code, err) == (1, "")
     promise = "the name says JPEG, but it is not an image of a known format"
-    assert out.splitlines()[:7] == [
+    assert out.splitlines()[:8] == [
+        "Note: d/index.json: 1 other tar is beside the index and not part of the data, first s-2.tar",
         "d/s-2.tar: the folder's index does not list this shard",
         "d/s-1.tar, byte 1600: the shard stops inside a member of 1 bytes (0 samples read)",
         "d/s-1.tar: it has 1600 bytes, the index says 3072",
         f"d/s-2.tar, byte 0: key 'README x': jpg: {promise}; it starts with b'none'",
         "d/s-2.tar.idx: cannot be read: No such file or directory",
         "d/s-2.tar: key 'README x': it has no cls, it also has jpg, most have cls (1 sample; this is the first)",
-        "d: 3 shards for 2 ranks x 1 worker: some workers get 1 shard, others 2",
+        "d::d/s-2.tar: 3 shards for 2 ranks x 1 worker: some workers get 1 shard, others 2",
     ]
-    assert out.splitlines()[-1].startswith("Verified d: ")
+    assert out.splitlines()[-1].startswith("Verified d::d/s-2.tar: ")
 
 
 def test_the_json_document_says_it_all(tmp_path, run):
@@ -638,7 +663,6 @@ def test_findings_say_what_to_do_next(tmp_path, monkeypatch, run):
     (folder / "s-1.tar").unlink()
     assert run("verify", "d")[1].splitlines()[-2] == again
     (folder / "index.json").unlink()
-    (folder / "index.bin").unlink()
     told = "No index: sizes and digests could not be compared. `wdskit index d` creates one."
     assert run("verify", "d/s-0.tar")[1].splitlines()[-2] == told
 

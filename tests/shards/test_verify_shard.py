@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from disks import HastyDisk
 from images import image_bytes
 
 from wdskit import pack, verify
-from wdskit.shards import verify as targets
+from wdskit.dataset.index import read_index
 from wdskit.shards import verify_shard as checking
 from wdskit.shards.verify_shard import Finding
 
@@ -108,26 +109,32 @@ def zeroed_blocks(folder: Path, num: int, *, seed: int = 2) -> Iterable[Damage]:
 
 
 def tells(finding: Finding, path: Path) -> bool:
-    """Return whether a finding names a file; a finding about one form of the index may mean the other form."""
-    return Path(finding.file).name in ({"index.json", "index.bin"} if "index" in path.name else {path.name})
+    """Return whether a finding names a file; a finding that a shard differs from the index may mean the index."""
+    return path.name == "index.json" or Path(finding.file).name == path.name
 
 
 def undetected(damages: Iterable[Damage]) -> Iterator[str]:
-    """Yield the damages whose file no finding names. The files are restored."""
+    """Yield the damages whose file no finding names. The files are restored. A damage of index.json that changes no
+    value of a shard, or only loses the digest of an `.idx`, is left out.
+    """
     for path, data, what in damages:
-        before = path.read_bytes()
+        before, entries = path.read_bytes(), read_index(path.parent).entries
         assert data != before
         path.write_bytes(data)
         try:
             result = verify(path.parent, workers=1)
+            now = () if result.findings else read_index(path.parent).entries
         finally:
             path.write_bytes(before)
+        is_same = all(one in (old, replace(old, idx_sha256=None)) for one, old in zip(now, entries, strict=False))
+        if path.name == "index.json" and len(now) == len(entries) and is_same:
+            continue
         if not any(tells(finding, path) for finding in result.findings):
             yield what
 
 
 def test_what_was_packed_is_clean(folder):
-    assert len(damaged_files(folder)) == 4 + 4 + 2
+    assert len(damaged_files(folder)) == 4 + 4 + 1
     result = verify(folder, images="decode")
     assert result.findings == ()
     assert (result.num_shards, result.num_samples, result.num_images) == (4, 20, 20)
@@ -175,14 +182,7 @@ def no_offsets(monkeypatch):
     monkeypatch.setattr(checking, "compare_offsets", lambda *args, **options: "")
 
 
-def no_twin(monkeypatch):
-    look = targets.check_index
-    monkeypatch.setattr(targets, "check_index", lambda folder: (look(folder)[0], ()))
-
-
-@pytest.mark.parametrize(
-    ("mutant", "suffix"), [(no_digest, ".tar"), (no_offsets, ".idx"), (no_twin, ".bin"), (no_twin, ".json")]
-)
+@pytest.mark.parametrize(("mutant", "suffix"), [(no_digest, ".tar"), (no_digest, ".json"), (no_offsets, ".idx")])
 def test_the_sweep_catches_a_verification_with(folder, monkeypatch, mutant: Callable, suffix: str):
     mutant(monkeypatch)
     assert next(undetected(flips(folder, 40, suffix=suffix)), None)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from shards import write_numbers
 
 import wdskit
-from wdskit.dataset.binary_index import ShardEntry
-from wdskit.dataset.index import write_index
+from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.errors import ConfigError, FolderIndexError, PipelineError
 from wdskit.order.base import DEPTHS
 from wdskit.order.resampled import ResampledOrder
@@ -158,8 +157,7 @@ def test_global_sizes_that_do_not_divide_are_refused(folder):
 
 def test_a_plan_reads_no_shard(tmp_path, folder):
     """Only the index has to exist; user functions need not be registered."""
-    for name in ("index.json", "index.bin"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "index.json").write_bytes((folder / "index.json").read_bytes())
     for at in range(6):
         (tmp_path / f"s-{at:03d}.tar").touch()
     stages = [{"map": "unheard_of"}, {"to_tuple": ["cls"]}, {"batched": 4}]

@@ -11,8 +11,7 @@ from shards import write_numbers, write_shard
 
 import wdskit
 from tests.view.conftest import NUM_SAMPLES
-from wdskit.dataset.binary_index import ShardEntry
-from wdskit.dataset.index import write_index
+from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.errors import ConfigError, FolderIndexError, PipelineError, StorageError
 from wdskit.files import DISK
 from wdskit.shards.filters import Expression

@@ -188,7 +188,6 @@ def test_a_damaged_sample_is_one_card_with_the_reason(folder: Path, tmp_path: Pa
     place = data.index(b"k040.json")
     data[place + 100] ^= 1
     (tmp_path / "d" / "s-1.tar").write_bytes(data)
-    (tmp_path / "d" / ".wdskit.files").unlink(missing_ok=True)
     client = TestClient(make_app(open_folder(str(tmp_path / "d")), TOKEN), base_url=ROOT)
     rows = ask(client, "api/page", start=39, count=3)
     assert [row["key"] for row in rows][1] == ""

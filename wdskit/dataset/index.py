@@ -132,7 +132,7 @@ class Index:
     @property
     def num_samples(self) -> int:
         """The number of samples in all shards."""
-        return int(self.counts.sum())
+        return sum(self.counts.tolist())  # numpy's sum may overflow
 
     @functools.cached_property
     def by_name(self) -> dict[str, int]:

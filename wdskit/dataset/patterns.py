@@ -15,7 +15,7 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -68,8 +68,8 @@ class FolderShards:
         """Append the shards of `other`, and return True, if they belong to the same folder and part. Otherwise return
         False.
         """
-        is_same = (self.folder, self.index, self.part, self.urls) == (other.folder, other.index, other.part, ())
-        if not is_same or other.urls or not isinstance(self.names, list):
+        is_same = (self.folder, self.index, self.part) == (other.folder, other.index, other.part)
+        if not is_same or self.urls or other.urls or not isinstance(self.names, list):
             return False
         self.names.extend(other.names)
         return True
@@ -98,25 +98,22 @@ class FolderShards:
             FolderIndexError: The folder cannot be read.
         """
         known = None if self.index is None else self.index.by_name
-        found: Collection[str] | None = None
-        folder = Path(self.folder)
         local = is_local(self.folder)
         try:
-            if local:
-                exists = (name for name in self.names if (folder / name).exists())
-                found = {*exists} if len(self.names) <= _FEW else {*os.listdir(folder)}
+            on_disk = frozenset(os.listdir(self.folder or ".")) if local and len(self.names) > _FEW else None
             for at, name in enumerate(self.names):
-                is_listed = known is None or name in known
-                if found is not None and name not in found:
-                    yield at, LISTED_ABSENT if known is not None and is_listed else ABSENT
-                elif not is_listed:
+                path = self.url(at)
+                if local and not (os.path.exists(path) if on_disk is None else name in on_disk):
+                    yield at, LISTED_ABSENT if known and name in known else ABSENT
+                elif known is not None and name not in known:
                     yield at, UNLISTED
                 elif with_sizes and local and self.index is not None and known is not None:
-                    now, listed = (folder / name).stat().st_size, self.index.sizes[known[name]]
-                    if now != listed:
-                        yield at, f"it has {now} bytes, but the folder's index says {listed}"
+                    size, listed = os.stat(path).st_size, self.index.sizes[known[name]]
+                    if size != listed:
+                        yield at, f"it has {size} bytes, but the folder's index says {listed}"
         except OSError as err:
-            raise FolderIndexError(f"{folder}: cannot be read: {err.strerror}.", folder=str(folder)) from err
+            where = err.filename or self.folder
+            raise FolderIndexError(f"{where}: cannot be read: {err.strerror}.", folder=self.folder) from err
 
 
 def find_shards(
@@ -154,7 +151,10 @@ def find_shards(
         for pattern in patterns:
             if needs_index and not is_local(pattern):
                 _check_planned_url(pattern)
-            ones = [_match(pattern, place, open_once(place.folder), part, fallback) for place in find_folders(pattern)]
+            places = find_folders(pattern)
+            if needs_index and is_local(pattern) and not any(map(_exists, places)):
+                raise nothing_matches(pattern)
+            ones = [_match(pattern, place, open_once(place.folder), part, fallback) for place in places]
             if not any(one.names for one in ones):
                 raise nothing_matches(pattern)
             for one in ones:
@@ -353,18 +353,20 @@ def _expand_braces(pattern: str) -> Iterator[str]:
         return iter((pattern,))
     import braceexpand
 
-    if _count_names(pattern) > MAX_SHARD_NAMES:
-        msg = f"{pattern}: it names more than {MAX_SHARD_NAMES} shards. Name fewer, or a folder or a glob."
-        raise StorageError(msg, url=pattern)
     try:
-        return braceexpand.braceexpand(pattern)
+        if _count_names(pattern) <= MAX_SHARD_NAMES:
+            return braceexpand.braceexpand(pattern)
     except (ValueError, RecursionError) as err:
         msg = f"{pattern}: its braces do not match. Write {{000000..000127}} or {{a,b}}."
         raise StorageError(msg, url=pattern) from err
+    msg = f"{pattern}: it names more than {MAX_SHARD_NAMES} shards. Name fewer, or a folder or a glob."
+    raise StorageError(msg, url=pattern)
 
 
 def _count_names(pattern: str) -> int:
-    """Return how many names a brace pattern has at most. braceexpand makes all names of a brace before the first."""
+    """Return how many names a brace pattern has at most: braceexpand makes all names of a brace before the first. Raises
+    ValueError if the braces do not match.
+    """
     counts: list[int] = []  # of each brace, inner braces first; in the text, `\0n\0` replaces brace n
 
     def count(text: str) -> int:
@@ -378,6 +380,8 @@ def _count_names(pattern: str) -> int:
     text, changes = re.sub(r"\\.|\0", "", pattern), 1
     while changes:
         text, changes = _INNER_BRACES.subn(close, text)
+    if "{" in text or "}" in text:
+        raise ValueError("unbalanced braces")
     return count(text)
 
 
@@ -403,6 +407,10 @@ class FolderPattern(NamedTuple):
     folder: str
     name: str
     is_glob: bool
+
+
+def _exists(place: FolderPattern) -> bool:
+    return place.is_glob or os.path.exists(join_url(place.folder, place.name))
 
 
 def find_folders(pattern: str) -> list[FolderPattern]:

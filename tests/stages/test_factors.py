@@ -8,7 +8,7 @@ import pytest
 from shards import write_numbers
 
 from wdskit import ConfigError, Pipeline, PipelineError
-from wdskit.dataset.braces import parse_factors
+from wdskit.stages.stream_source import parse_factors
 
 
 def test_factors_are_read_one_a_part() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import os
-import shutil
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from wdskit import Pipeline, pack, reshard
-from wdskit.dataset import binary_index as binary
+from wdskit import Pipeline, verify
 from wdskit.dataset.index import read_index
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import LocalShard
@@ -126,112 +124,15 @@ def pipes(folder: Path) -> list[Pipeline]:
     ]
 
 
-def by_rename(path: Path, data: bytes) -> None:
-    """Replace the file by another inode of the same size and time."""
-    before = path.stat()
-    other = path.with_name("other")
-    other.write_bytes(data)
-    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
-    other.replace(path)
-
-
-def by_writing(path: Path, data: bytes) -> None:
-    """Overwrite the same inode at another time."""
-    path.write_bytes(data)
-    os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
-
-
-@pytest.mark.parametrize("replace", [by_rename, by_writing])
 @pytest.mark.parametrize("way", range(3), ids=["exact", "sequential", "stream"])
-def test_other_bytes_in_the_same_places_are_found_by_the_file_that_is_another(tmp_path, replace, way):
-    path = write_folder(tmp_path / "d")
-    replace(path, payload(1, b"B"))
-    with pytest.raises(ShardError, match=r"s-1\.tar.*its sha256 is .*, but the index says"):
-        list(pipes(path.parent)[way].loader(workers=0))
-    index_folder(path.parent, workers=1)
-    assert list(pipes(path.parent)[way].loader(workers=0))
-
-
-@pytest.mark.parametrize("way", range(3), ids=["exact", "sequential", "stream"])
-def test_a_shard_that_was_only_touched_is_digested_once_and_read(tmp_path, way, caplog, monkeypatch):
+def test_other_bytes_in_the_same_places_are_found_by_their_digest(tmp_path, way):
+    """By `verify` and `check: sha256`; a file is not taken for another because of its time or inode."""
     path = write_folder(tmp_path / "d")
     before = [list(map(repr, pipe.loader(workers=0))) for pipe in pipes(path.parent)]
-    digested: list[str] = []
-    check = binary.check_digest
-    monkeypatch.setattr(binary, "check_digest", lambda file, sha: digested.append(file.url) or check(file, sha))
-    by_rename(path, path.read_bytes())
-    loader = pipes(path.parent)[way].loader(workers=0)
-    for _ in range(3):
-        found = list(map(repr, loader))
-    assert len(found) == len(before[way])
-    assert digested == [str(path)]
-    assert "was replaced or touched since it was indexed" in caplog.text
-
-
-def copied(folder: Path, to: Path) -> None:
-    shutil.copytree(folder, to, copy_function=shutil.copy)
-
-
-def copied_with_times(folder: Path, to: Path) -> None:
-    shutil.copytree(folder, to)
-
-
-def moved(folder: Path, to: Path) -> None:
-    folder.rename(to)
-
-
-@pytest.mark.parametrize("how", [copied, copied_with_times, moved])
-@pytest.mark.parametrize("way", range(3), ids=["exact", "sequential", "stream"])
-def test_a_folder_that_was_copied_or_moved_is_not_digested(tmp_path, how, way, monkeypatch):
-    path = write_folder(tmp_path / "d")
-    monkeypatch.setattr(binary, "check_digest", lambda *_: pytest.fail("digested"))
-    how(path.parent, tmp_path / "e")
-    assert list(pipes(tmp_path / "e")[way].loader(workers=0))
-
-
-def test_a_shard_that_was_replaced_in_a_copy_that_kept_the_times_is_found(tmp_path):
-    path = write_folder(tmp_path / "d")
-    copied_with_times(path.parent, tmp_path / "e")
-    copy = tmp_path / "e" / path.name
-    data = bytearray(copy.read_bytes())
-    data[512] ^= 1
-    by_writing(copy, bytes(data))
-    for pipe in pipes(tmp_path / "e"):
-        with pytest.raises(ShardError, match="its sha256"):
-            list(pipe.loader(workers=0))
-
-
-def test_a_shard_that_was_replaced_is_never_written_anew(tmp_path):
-    """A new index with digests of wrong bytes would declare these bytes right for ever."""
-    path = write_folder(tmp_path / "d")
-    data = bytearray(path.read_bytes())
-    data[512] ^= 1
-    by_rename(path, bytes(data))
-    with pytest.raises(ShardError, match="its sha256"):
-        reshard(str(tmp_path / "d"), tmp_path / "resharded")
-    with pytest.raises(ShardError, match="its sha256"):
-        pack(tmp_path / "d", tmp_path / "packed", from_="tar")
-
-
-def test_what_was_replaced_before_an_addition_is_still_found_behind_it(tmp_path):
-    """The index of an addition keeps the entries and the file identities of the earlier shards."""
-    folder = tmp_path / "d"
-    pack([{"__key__": f"a{n}", "cls": n} for n in range(4)], folder)
-    path = folder / "d-000000.tar"
-    data = bytearray(path.read_bytes())
-    data[512] ^= 1
-    by_rename(path, bytes(data))
-    pack([{"__key__": "b", "cls": 1}], folder, append=True)
-    with pytest.raises(ShardError, match=r"d-000000\.tar.*its sha256"):
-        list(Pipeline().exact(str(folder)).loader(workers=0))
-
-
-@pytest.mark.parametrize("data", [b"", b"x" * 100, None])
-def test_a_damaged_or_missing_note_of_files_says_nothing(tmp_path, data):
-    path = write_folder(tmp_path / "d")
-    note = path.parent / binary.IDENTITIES_NAME
-    note.unlink()
-    if data is not None:
-        note.write_bytes(data)
-    for pipe in pipes(path.parent):
-        assert list(pipe.loader(workers=0))
+    path.touch()
+    assert list(map(repr, pipes(path.parent)[way].loader(workers=0))) == before[way]
+    replace_in_place(path, payload(1, b"B"))
+    assert list(pipes(path.parent)[way].loader(workers=0))
+    assert [one.kind for one in verify(path.parent, workers=1).findings if one.kind != "repeated"] == ["digest"]
+    with pytest.raises(ShardError, match=r"s-1\.tar.*its sha256 is .*, but the index says"):
+        list(Pipeline().stream(str(path.parent), check="sha256").loader(workers=0))
