@@ -1,13 +1,14 @@
 """The folder of a data set. `index.json` is the only commit point: a file that it does not list is no part of the data.
 
 A run fills shards in `DEST/.wdskit/`, in files named by the digests of their jobs. `commit` writes the list of the
-moves to final names, then `.wdskit/index.json`: from now on the run will be completed. Then the files are moved, and
-`index.json` last. After a kill, `open_folder` completes the moves. Every step can be repeated.
+final names, then `.wdskit/index.json`: from now on the run will be completed. Then the files get their names,
+and `index.json` last. After a kill, `open_folder` completes the moves. Every step can be repeated.
 """
 
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import hashlib
 import json
 import re
@@ -26,7 +27,7 @@ from wdskit.dataset.keys import hash_key
 from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
 from wdskit.errors import FolderIndexError, PackError
-from wdskit.files import Disk, describe_foreign, is_file_name, make_folders, publish_bytes, read_own
+from wdskit.files import Disk, describe_foreign, is_file_name, make_folders, publish_bytes, read_own, remove_temp_files
 from wdskit.packing.fill import Entry, read_entry
 from wdskit.packing.row import OnProgress, Progress
 from wdskit.shards.column_values import pack_columns
@@ -208,21 +209,29 @@ class Folder:
         self.disk.fsync_folder(self.work)
         moves, old = _read_moves(self.work / _MOVES_NAME)
         for source, target in moves:
-            if (self.work / source).exists():
-                self.disk.rename(self.work / source, self.path / target)
-            elif not (self.path / target).exists():
-                raise PackError(f"{self.work / source}: this file of a run that was stopped is gone.")
+            self._move(self.work / source, self.path / target)
         for name in old:
             self.disk.remove(self.path / name)
         self.disk.fsync_folder(self.path)
-        self.disk.rename(self.work / INDEX_NAME, self.path / INDEX_NAME)
-        self.disk.fsync_folder(self.path)
+        publish_bytes(self.path / INDEX_NAME, (self.work / INDEX_NAME).read_bytes(), disk=self.disk)
         self.entries = read_index(self.path).entries
         self.clean()
 
+    def _move(self, source: Path, target: Path) -> None:
+        """Give a file of the run its name in the folder. It keeps its first name until `clean`: a power loss may undo
+        one half of a rename between two folders.
+        """
+        if source.suffix not in {".tar", ".idx", ".npy"}:
+            publish_bytes(target, source.read_bytes(), disk=self.disk)  # may replace a file of the old data
+        elif not target.exists() and source.exists():
+            self.disk.link(source, target)
+        elif not target.exists() or not (source.samefile(target) or filecmp.cmp(source, target, shallow=False)):
+            raise PackError(f"{target}: it is not the file that a stopped run filled as {source.name}.")
+
     def clean(self) -> None:
         """Remove the work folder with all files that wdskit made there."""
-        self.disk.fsync_folder(self.work)  # `index.json` must be gone for certain before the list of moves goes
+        self.disk.remove(self.work / INDEX_NAME)
+        self.disk.fsync_folder(self.work)  # it must be gone for certain before the list of moves goes
         for path in sorted(self.work.iterdir()):
             if _OWN.fullmatch(path.name):
                 self.disk.remove(path)
@@ -268,6 +277,7 @@ def open_folder(path: Path, *, is_part: bool, disk: Disk) -> Iterator[Folder]:
         folder = Folder(path, work, disk)
         if not is_shared:
             wait_for_workers(work)
+            remove_temp_files(path, disk=disk)
             folder.roll_forward()
             make_folders(work, disk=disk)
         try:
