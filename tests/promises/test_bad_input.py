@@ -21,7 +21,7 @@ from wdskit import WdskitError, verify
 
 CUT_JPEG = jpeg(1)[:400]
 CUT_PNG = png(1)[:60]
-NPY = b"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', 'fortran_order': False, 'shape': (2,), }             \n"
+NPY = b"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', 'fortran_order': False, 'shape': (2,), }            \n"
 CUT_NPY = NPY + bytes(9)
 
 Written = tuple[Any, dict[str, Any]]

@@ -230,8 +230,10 @@ def test_set_epoch_to_the_epoch_of_a_state_keeps_its_position(data: dict[str, st
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_state_of_another_sequence_is_refused(data: dict[str, str], name: str) -> None:
-    """With `strict=False` it continues in the same epoch."""
+def test_state_of_another_sequence_is_refused(
+    data: dict[str, str], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `strict=False` it continues in the same epoch, and a warning says that the sequence differs."""
     loader = loader_of(data, name)
     next(iter(loader))
     state = json.loads(json.dumps(loader.state_dict()))
@@ -240,7 +242,9 @@ def test_state_of_another_sequence_is_refused(data: dict[str, str], name: str) -
             loader_of(data, other).load_state_dict(state)
     other = "exact lanes" if name != "exact lanes" else "exact"
     lenient = loader_of(data, other)
+    caplog.clear()
     lenient.load_state_dict(state, strict=False)
+    assert "different sequence" in caplog.text
     assert (lenient.epoch, lenient.state_dict()["consumed"]) == (state["epoch"], state["consumed"])
 
 

@@ -181,7 +181,7 @@ def sweep_kills(
     whole = disturb(name, base, tmp_path)
     assert whole.num_operations > 15
     seen = set()
-    for number in range(step // 2, whole.num_operations, step):
+    for number in reversed(range(step // 2, whole.num_operations, step)):  # a wrong end is found first
         dest = _copy(whole.copy, tmp_path / f"{number}" / "d")
         assert kill(lambda disk: RUNS[name].call(base, dest, disk), make_disk(number, half=True))  # noqa: B023
         seen.add(whole.look(dest))
