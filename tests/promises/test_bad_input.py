@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from formats import files_in, jpeg, png, read_folder, read_rejected, tar_bytes, write_files, write_tar
-from second_version import pack, reshard
+from writing import pack, reshard
 
 from wdskit import WdskitError, verify
 

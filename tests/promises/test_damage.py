@@ -19,7 +19,7 @@ from typing import Any, cast
 import pytest
 from disks import ALL, HastyDisk, KillingDisk, WatchedDisk, run_child
 from formats import WORK_FOLDER, files_in, read_folder, tar_bytes, write_tar
-from second_version import pack
+from writing import pack
 
 import wdskit
 from wdskit import LocalShard, Pipeline, WdskitError, verify

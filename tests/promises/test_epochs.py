@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from disks import ALL
-from second_version import pack
+from writing import pack
 
 from wdskit import Pipeline, StateError, WdskitError
 from wdskit.testing import assert_resumes_exactly

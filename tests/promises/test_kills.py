@@ -36,7 +36,7 @@ from formats import (
     write_files,
     write_tar,
 )
-from second_version import finish, finish_words, pack, reshard
+from writing import pack, reshard
 
 from wdskit import PackError, WdskitError
 from wdskit.testing import Disk
@@ -67,7 +67,7 @@ class Run:
 def _in_parts(source: Any, dest: Path, disk: Disk, **options: Any) -> None:
     for part in ("1/2", "0/2"):
         pack(source, dest, disk=disk, part=part, **options)
-    finish(source, dest, disk=disk, **options)
+    pack(source, dest, disk=disk, **options)
 
 
 def _six_rows(base: Path, dest: Path) -> None:
@@ -580,7 +580,7 @@ def test_parts_that_run_at_once_and_are_killed_are_completed_by_the_same_command
         assert not (cwd / "d" / "index.json").exists()
         again = [start(part, cwd) for part in parts]
         assert [(process.communicate()[1], process.returncode) for process in again] == [(b"", 0)] * 3
-        complete(finish_words(words, cwd / "d"), cwd)
+        complete(words, cwd)
         assert files_in(cwd / "d") == whole
         shutil.rmtree(cwd)
     assert num_killed >= NUM_KILLS // 2

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from formats import files_in, jpeg, make_photos, read_classes, read_folder, read_rejected, write_files, write_tar
-from second_version import pack
+from writing import pack
 
 from wdskit import WdskitError, verify
 

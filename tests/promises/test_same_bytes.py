@@ -41,7 +41,7 @@ from formats import (
     write_tar,
 )
 from PIL import Image
-from second_version import finish, pack, reshard
+from writing import pack, reshard
 
 from wdskit import WdskitError
 
@@ -357,7 +357,7 @@ def test_parts_in_any_order_give_the_bytes_of_one_run(
     for part in ("2/3", "0/3", "1/3"):
         pack(found, tmp_path / "d", part=part, **options)
         assert not (tmp_path / "d" / "index.json").exists()
-    finish(found, tmp_path / "d", **options)
+    pack(found, tmp_path / "d", **options)
     pins.check_folder(f"{SOURCES[source][0]}: {'+'.join(names)}", tmp_path / "d")
 
 
