@@ -364,8 +364,9 @@ def _expand_braces(pattern: str) -> Iterator[str]:
 
 
 def _count_names(pattern: str) -> int:
-    """Return how many names a brace pattern has at most: braceexpand makes all names of a brace before the first. Raises
-    ValueError if the braces do not match.
+    """Return how many names a brace pattern has at most: braceexpand makes all names of a brace before the first.
+
+    Raises ValueError if the braces do not match.
     """
     counts: list[int] = []  # of each brace, inner braces first; in the text, `\0n\0` replaces brace n
 

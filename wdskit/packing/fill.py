@@ -34,7 +34,7 @@ _LARGE_BYTES = 16 << 10
 _ENTRY_VERSION = 1
 
 OnSample = Callable[[int, int], None]
-"""Called after each sample with the numbers of samples and of shard bytes added since the last call."""
+"""Called after each sample with the numbers of samples and of bytes of the shard so far."""
 
 
 class Job(NamedTuple):
@@ -44,13 +44,11 @@ class Job(NamedTuple):
         name: File name of the shard.
         rows: Its rows.
         digest: 32 hex digits that identify everything that decides the bytes of the shard; its files have this name.
-        num_bytes: Bytes of the file; 0 if samples may change.
     """
 
     name: str
     rows: Rows
     digest: str
-    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -177,7 +175,7 @@ class Filler:
                     columns.end(row.key)
                 offsets.append(writer.offset)
                 if on_sample:
-                    on_sample(1, offsets[-1] - offsets[-2])
+                    on_sample(len(offsets) - 1, writer.offset)
         writer.finish()
         return names, offsets, columns.values()
 

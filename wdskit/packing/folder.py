@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.classes import read_classes
+from wdskit.dataset.classes import CLASS_FIELD, read_classes
 from wdskit.dataset.columns import COLUMNS_NAME, Columns, NewColumn, Texts, is_column_file, write_columns
 from wdskit.dataset.index import INDEX_NAME, ShardEntry, digest_of_entries, has_index, index_json, read_index
 from wdskit.dataset.keys import hash_key
@@ -86,6 +86,11 @@ class Folder:
         """Return the number of the next shard whose name begins with `prefix` and a hyphen."""
         found = (re.fullmatch(rf"{re.escape(prefix)}-([0-9]+)\.tar", entry.name) for entry in self.entries)
         return max((int(match[1]) + 1 for match in found if match), default=0)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether a sample has the field `cls`, according to the index."""
+        return any(CLASS_FIELD in entry.fields for entry in self.entries)
 
     def is_done(self, run: str) -> bool:
         """Return whether the run with the digest `run` wrote the index that is here."""

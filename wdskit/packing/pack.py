@@ -176,11 +176,11 @@ class RunOptions:
             raise PackError(f"part: {self.part!r} is not I/N with I from 0 to N - 1. Write 0/8.")
         return int(match[1]), int(match[2])
 
-    def limits(self, *, changes_bytes: bool) -> Limits:
-        """Return the limits of a shard. Changed samples have sizes that are known too late for a limit of bytes."""
+    def limits(self, change: Change) -> Limits:
+        """Return the limits of a shard. The sizes of changed samples are known too late for a limit of bytes."""
         samples, size = (MAX_SAMPLES, MAX_BYTES) if self.num_shards is None else (NO_LIMIT, NO_LIMIT)
-        size = self.num_bytes or size
-        return Limits(self.max_samples or samples, NO_LIMIT if changes_bytes else size, self.num_shards)
+        size = NO_LIMIT if change.changes_bytes else self.num_bytes or size
+        return Limits(self.max_samples or samples, size, self.num_shards)
 
 
 def pack(
@@ -330,16 +330,16 @@ def run(source: Source, dest: str | os.PathLike[str], change: Change, options: R
                 classes=classes,
                 on_progress=on_progress,
             )
-            refuse_names(plan, folder, append=options.append)
+            if options.append and plan.numbers and folder.classes is None and folder.has_labels:
+                raise PackError(f"{folder.shown}: its labels are numbers without names, so names cannot be added.")
             columns = find_columns(options, folder)
             filler = Filler(folder.work, change, plan.numbers, classes, plan.dtypes, columns, options.disk)
             if options.skip_bad:
                 leave_out_bad(plan, filler, options, on_progress)
             plan.check_unique(source.path or "the rows")
             taken = plan.find_keys(folder.key_hashes(on_progress)) if options.append and folder.entries else []
-            names = partial(_shard_name, folder, Path(dest).resolve().name)
-            limits = options.limits(changes_bytes=change.changes_bytes)
-            splits = plan.divide(limits, names, shuffle=options.shuffle)
+            names = partial(_shard_name, folder if options.append else None, Path(dest).resolve().name)
+            splits = plan.divide(options.limits(change), names, shuffle=options.shuffle)
             shards = [*itertools.chain(*splits.values())]
             seed = filler.digest_options()
             digests = [plan.digest(shard.numbers, seed) for shard in shards]
@@ -399,25 +399,17 @@ def find_classes(options: RunOptions, folder: Folder, source: Source) -> ClassNa
     """Return the allowed classes: of the option, of the source, or of the folder that is added to; None for any.
 
     Raises:
-        PackError: The folder has other classes than the option or the source.
+        PackError: The folder has other classes than the option or the source, or has labels without names.
     """
     given = None if source.classes is None else ClassNames(source.classes, source.path)
     given = given if options.classes is None else find_class_names(options.classes)
-    if not options.append or folder.classes is None:
+    if not options.append:
         return given
-    own = ClassNames(folder.classes, str(folder.path / CLASSES_NAME))
-    if given is not None and dict(given.numbers) != dict(own.numbers):
-        raise PackError(
-            f"{folder.shown}: its classes are not those of {given.where}, so a label would mean two classes."
-        )
-    return own
-
-
-def refuse_names(plan: Plan, folder: Folder, *, append: bool) -> None:
-    """Raise PackError if rows with class names are added to a folder whose labels are numbers without names."""
-    has_numbers = folder.classes is None and any(CLASS_FIELD in entry.fields for entry in folder.entries)
-    if append and plan.numbers and has_numbers:
-        raise PackError(f"{folder.shown}: its labels are numbers without names, so names cannot be added to them.")
+    own = None if folder.classes is None else ClassNames(folder.classes, str(folder.path / CLASSES_NAME))
+    is_other = own is not None and given is not None and given.numbers != own.numbers
+    if is_other or (own is None and given is not None and folder.has_labels):
+        raise PackError(f"{folder.shown}: its classes are not those of {given.where}, so a label would mean two.")  # type: ignore[union-attr]
+    return own or given
 
 
 def find_columns(options: RunOptions, folder: Folder) -> Mapping[str, Mapping[str, Any]]:
@@ -483,43 +475,39 @@ def fill_all(
             error of the first of them is raised.
     """
     known = [folder.known(shard.name, digest) for shard, digest in shards]
+    num_new, done, done_bytes = known.count(None), 0, 0
     total = sum(shard.num_samples for shard, _ in shards)
     total_bytes = None if filler.change.changes_bytes else sum(shard.num_bytes for shard, _ in shards)
-    counts = [0, 0]
-
-    def count(num_samples: int, num_bytes: int) -> None:
-        counts[0] += num_samples
-        counts[1] += num_bytes
-        on_progress(Progress("packing", counts[0], counts[1], total, total_bytes))
-
-    jobs = (Job(shard.name, plan.rows(shard.numbers), digest, shard.num_bytes) for shard, digest in shards)
+    jobs = (Job(shard.name, plan.rows(shard.numbers), digest) for shard, digest in shards)
     new = (job for job, entry in zip(jobs, known, strict=True) if entry is None)
-    num_new = known.count(None)
-    size = plan.num_bytes * num_new // max(1, len(known))
-    workers = options.workers or choose_workers(num_new, size)
+    workers = options.workers or choose_workers(num_new, plan.num_bytes * num_new // max(1, len(known)))
+
+    def show(num_samples: int, num_bytes: int) -> None:
+        on_progress(Progress("packing", done + num_samples, done_bytes + num_bytes, total, total_bytes))
+
     filling: Any
     if options.on is not None:
         filling = fill_on_ray(new, filler, options.on)
     elif workers == 1 or num_new < 2:
-        filling = (filler.fill(job, count) for job in new)
+        filling = (filler.fill(job, show) for job in new)
     else:
         filling = map_shards(partial(fill_in_worker, filler=filler), new, workers=workers, user=filler.change.map)
-    count(0, 0)
-    is_counted = workers == 1 and options.on is None
     with contextlib.closing(filling):
         for (shard, digest), entry in zip(shards, known, strict=True):
+            show(0, 0)
             made: Entry | WdskitError = entry or next(filling)
             if isinstance(made, WdskitError):
                 raise made
-            if entry is not None or not is_counted:
-                count(made.num_samples, made.num_bytes)
+            done, done_bytes = done + made.num_samples, done_bytes + made.num_bytes
             yield from folder.keep(Filled(shard.name, digest, made))
+    show(0, 0)
     yield from folder.finish()
 
 
-def _shard_name(folder: Folder, name: str, split: str, number: int) -> str:
+def _shard_name(folder: Folder | None, name: str, split: str, number: int) -> str:
+    """Return the file name of a new shard. With a `folder`, its number follows those of the folder's shards."""
     prefix = split or _UNSAFE.sub("_", name).lstrip(".") or "shard"
-    number += folder.first_number(prefix)
+    number += 0 if folder is None else folder.first_number(prefix)
     if number > 999_999:
-        raise PackError(f"{folder.shown}: there is no name for shard {number} of {prefix!r}. Write larger shards.")
+        raise PackError(f"there is no name for shard {number} of {prefix!r}. Write larger shards.")
     return f"{prefix}-{number:06d}.tar"
