@@ -159,12 +159,8 @@ def indexed(shard: Path) -> Found:
     yield from by_number(shard)
 
 
-def resharded(shard: Path) -> Found:
-    yield from written(shard, reshard, {"keys": "hashed"})
-
-
 def packed(shard: Path) -> Found:
-    yield from written(shard, pack, {"keys": "hashed", "allow_no_image": True})
+    yield from written(shard, pack, {"keys": "hashed"})
 
 
 def written(shard: Path, write: Any, options: dict[str, Any]) -> Found:
@@ -201,8 +197,6 @@ WAYS = {
     "verify": Way(verified, share=0.1),
     "indexed verify": Way(verified, has_index=True, knows_fields=True, share=0.1),
     "index": Way(indexed, share=0.1),
-    "reshard": Way(resharded, share=0.04),
-    "indexed reshard": Way(resharded, has_index=True, knows_fields=True, share=0.04),
     "pack": Way(packed, share=0.04),
     "indexed pack": Way(packed, has_index=True, knows_fields=True, share=0.04),
 }

@@ -26,7 +26,7 @@ from wdskit import load_config
 RUN = {"bash", "python"}  # run in the reader's folder; a `text` block directly after such a block is its output
 KEPT = {"yaml"}  # written to the file named in the first line, and checked; also python blocks with `# NAME.py`
 SET_UP = {"sh"}  # for a new machine or for developers: checked, not run
-OPTIONAL = {"albumentations", "open_clip", "transformers"}
+OPTIONAL = {"albumentations", "datasets", "open_clip", "transformers"}
 """A block that imports one of these packages runs only if the package is installed."""
 WITH_TORCHVISION = "import sys; sys.path.insert(1, {!r}); import with_torchvision as t; t.make_importable()"
 """First line of a block that needs torchvision, which `make setup` hides from all other tests."""

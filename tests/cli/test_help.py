@@ -96,8 +96,7 @@ def test_every_option_of_a_long_command_is_in_a_group(words: tuple[str, ...]) ->
 
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [("wdskit pack-", {"pack-finish"}), ("wdskit pack --dup", {"--duplicates"}), ("wdskit config ch", {"check"}),
-     ("wdskit pack --duplicates ", {"keep", "report", "drop"})],
+    [("wdskit res", {"reshard"}), ("wdskit pack --sh", {"--shuffle"}), ("wdskit config ch", {"check"})],
 )  # fmt: skip
 def test_a_shell_completes_commands_options_and_words(line: str, expected: set[str]) -> None:
     words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1), "_WDSKIT_COMPLETE": "complete_bash"}

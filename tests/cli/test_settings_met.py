@@ -26,7 +26,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     "command",
     [
-        ("reshard", "data", "out", "--filter", "cls == 1", "--filter", "json.n > 3"),
+        ("reshard", "data", "out", "--where", "cls == 1", "--where", "json.n > 3"),
         ("reshard", "data", "out", "--keep", "cls", "--keep", "json"),
         ("index", "data", "--columns", "cls", "--columns", "json.n"),
         ("export", "data", "--for", "timm", "--for", "dali"),
@@ -43,7 +43,7 @@ def test_an_option_that_would_have_only_its_last_value_is_refused(
 
 
 def test_options_that_are_lists_may_be_repeated(run: Any, data: str) -> None:
-    code, _, err = run("reshard", "data", "out", "--field", "a.txt=text", "--field", "b.json=n")
+    code, _, err = run("pack", "data", "out", "--field", "a.txt=text", "--field", "b.json=n")
     assert (code, err) == (0, "")
     assert {"a.txt", "b.json"} <= {*next(iter(samples_in(Path("out")).values()))}
 
@@ -52,8 +52,9 @@ def test_a_part_without_shards_is_no_error(run: Any, data: str) -> None:
     for part in range(3):
         code, out, _ = run("reshard", "data", "out", "--part", f"{part}/3")
         assert code == 0
-        assert ("0 (this part of the run has none)" in out) == (part > 0)
-    assert run("pack-finish", "out")[0] == 0
+        assert ("\nshards   0\n" in out) == (part > 0)
+        assert "before samples are changed" not in out
+    assert run("reshard", "data", "out")[0] == 0
     assert run("verify", "out")[0] == 0
 
 
@@ -79,13 +80,13 @@ def test_a_report_replaces_only_a_report(run: Any, data: str, kind: str) -> None
 
 
 @pytest.mark.parametrize("closed", ["<&-", "2>&-", ">&-"])
-@pytest.mark.parametrize("command", ["verify data", "pack - out", "stats data --json"])
+@pytest.mark.parametrize("command", ["verify data", "pack none out", "stats data --json"])
 def test_closed_streams_are_like_the_null_device(data: str, command: str, closed: str) -> None:
     line = f"exec {sys.executable} -m wdskit.cli {command} {closed}"
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == (1 if command.startswith("pack") else 0)
     assert "Traceback" not in done.stderr
-    assert closed == "2>&-" or done.returncode == 0 or "standard input: there is nothing to pack" in done.stderr
+    assert closed == "2>&-" or done.returncode == 0 or "none: there is no such folder or file" in done.stderr
 
 
 def test_output_that_is_too_large_is_an_error_with_its_reason(data: str) -> None:

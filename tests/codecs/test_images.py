@@ -19,9 +19,9 @@ from PIL import Image, ImageFile
 from webdataset.autodecode import ImageHandler, imagespecs
 
 from wdskit.codecs.checks import check_image, check_image_field
-from wdskit.codecs.edit.recode import decode_original, open_original
 from wdskit.codecs.formats import IMAGE_FIELDS, is_image_field
 from wdskit.codecs.images import IMAGE_SPECS, decode_image, decode_index, make_mask_overlay, make_thumbnail, may_be_mask
+from wdskit.codecs.recode import recode_image
 from wdskit.errors import DecodeError, ImageTooLarge
 
 LIMIT = 10**6
@@ -72,7 +72,7 @@ def test_what_befalls_the_process_is_no_damage_of_an_image(monkeypatch, error):
 
     users = [
         lambda data: decode_image(data, "rgb8", max_pixels=LIMIT),
-        lambda data: decode_original(open_original(data, max_pixels=LIMIT), step=1, max_pixels=LIMIT),
+        lambda data: recode_image(data, size=4, fmt="png", quality=90, max_pixels=LIMIT),
         lambda data: check_image(data, max_pixels=LIMIT),
         lambda data: make_thumbnail(data, side=4, max_pixels=LIMIT),
     ]

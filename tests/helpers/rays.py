@@ -48,8 +48,8 @@ class FakeRay(types.ModuleType):
         self.calls: list[Any] = []
         self.options: dict[str, Any] = {}
         self.connected = False
-        self.die = lambda job, site: None
-        self.run = lambda function, job, site: function(job, site)
+        self.die = lambda job, *words: None
+        self.run = lambda function, *words: function(*words)
 
     def is_initialized(self):
         return self.connected
@@ -76,17 +76,17 @@ class FakeRay(types.ModuleType):
         return lambda function: types.SimpleNamespace(remote=lambda *words: pickle.dumps((function, *words)))
 
     def get(self, ref):
-        function, job, site = pickle.loads(ref)
+        function, job, *words = pickle.loads(ref)
         for _ in range(1 + self.options["max_retries"]):
-            if not self.deaths.get(job.path.name):
-                return pickle.loads(pickle.dumps(self.run(function, job, site)))
-            self.deaths[job.path.name] -= 1
-            self.die(job, site)
+            if not self.deaths.get(job.name):
+                return pickle.loads(pickle.dumps(self.run(function, job, *words)))
+            self.deaths[job.name] -= 1
+            self.die(job, *words)
         raise RayError("The worker died unexpectedly.\n")
 
     def cancel(self, ref, *, force):
         assert force
-        self.calls.append(("cancel", pickle.loads(ref)[1].path.name))
+        self.calls.append(("cancel", pickle.loads(ref)[1].name))
 
     def wait(self, refs, *, num_returns, timeout):
         assert len(refs) == num_returns

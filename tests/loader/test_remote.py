@@ -874,7 +874,7 @@ def test_buckets_download_what_the_plan_says_and_read_the_same_shards(s3, tmp_pa
 def test_columns_of_a_bucket_are_packed_and_indexed(s3, tmp_path):
     url = f"s3://{BUCKET}/{tmp_path.name}"
     rows = [{"__key__": f"k{n:02d}", "cls": n, "json": {"kind": "ab"[n % 2]}} for n in range(30)]
-    wdskit.pack(rows, url, max_samples=8, columns="cls,json.kind", staging=tmp_path / "staging")
+    wdskit.pack(rows, url, max_samples=8, columns="cls,json.kind")
     found = wdskit.columns(url)
     assert found["cls"].tolist() == list(range(30))
     assert [found["json.kind"][n] for n in range(30)] == ["ab"[n % 2] for n in range(30)]

@@ -123,12 +123,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = []
     for number in range(110):
         width, height = chance.choice([(50, 50), (64, 40), (40, 66), (52, 50)])
-        document = {"n": number, "tokens": chance.randrange(1, 60), "word": "ab"[number % 2]}
+        document = {"n": number, "tokens": chance.randrange(1, 60), "word": "ab"[number % 2], "few": number % 9 == 0}
         rows.append({"__key__": f"k{number:03d}", "png": picture(width, height, number), "json": document})
     folder = tmp_path_factory.mktemp("buckets") / "data"
-    columns = "width,height,tokens=json.tokens,word=json.word"
+    columns = "width,height,tokens=json.tokens,word=json.word,few=json.few"
     pack(rows, folder, max_samples=17, columns=columns, disk=HastyDisk())
-    wdskit.select(str(folder), "few", filter="json.n % 9 == 0")
     return folder
 
 

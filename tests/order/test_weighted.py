@@ -96,7 +96,14 @@ ROWS = [
     {
         "__key__": f"k{n:03d}",
         "cls": 0 if n < 100 else n % 3,
-        "json": {"w": n, "kind": "often" if n % 10 else "rare", "times": n % 3, "f": n / 3, "neg": n - 1},
+        "json": {
+            "w": n,
+            "kind": "often" if n % 10 else "rare",
+            "times": n % 3,
+            "f": n / 3,
+            "neg": n - 1,
+            "rare": n % 10 == 0,
+        },
     }
     for n in range(120)
 ]
@@ -105,9 +112,8 @@ ROWS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("weights") / "data"
-    columns = "cls,json.w,json.kind,json.times,json.f,json.neg"
+    columns = "cls,json.w,json.kind,json.times,json.f,json.neg,rare=json.rare"
     pack(ROWS, folder, max_samples=25, columns=columns, disk=HastyDisk())
-    wdskit.select(str(folder), "rare", filter="json.kind == 'rare'")
     split(folder, "train=0.5,val=0.5")
     return folder
 

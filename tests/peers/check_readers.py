@@ -69,8 +69,7 @@ def packed(tmp_path_factory) -> Path:
             {"__key__": f"d/k{n}", "jpg": image_bytes(number=n), "cls": n, "txt": f"text {n}", "json": {"n": n}}
             for n in range(start, stop)
         ]
-        pattern = f"{name}-%03d.tar"
-        pack(rows, folder, pattern=pattern, max_samples=2, append=name == "val")
+        pack(rows, folder, split={name: 1}, max_samples=2, append=name == "val")
     export(folder, KINDS)
     return folder
 

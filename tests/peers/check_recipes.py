@@ -22,7 +22,7 @@ def test_a_recipe_runs_as_written(package, tmp_path, load_tool):
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     [block] = [block for block in blocks if f"import {package}" in block]
     load_tool("make_photos").make_photos(tmp_path / "photos", num=36, seed=0)
-    pack(tmp_path / "photos", tmp_path / "data", pattern="train-%06d.tar")
+    pack(tmp_path / "photos", tmp_path / "data", split={"train": 1})
     (tmp_path / "recipe.py").write_text(block, encoding="utf-8")
     options = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(REPOSITORY)}, "capture_output": True}
     done = subprocess.run([python, "recipe.py"], text=True, timeout=120, check=False, **options)

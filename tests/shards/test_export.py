@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from shards import bytes_in, write_shard
 from tar_corpus import END, long_name, member, pax, record
 
-from wdskit import ConfigError, FolderIndexError, PackError, StorageError, export, finish_pack, pack, reshard, verify
+from wdskit import ConfigError, FolderIndexError, StorageError, export, pack, verify
 from wdskit.shards import export as exporting
 from wdskit.shards.export import KINDS, RECORD_NAME, _collapse, describe_outdated, split_of
 from wdskit.shards.index import index_folder
@@ -40,9 +40,11 @@ def rows(start: int, stop: int) -> list[dict[str, Any]]:
     ]
 
 
-def packed(folder: Path, *, export=KINDS, **options: Any) -> Path:
-    """Two shards of two and one samples."""
-    pack(rows(0, 3), folder, export=export, max_samples=2, disk=HastyDisk(), **options)
+def packed(folder: Path, *, kinds=KINDS, **options: Any) -> Path:
+    """Two shards of two and one samples, with files of these kinds."""
+    pack(rows(0, 3), folder, max_samples=2, disk=HastyDisk(), **options)
+    if kinds:
+        export(folder, kinds, disk=HastyDisk())
     return folder
 
 
@@ -96,28 +98,10 @@ def test_the_files_are_exactly_those_of_the_formats(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_is_written_alone(tmp_path, kind):
-    whole = exported(packed(tmp_path / "whole", pattern="t-%d.tar"))
-    folder = packed(tmp_path / "one", export=kind, pattern="t-%d.tar")
+    whole = exported(packed(tmp_path / "whole" / "t"))
+    folder = packed(tmp_path / "one" / "t", kinds=kind)
     assert exported(folder)
     assert exported(folder).items() <= whole.items()
-
-
-def test_pack_and_reshard_export_as_the_command_does(tmp_path):
-    """Rows are in a list or a generator, or packed by processes; also if the shards exist already."""
-    folder = packed(tmp_path / "a" / "t")
-    pack(iter(rows(0, 3)), tmp_path / "b" / "t", export=KINDS, max_samples=2, disk=HastyDisk())
-    packed(tmp_path / "c" / "t", workers=2)
-    packed(tmp_path / "d" / "t", export=())
-    export(tmp_path / "d" / "t", reversed(KINDS), disk=HastyDisk())
-    packed(tmp_path / "e" / "t", export=())
-    packed(tmp_path / "e" / "t")
-    reshard(str(folder), tmp_path / "f" / "t", max_samples=2, export=KINDS, disk=HastyDisk())
-    for name in "bcdef":
-        assert exported(tmp_path / name / "t") == exported(folder)
-    packed(tmp_path / "g", part="0/1", export=())
-    with pytest.raises(PackError, match="Run `wdskit export` after `wdskit pack-finish`"):
-        packed(tmp_path / "g", part="0/1")
-    finish_pack(tmp_path / "g")
 
 
 @pytest.mark.parametrize("path", GOLDEN_TARS, ids=lambda path: path.stem)
@@ -241,29 +225,16 @@ def test_energon_would_read_a_brace_in_a_name_as_a_pattern(tmp_path):
 # Files that are written again, kept, or refused.
 
 
-def packed_again(folder: Path) -> Path:
-    """Return the files that `overwrite` writes, made in a new folder."""
-    pack(rows(3, 4), folder, export=KINDS, disk=HastyDisk())
-    return folder
-
-
-@pytest.mark.parametrize("change", ["append", "index", "overwrite"])
+@pytest.mark.parametrize("change", ["append", "index"])
 def test_exports_of_a_folder_that_changed_are_reported_and_written_again_by_the_command(tmp_path, change):
     folder = packed(tmp_path / "t")
     before = exported(folder)
     if change == "index":
         write_shard(folder / "t-000002.tar", {"x": {"cls": b"1", "json": b"{}", "txt": b""}})
         index_of(folder)
-        told = describe_outdated(folder)
     else:
-        result = pack(rows(3, 4), folder, **{change: True}, disk=HastyDisk())
-        told = " ".join(result.notes)
-    if change == "overwrite":
-        assert exported(folder) == {}
-        export(folder, KINDS, disk=HastyDisk())
-        assert verify(folder).is_clean
-        assert exported(folder) == exported(packed_again(tmp_path / "again" / "t"))
-        return
+        pack(rows(3, 4), folder, append=True, disk=HastyDisk())
+    told = describe_outdated(folder)
     assert told == (
         f"The files for open_clip,timm,energon,dali are older than the index. Run `wdskit export {folder} --for "
         "open_clip,timm,energon,dali`."
@@ -294,8 +265,8 @@ def test_files_of_shards_that_are_gone_are_removed(tmp_path):
 @pytest.mark.parametrize("name", [*TEXTS, "_info.json"])
 def test_what_something_else_wrote_is_never_overwritten(tmp_path, name):
     """But files with equal bytes count as wdskit's, except DALI's files, which other tools write too."""
-    whole = packed(tmp_path / "whole", pattern="t-%06d.tar")
-    folder = packed(tmp_path / "t", export=())
+    whole = packed(tmp_path / "whole" / "t")
+    folder = packed(tmp_path / "t", kinds=())
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(b"mine")
     if name.endswith(".yaml"):
@@ -303,8 +274,6 @@ def test_what_something_else_wrote_is_never_overwritten(tmp_path, name):
     else:
         with pytest.raises(FolderIndexError, match=f"{name}: this file exists already, and wdskit did not write it"):
             export(folder, KINDS, disk=HastyDisk())
-        with pytest.raises(PackError, match="its shards are packed, but not exported"):
-            packed(folder)
     assert (folder / name).read_bytes() == b"mine"
     (folder / name).write_bytes((whole / name).read_bytes())
     if name.endswith(".idx"):
@@ -324,20 +293,6 @@ def test_splits_that_a_user_made_stay(tmp_path):
         assert (folder / ".nv-meta/split.yaml").read_text() == mine
         assert "Mine" in (folder / ".nv-meta/dataset.yaml").read_text()
         assert verify(folder).is_clean
-    result = pack(rows(3, 4), folder, append=True, export="energon", disk=HastyDisk())
-    assert result.notes == tuple(
-        f".nv-meta/{name}.yaml was changed by hand and was not replaced. Check that it fits the new shards."
-        for name in ("dataset", "split")
-    )
-    pack(rows(5, 6), folder, overwrite=True, disk=HastyDisk())
-    assert exported(folder).keys() == {".nv-meta/dataset.yaml", ".nv-meta/split.yaml"}
-
-
-def test_parts_that_are_added_make_exports_outdated(tmp_path):
-    folder = packed(tmp_path / "t", export=["timm"])
-    pack(rows(3, 5), folder, append=True, part="0/1", disk=HastyDisk())
-    assert finish_pack(folder).notes == (describe_outdated(folder),)
-    assert "--for timm" in describe_outdated(folder)
 
 
 def test_shards_whose_files_would_have_one_name_are_refused(tmp_path):
@@ -354,9 +309,8 @@ def test_wrong_kinds_are_refused_before_anything_is_read(tmp_path):
         ("dali,x", "'x' is not a kind"),
         ("wids", "wids reads index"),
     ]:
-        for call in (lambda: pack([], tmp_path / "t", export=kinds), lambda: export(tmp_path / "t", kinds)):  # noqa: B023
-            with pytest.raises(ConfigError, match=message):
-                call()
+        with pytest.raises(ConfigError, match=message):
+            export(tmp_path / "t", kinds)
     with pytest.raises(ConfigError, match="cannot be printed"):
         export(tmp_path / "t", "timm", split_name="a\x1b")
     with pytest.raises(ConfigError, match="no kind of file"):
@@ -375,7 +329,7 @@ def test_wrong_kinds_are_refused_before_anything_is_read(tmp_path):
 )  # fmt: skip
 def test_a_record_that_something_else_wrote_is_not_followed(tmp_path, record):
     """No file outside of the folder, and no file of another program, is replaced or removed."""
-    folder = packed(tmp_path / "a" / "t", export=())
+    folder = packed(tmp_path / "a" / "t", kinds=())
     (tmp_path / "victim").write_bytes(b"mine")
     (folder / "victim").write_bytes(b"mine")
     right = {"index_sha256": "", "kinds": ["timm"], "split_name": "", "files": {}}
@@ -383,13 +337,11 @@ def test_a_record_that_something_else_wrote_is_not_followed(tmp_path, record):
     verify(folder)
     export(folder, KINDS, disk=HastyDisk())
     assert verify(folder).is_clean
-    (folder / RECORD_NAME).write_text(record if isinstance(record, str) else json.dumps(right | record))
-    pack(rows(5, 6), folder, overwrite=True, disk=HastyDisk())
     assert (tmp_path / "victim").read_bytes() == (folder / "victim").read_bytes() == b"mine"
 
 
 def test_a_folder_of_energon_that_is_a_link_is_refused(tmp_path):
-    folder = packed(tmp_path / "t", export=())
+    folder = packed(tmp_path / "t", kinds=())
     (tmp_path / "elsewhere").mkdir()
     (folder / ".nv-meta").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FolderIndexError, match="is a link"):
@@ -398,12 +350,8 @@ def test_a_folder_of_energon_that_is_a_link_is_refused(tmp_path):
     (tmp_path / "elsewhere" / ".info.json").write_text("mine")
     record = {"index_sha256": "", "kinds": ["timm"], "split_name": "", "files": {".nv-meta/.info.json": []}}
     (folder / RECORD_NAME).write_text(json.dumps(record))
-    for call in (
-        lambda: export(folder, "timm", disk=HastyDisk()),
-        lambda: pack(rows(5, 6), folder, overwrite=True, disk=HastyDisk()),
-    ):
-        with pytest.raises(FolderIndexError, match="is a link"):
-            call()
+    with pytest.raises(FolderIndexError, match="is a link"):
+        export(folder, "timm", disk=HastyDisk())
     assert (tmp_path / "elsewhere" / ".info.json").read_text() == "mine"
 
 
@@ -412,7 +360,7 @@ def test_a_folder_of_energon_that_is_a_link_is_refused(tmp_path):
 
 def interrupted(folder: Path, interrupt: Callable[[Callable[[Any], None], int], None]) -> None:
     """Interrupt an export of all kinds at each disk operation: `verify` reports it, and the next call writes all."""
-    packed(folder / "whole" / "t", export=())
+    packed(folder / "whole" / "t", kinds=())
 
     def fresh(name: str) -> Path:
         (folder / name / "t").mkdir(parents=True)
@@ -490,7 +438,7 @@ def test_every_file_that_does_not_match_is_a_finding(tmp_path):
 
 
 def test_the_command_says_what_it_wrote(tmp_path, monkeypatch, run):
-    packed(tmp_path / "t", export=())
+    packed(tmp_path / "t", kinds=())
     monkeypatch.chdir(tmp_path)
     code, out, err = run("export", "t", "--for", "energon, dali", "--split-name", "val")
     assert (code, out, err) == (0, "Exported t for energon, dali: 5 files.", "")
@@ -502,13 +450,10 @@ def test_the_command_says_what_it_wrote(tmp_path, monkeypatch, run):
     code, out, err = run("export", "t", "--for", "tf")
     assert (code, out) == (1, "")
     assert err.startswith("export: 'tf' is not a kind of file for another reader. Known are open_clip,")
-    code, out, _ = run("pack", "--help")
-    assert "wdskit export" in out
 
 
 def test_a_list_of_exports_that_wdskit_did_not_write_is_a_finding(tmp_path):
-    folder = packed_again(tmp_path / "t")
-    export(folder, KINDS, disk=HastyDisk())
+    folder = packed(tmp_path / "t")
     (folder / RECORD_NAME).rename(tmp_path / "list")
     (folder / RECORD_NAME).symlink_to(tmp_path / "list")
     [finding] = verify(folder).findings

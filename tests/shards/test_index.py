@@ -246,12 +246,12 @@ def test_a_column_without_any_value_is_named(tmp_path, caplog):
 def test_an_index_keeps_the_order_of_the_shards_it_had(tmp_path):
     """A saved state of a loader depends on this order."""
     rows = [{"__key__": f"k{n}", "cls": n} for n in range(6)]
-    pack(rows[:4], tmp_path, pattern="m-%03d.tar", max_samples=2)
-    pack(rows[4:5], tmp_path, pattern="c-%03d.tar", append=True)
+    pack(rows[:4], tmp_path, split={"m": 1}, max_samples=2)
+    pack(rows[4:5], tmp_path, split={"c": 1}, append=True)
     state = Pipeline().exact(str(tmp_path), seed=1).to_tuple("cls").batched(1).loader(workers=0).state_dict()
     index_folder(tmp_path, columns="cls")
     names = [entry.name for entry in read_index(tmp_path).entries]
-    assert names == ["m-000.tar", "m-001.tar", "c-000.tar"]
+    assert names == ["m-000000.tar", "m-000001.tar", "c-000000.tar"]
     Pipeline().exact(str(tmp_path), seed=1).to_tuple("cls").batched(1).loader(workers=0).load_state_dict(state)
     write_shard(tmp_path / "a.tar", {"a.cls": b"1"})
     index_folder(tmp_path)
@@ -259,13 +259,13 @@ def test_an_index_keeps_the_order_of_the_shards_it_had(tmp_path):
 
 
 def test_a_damaged_index_is_replaced_with_a_warning(tmp_path, caplog):
-    pack([{"__key__": "k", "cls": 1}], tmp_path, pattern="m-%03d.tar")
+    pack([{"__key__": "k", "cls": 1}], tmp_path, split={"m": 1})
     data = (tmp_path / "index.json").read_bytes()
     (tmp_path / "index.json").write_bytes(data[:-9])
-    (tmp_path / "m-000.tar.idx").write_bytes(b"")
-    with pytest.raises(FolderIndexError, match=r"m-000\.tar\.idx: this file is in the way"):
+    (tmp_path / "m-000000.tar.idx").write_bytes(b"")
+    with pytest.raises(FolderIndexError, match=r"m-000000\.tar\.idx: this file is in the way"):
         index_folder(tmp_path)
-    (tmp_path / "m-000.tar.idx").unlink()
+    (tmp_path / "m-000000.tar.idx").unlink()
     caplog.clear()
     index_folder(tmp_path)
     [line] = [record.getMessage() for record in caplog.records]

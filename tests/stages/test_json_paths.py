@@ -142,14 +142,6 @@ def test_multi_hot_has_a_1_for_each_label(folder: str):
             batch_of(pipe.multi_hot(**settings).to_tuple("multi_hot"))
 
 
-def test_pack_requires_paths_too(tmp_path: Path):
-    rows = [{"__key__": "a", "json": {"caption": "x"}}, {"__key__": "b", "json": {}}]
-    with pytest.raises(wdskit.PackError, match=r"it has no json\.caption"):
-        pack(rows, tmp_path / "data", require="json.caption", disk=HastyDisk())
-    pack(rows, tmp_path / "data", require="json.caption", missing="skip", disk=HastyDisk())
-    assert wdskit.info(str(tmp_path / "data")).num_samples == 1
-
-
 @pytest.mark.parametrize(
     ("classes", "message"),
     [

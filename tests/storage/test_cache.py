@@ -290,12 +290,6 @@ def test_files_of_others_are_left_alone(tmp_path):
     assert (tmp_path / SHA / "notes.txt").exists()
 
 
-def test_without_its_hash_the_cache_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "xxhash", None)
-    with pytest.raises(StorageError, match=r"the package xxhash is not installed\. .*wdskit\[remote\]"):
-        PartCache(tmp_path, 10**6)
-
-
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"the cache cannot be stored here: .*\n  Name another folder in cache.dir"):

@@ -42,7 +42,8 @@ def _details(result: PackResult, *, part: str | None) -> Iterator[tuple[str, str
     yield "fields", ", ".join(texts)
     if result.classes:
         yield "classes", format_count(len(result.classes))
-    yield "bytes", format_bytes(result.num_bytes) if result.num_bytes else "not known before samples are changed"
+    is_known = result.num_bytes > 0 or not result.dry_run
+    yield "bytes", format_bytes(result.num_bytes) if is_known else "not known before samples are changed"
     for split, shards in result.splits.items() if len(result.splits) > 1 else ():
         samples = plural(sum(shard.num_samples for shard in shards), "sample")
         yield split, f"{format_names(shards)}, {samples}"

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from wdskit.codecs.checks import IMAGE_CHECKS, check_image_field
+from wdskit.codecs.checks import IMAGE_CHECKS, check_image, check_image_field
 from wdskit.codecs.fields import decode_field, is_json_field
-from wdskit.codecs.formats import is_image_field
+from wdskit.codecs.formats import is_image_field, promised_format
 from wdskit.codecs.recode import DEFAULT_QUALITY, ImageFormat, encoder_versions, recode_image
 from wdskit.dataset.keys import check_member_name
 from wdskit.errors import DecodeError, PackError
@@ -71,7 +71,9 @@ class Change:
     def to_json(self) -> list[Any]:
         """Return everything that decides the bytes of a changed sample, as JSON."""
         image = [self.resize, self.format, self.quality, self.keeps_json, encoder_versions()]
-        return [self.validate, image if self.changes_images else None, str(getattr(self.map, "version", ""))]
+        owner: Any = self.map if hasattr(self.map, "__qualname__") else type(self.map)
+        function = [owner.__module__, owner.__qualname__, str(getattr(self.map, "version", ""))]
+        return [self.validate, image if self.changes_images else None, function if self.map else None]
 
     def check(self, name: str, data: bytes | memoryview) -> None:
         """Check one field as a loader decodes it. DecodeError: It cannot be decoded, or does not fit its name."""
@@ -113,17 +115,15 @@ class Change:
                 msg = f"its {name} has a number, {found}, which may describe the pixels of the image that changes"
                 raise DecodeError(f"{msg}. If none does: --keep-json. Otherwise change both with a `map`", field=name)
         [image] = images
-        check_image_field(image, fields[image], "structure", max_pixels=MAX_PIXELS)
+        data = fields.pop(image)
+        check_image(data, max_pixels=MAX_PIXELS)
         quality = self.quality or DEFAULT_QUALITY
-        data, fmt = recode_image(
-            fields[image], size=self.resize, fmt=self.format, quality=quality, max_pixels=MAX_PIXELS
-        )
-        stem = image.rpartition(".")[0]
-        kept = {name: each for name, each in fields.items() if name != image}
-        name = image if data == fields[image] else f"{stem}.{fmt}".lstrip(".")
-        if name in kept:
+        data, fmt = recode_image(data, size=self.resize, fmt=self.format, quality=quality, max_pixels=MAX_PIXELS)
+        is_named = promised_format(image) == promised_format(fmt)
+        name = image if is_named else f"{image.rpartition('.')[0]}.{fmt}".lstrip(".")
+        if name in fields:
             raise DecodeError(f"{image}: it would become {name!r}, which the sample already has", field=image)
-        return {**kept, name: data}
+        return {**fields, name: data}
 
 
 def find_number(value: object, path: str = "") -> str:

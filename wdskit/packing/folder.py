@@ -21,12 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.classes import CLASS_FIELD, read_classes
-from wdskit.dataset.columns import COLUMNS_NAME, Columns, NewColumn, Texts, is_column_file, write_columns
+from wdskit.dataset.columns import (
+    COLUMNS_NAME,
+    Columns,
+    NewColumn,
+    Texts,
+    check_split_values,
+    is_column_file,
+    write_columns,
+)
 from wdskit.dataset.index import INDEX_NAME, ShardEntry, digest_of_entries, has_index, index_json, read_index
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
-from wdskit.errors import FolderIndexError, PackError
+from wdskit.errors import FolderIndexError, PackError, SelectionError
 from wdskit.files import Disk, describe_foreign, is_file_name, make_folders, publish_bytes, read_own, remove_temp_files
 from wdskit.packing.fill import Entry, read_entry
 from wdskit.packing.row import OnProgress, Progress
@@ -199,7 +207,13 @@ class Folder:
             for name, part in pack_columns(shard.entry.columns, shard.name).items():
                 parts[name].append(part)
         made = {name: NewColumn(source, parts[name]) for name, source in columns.items()}
-        return write_columns(self.work, digest_of_entries((*self.entries, *new)), made, disk=self.disk)
+        try:
+            check_split_values(made, self.shown)
+            return write_columns(self.work, digest_of_entries((*self.entries, *new)), made, disk=self.disk)
+        except SelectionError as err:
+            raise SelectionError(
+                f"{self.shown}: {str(err).removeprefix(f'{self.shown}: ')}", folder=self.shown
+            ) from err
 
     def roll_forward(self) -> None:
         """Complete a commit, if one was begun: move all files to their names, `index.json` last.

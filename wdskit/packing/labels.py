@@ -14,13 +14,12 @@ from wdskit.errors import FolderIndexError, PackError, StorageError
 from wdskit.files import describe_missing
 from wdskit.packing.row import Label
 from wdskit.storage.urls import read_bytes
+from wdskit.text import plain_value
 
 NO_CLASS = -1
 """Class number of a sample without a class, as in data sets of Hugging Face."""
 
-_NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]{0,18})", re.ASCII)
-_FRACTION = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
-_MAX_EXACT = 1 << 53  # floats represent all whole numbers up to this one
+_FRACTION = re.compile(r"\s*[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*", re.ASCII)
 _SHOWN_CHARS = 60
 
 
@@ -36,35 +35,22 @@ def read_label(value: Any) -> Label | None:
     """
     if isinstance(value, bytes | bytearray | memoryview):
         value = bytes(value).decode(errors="surrogateescape")
-    if hasattr(value, "item"):  # a scalar of NumPy
-        value = value.item()
-    if value is None or value != value:  # noqa: PLR0124 (NaN)
+    if isinstance(value, str) and _FRACTION.fullmatch(value):
+        raise ValueError(f"{value!r} is text of a fraction. Write a whole number, or a name")
+    plain = plain_value(value.item() if hasattr(value, "item") else value)  # of a scalar of NumPy
+    if plain is None:
         return None
-    if isinstance(value, str):
-        text = value.strip()
-        if not text:
-            return None
-        if _FRACTION.fullmatch(text):
-            raise ValueError(f"{value!r} is text of a fraction. Write a whole number, or a name")
-        if not _NUMBER.fullmatch(text):
-            _check_name(value)
-            return Label(value)
-        value = int(text)
-    elif isinstance(value, float) and value.is_integer() and abs(value) <= _MAX_EXACT:
-        value = int(value)
-    if type(value) is not int:
+    if isinstance(plain, str):
+        try:
+            plain.encode()
+        except UnicodeEncodeError as err:
+            raise ValueError(f"the name {plain!r} is not UTF-8") from err
+    elif type(plain) is not int:
         shown = repr(value)[:_SHOWN_CHARS]
         raise ValueError(f"{shown} is a {type(value).__name__}. A label is a whole number or a name")
-    if not -(1 << 63) <= value < 1 << 63:
-        raise ValueError(f"{value} does not fit the 64 bits of a label")
-    return Label(value)
-
-
-def _check_name(name: str) -> None:
-    try:
-        name.encode()
-    except UnicodeEncodeError as err:
-        raise ValueError(f"the name {name!r} is not UTF-8") from err
+    elif not -(1 << 63) <= plain < 1 << 63:
+        raise ValueError(f"{plain} does not fit the 64 bits of a label")
+    return Label(plain)
 
 
 class ClassNames:
@@ -87,7 +73,7 @@ class ClassNames:
             twice = next(name for number, name in enumerate(names) if self.numbers[name] != number)
             raise PackError(f"{where}: the class {twice!r} appears twice. Give each number a different name.")
         self.where = where
-        self._has_number = any(_NUMBER.fullmatch(name.strip()) for name in names)
+        self._has_number = any(isinstance(plain_value(name), int) for name in names)
 
     def number(self, label: Label) -> int:
         """Return the number of a label: of its name, or the label itself if it is the number of a class.

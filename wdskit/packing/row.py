@@ -173,7 +173,7 @@ def make_row(key: str, fields: Mapping[str, Field], where: str, *, keys: str, so
             check_field(name)
         check_member_name(key, max(fields, key=len))
     except KeyRuleError as err:
-        way = "" if keys == "hashed" else "Rename it, or use --keys hashed, which keeps the path in json."
+        way = "" if err.name != key else "Rename it, or `wdskit pack --keys hashed`, which keeps the old key in json."
         raise bad_row(where, str(err), way) from err
     for name, data in fields.items():
         if (size := size_of(data)) > MAX_USTAR_SIZE_BYTES:

@@ -15,6 +15,8 @@ from wdskit.text import install_extra
 ADDRESS = re.compile(r"ray(://[^\s/:@]+:[0-9]{1,5})?")
 """`ray` for the cluster that the environment names, or the address of a Ray Client server."""
 
+_SETTINGS = 4
+_HTTP2_START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0))
 _ANSWER_S = 10.0  # longest wait for the server of a cluster
 
 _lock = threading.Lock()
@@ -61,7 +63,7 @@ def connect(on: str, error: type[WdskitError], *, starts_cluster: bool) -> tuple
         for other in [key for key in _users if key[1] != job]:
             del _users[other]  # the program has ended this connection
         if not job:
-            address = (None if starts_cluster else os.environ.get("RAY_ADDRESS") or "auto") if on == "ray" else on
+            address = (os.environ.get("RAY_ADDRESS") or (None if starts_cluster else "auto")) if on == "ray" else on
             try:
                 _check_server(address)
                 ray.init(address=address, log_to_driver=not starts_cluster, logging_level="ERROR")
@@ -102,12 +104,19 @@ def _job_of(ray: ModuleType) -> str:
 
 
 def _check_server(address: str | None) -> None:
-    """Raise OSError if `address` is HOST:PORT and no program listens there. Without this check, Ray would try to
-    connect for nine minutes. None and other addresses are not checked.
+    """Raise OSError if no server of Ray answers at HOST:PORT. Without this check, Ray would try to connect for nine
+    minutes. None and addresses without a port are not checked.
     """
-    host, _, port = (address or "").rpartition(":")
-    if host and "/" not in host and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return
+    with socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S) as server:
+        if os.environ.get("RAY_USE_TLS", "0") != "0":
+            return
+        server.sendall(_HTTP2_START)  # gRPC answers with its own SETTINGS frame (RFC 9113, 3.4)
+        reply = server.recv(9, socket.MSG_WAITALL)
+    if len(reply) < 9 or reply[3] != _SETTINGS:
+        raise ConnectionError(f"a program that is not Ray answers at {host}:{port}")
 
 
 def last_line(err: BaseException) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from wdskit.errors import DecodeError, FolderIndexError, SelectionError, Storage
 from wdskit.files import DISK, Disk, remove_temp_files
 from wdskit.shards.parallel import Progress, choose_workers, read_shards
 from wdskit.storage.urls import LocalFile
-from wdskit.text import as_int, plural
+from wdskit.text import as_int, plain_value, plural
 
 SPLIT_SEED = 0
 """Default seed of `wdskit split`. `pack --split` uses this seed, so both give a key the same split."""
@@ -351,24 +350,21 @@ def _text_of(file: LocalFile, path: str, sample: dict[str, Any], split_key: Spli
 
 
 def canonical_text(value: Any) -> str | None:
-    """Convert a JSON value to text. 17, 17.0 and "17" give the same text, and so do true and "true". Return None for
-    null, NaN and the empty text.
+    """Convert a JSON value to text: 17, 17.0, "17" and "17.0" to the same, as `plain_value` does, and true and "true".
+
+    Return None for null, NaN and blank text.
 
     Raises:
         ValueError: The value is a list or an object.
     """
     # Two versions of a table may differ in types. A group in two splits is worse than two groups with the same split.
-    match value:
-        case None | "":
-            return None
-        case bool():
-            return "true" if value else "false"
-        case int() | str():
-            return str(value)
-        case float():
-            if math.isnan(value):
-                return None
-            return str(int(value)) if value.is_integer() else repr(value)
+    value = plain_value(value)
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | str | float):
+        return str(value)
     shown = json.dumps(value)
     shown = f"{shown[:_SHOWN_CHARS]}..." if len(shown) > _SHOWN_CHARS else shown
     kind, remedy = ("an object", "a value inside it") if isinstance(value, dict) else ("a list", "a single value")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from wdskit.errors import RowError
-from wdskit.packing.row import Row
+from wdskit.errors import DecodeError, KeyRuleError, RowError
+from wdskit.packing.row import Row, bad_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,3 +70,19 @@ class Source(ABC):
         Raises:
             PackError: The source cannot be read as a whole.
         """
+
+
+def attempt(make: Callable[..., Row], where: str, *args: Any) -> Row | RowError:
+    """Return `make(where, ...)`: the row at `where`. Any error of its values becomes the error of this row."""
+    try:
+        return make(where, *args)
+    except RowError as err:
+        return err
+    except KeyError as err:
+        return bad_row(where, f"it has no {err}")
+    except UnicodeError as err:
+        return bad_row(where, f"it is not UTF-8: {err}")
+    except OSError as err:
+        return bad_row(where, f"{err.filename}: {err.strerror}")
+    except (DecodeError, KeyRuleError, RecursionError, TypeError, ValueError) as err:
+        return bad_row(where, str(err))

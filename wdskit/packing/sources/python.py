@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from wdskit.errors import DecodeError, RowError
-from wdskit.packing.row import SAME_FIELD, Field, Row, bad_row, file_field, make_row
-from wdskit.packing.sources.base import Reading, Source
-from wdskit.packing.sources.records import keep_key, make_field
+from wdskit.errors import RowError
+from wdskit.packing.row import SAME_FIELD, Field, File, Row, make_row
+from wdskit.packing.sources.base import Reading, Source, attempt
+from wdskit.packing.sources.records import add_field, keep_key, make_field
 
 
 class Python(Source):
@@ -28,30 +28,19 @@ class Python(Source):
     def rows(self) -> Iterator[Row | RowError]:
         """Yield one row per dict. An error of the iterable is raised."""
         for number, row in enumerate(self._rows):
-            try:
-                yield self._row(row, f"row {number}")
-            except RowError as err:
-                yield err
+            yield attempt(self._row, f"row {number}", row)
 
-    def _row(self, row: Any, where: str) -> Row:
+    def _row(self, where: str, row: Any) -> Row:
         key = row.get("__key__") if isinstance(row, Mapping) else None
-        if not isinstance(key, str):
-            what = sorted(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
-            raise bad_row(where, f"it is not a dict with a text `__key__` and fields: {what}")
-        where = f"{where} ({key!r})"
+        if not isinstance(key, str) or not all(isinstance(name, str) for name in row):
+            shown = [*row] if isinstance(row, Mapping) else type(row).__name__
+            raise TypeError(f"it is not a dict of fields by name with a text `__key__`: {shown}")
         fields: dict[str, Field] = {}
         for given, value in row.items():
-            if not isinstance(given, str):
-                raise bad_row(where, f"its field {given!r} is not text")
-            if given.startswith("__"):
-                continue
             name = SAME_FIELD.get(given.lower(), given.lower())
-            if name in fields:
-                raise bad_row(where, f"it has the field {name!r} twice")
-            try:
-                field = file_field(str(value), where) if isinstance(value, Path) else make_field(name, value)
-            except (DecodeError, ValueError) as err:
-                raise bad_row(where, f"its field {name!r}: {err}") from err
-            if field is not None:
-                fields[name] = field
-        return keep_key(make_row(key, fields, where, keys=self.how.keys, source=self.name), key)
+            if not name.startswith("__"):
+                field = File.whole(str(value)) if isinstance(value, Path) else make_field(name, value)
+                if field is not None:
+                    add_field(fields, name, field)
+        made = make_row(key, fields, f"{where} ({key!r})", keys=self.how.keys, source=self.name)
+        return keep_key(made, key)

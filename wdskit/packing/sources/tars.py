@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,36 +15,18 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, common_classes
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import check_field
-from wdskit.dataset.patterns import ShardList, any_index, list_shards, split_url
+from wdskit.dataset.patterns import any_index, list_shards, split_url
 from wdskit.dataset.samples import HeaderReader, ShardReader
 from wdskit.dataset.shard_table import ShardTable
-from wdskit.errors import (
-    FolderIndexError,
-    KeyRuleError,
-    MemberNameError,
-    PackError,
-    RowError,
-    ShardError,
-    UnsupportedMember,
-)
+from wdskit.errors import FolderIndexError, MemberNameError, PackError, RowError, ShardError, UnsupportedMember
 from wdskit.packing.row import SAME_FIELD, Field, File, Row, bad_row, make_row
-from wdskit.packing.sources.base import Reading, Source
-from wdskit.packing.sources.records import Records, keep_key, read_object
+from wdskit.packing.sources.base import Reading, Source, attempt
+from wdskit.packing.sources.records import Records, add_field, keep_key, read_object
 from wdskit.storage.urls import LocalFile, is_local, local_path, shown_url
 from wdskit.tar.walk import Span
 from wdskit.text import plural
 
 _ARCHIVES = frozenset({"tar", "zip", "gz", "tgz", "tar.gz"})
-_FIRST_DOT = "The first dot of a member's name cuts it into key and field"
-_EXTRACT = "Extract the tar and pack the folder, which cuts at the last dot and cleans keys."
-
-
-_Sample: TypeAlias = tuple[str, Mapping[str, Field]]
-"""The key and the fields of a sample."""
-
-
-def _list(source: str | Sequence[str]) -> ShardList:
-    return list_shards(source, any_index, lists_buckets=True)
 
 
 class _Samples(Source):
@@ -68,109 +49,80 @@ class _Samples(Source):
         super().__init__(source if isinstance(source, str) else "::".join(source), how)
         self._seen: set[str] = set()  # fields of all samples so far
         self._used: list[NDArray[np.bool_]] | None = None  # which samples of each tar are rows; None for all
-        found = _list(source)
+        found = list_shards(source, any_index, lists_buckets=True)
         self._shards = [*zip(found.urls, found.entries, strict=True)]
         way_out = "leave the labels out: `wdskit reshard --drop cls`."
         common = common_classes(found.folders, found.folders.__getitem__, way_out=way_out)
-        self.classes = common.names
+        self.classes = None if common.problem else common.names
         if common.problem:
             self.notes.append(f"{common.problem}, so no {CLASSES_NAME} is written.")
-            self.classes = None
 
-    def _read(self, url: str, place: str, entry: ShardEntry | None) -> Iterator[_Sample | RowError]:
-        """Yield (key, fields) of each sample of a tar. Fields of a local tar are parts of it: only headers are read.
-        A damaged tar yields the whole samples before the damage, then one `RowError`.
+    def rows(self) -> Iterator[Row | RowError]:
+        """Yield one row per sample, in the order of the tars. A `./` before a key is removed, and a key that changes is
+        kept in `json`. A damaged tar gives the whole samples before the damage, then one `RowError`.
 
         Raises:
-            RowError: A key is in two places, or a field is repeated, so that an earlier sample lacks fields.
-            ShardError: A member is a link, a device or another kind that no sample has.
-            FolderIndexError: The tar has another size, sha256 (in a store) or number of samples than its index entry.
+            ShardError: A key is in two places, a field is repeated, or a member is a link or a device.
+            FolderIndexError: The tar has another size or number of samples than its index entry.
             StorageError: The tar cannot be read.
+            PackError: `_finish` found a fault of all samples together.
         """
-        digest = hashlib.sha256()
+        for at, (url, entry) in enumerate(self._shards):
+            place = local_path(url) if is_local(url) else shown_url(url)
+            source = "/".join((os.path.abspath(place) if is_local(url) else place).split("/")[-2:])
+            try:
+                for number, sample in enumerate(self._read(url, place, entry)):
+                    key = sample["__key__"]
+                    fields = {name: data for name, data in sample.items() if not name.startswith("__")}
+                    self._seen |= fields.keys()
+                    if self._used is None or self._used[at][number : number + 1].any():
+                        yield attempt(self._row, f"{place}: {key}", key.removeprefix("./"), fields, source)
+            except (UnsupportedMember, MemberNameError):
+                raise  # samples that were read may lack fields
+            except ShardError as err:
+                problem = f"{err.problem} ({err.samples_read} samples read), and everything after it is lost"
+                yield bad_row(f"{place}, byte {err.offset}", problem, err.remedy)
+        self._finish()
+
+    def _read(self, url: str, place: str, entry: ShardEntry | None) -> Iterator[dict[str, Any]]:
+        """Yield the samples of a tar. Of a local tar only headers are read: the fields are parts of it."""
         with contextlib.ExitStack() as stack:
             if is_local(url):
                 file = stack.enter_context(contextlib.closing(LocalFile(place)))
                 status = os.fstat(file.fd)
-                num_bytes, mtime_ns = status.st_size, status.st_mtime_ns
+                num_bytes = status.st_size
                 reader: ShardReader = HeaderReader(file, shard=place)
             else:
                 from wdskit.storage.objects import ObjectStream  # needs obstore
 
                 stream = stack.enter_context(contextlib.closing(ObjectStream(url)))
-                num_bytes, mtime_ns = stream.num_bytes, 0
-
-                def read(size: int) -> bytes:
-                    data = stream.read(size)
-                    digest.update(data)
-                    return data
-
-                reader = ShardReader(read, shard=place)
+                num_bytes = stream.num_bytes
+                reader = ShardReader(stream.read, shard=place)
             try:
                 for sample in reader:
-                    yield (
-                        sample["__key__"],
-                        {
-                            name: File(place, data.offset, data.size, num_bytes, mtime_ns)
-                            if type(data) is Span
-                            else data
-                            for name, data in sample.items()
-                            if not name.startswith("__")
-                        },
-                    )
-            except UnsupportedMember:
-                raise
-            except MemberNameError as err:
-                raise bad_row(f"{place}, byte {err.offset}", err.problem, err.remedy) from err
-            except ShardError as err:
-                problem = f"{err.problem} ({err.samples_read} samples read), and everything after it is lost"
-                way = " --skip-bad packs the samples before the damage." if err.samples_read > 0 else ""
-                yield bad_row(f"{place}, byte {err.offset}", problem, err.remedy + way)
-                return
+                    for name, data in sample.items():
+                        if type(data) is Span:
+                            sample[name] = File(place, data.offset, data.size, num_bytes, status.st_mtime_ns)
+                    yield sample
             finally:
                 self.num_other += reader.num_ignored
-        if entry is None:
-            return
-        differs = ""
-        if num_bytes != entry.num_bytes:
-            differs = f"it has {num_bytes} bytes, but the index says {entry.num_bytes}"
-        elif not is_local(url) and digest.hexdigest() != entry.sha256:
-            differs = "its sha256 is not the one in the index: its bytes changed"
-        elif reader.num_samples != entry.num_samples:
-            differs = f"it has {reader.num_samples} samples, but the index says {entry.num_samples}"
-        if differs:
+        found = num_bytes, reader.num_samples
+        if entry is not None and found != (entry.num_bytes, entry.num_samples):
+            told = f"{entry.num_bytes} and {entry.num_samples}"
+            msg = f"{place}: it has {found[0]} bytes and {found[1]} samples, but the index says {told}."
             folder = split_url(url)[0]
-            msg = f"{place}: {differs}.\n  If the shard is right, run `wdskit index {folder or '.'}`."
-            raise FolderIndexError(msg, folder=folder)
+            way = f"If the shard is right, run `wdskit index {folder or '.'}`."
+            raise FolderIndexError(f"{msg}\n  {way}", folder=folder)
 
-    def rows(self) -> Iterator[Row | RowError]:
-        """Yield one row per sample, in the order of the tars. A `./` before a key is removed, and a key that changes is
-        kept in `json`.
-
-        Raises:
-            PackError: `_finish` found a fault of all samples together.
-            RowError, ShardError, FolderIndexError, StorageError: As for `_read`.
-        """
-        for at, (url, entry) in enumerate(self._shards):
-            place = local_path(url) if is_local(url) else shown_url(url)
-            source = "/".join((os.path.abspath(place) if is_local(url) else place).split("/")[-2:])
-            for number, sample in enumerate(self._read(url, place, entry)):
-                try:
-                    if isinstance(sample, RowError):
-                        raise sample
-                    key, where = sample[0].removeprefix("./"), f"{place}: {sample[0]}"
-                    self._seen |= sample[1].keys()
-                    if self._used is None or self._used[at][number : number + 1].any():
-                        fields = self._fields(key, sample[1], where)
-                        yield keep_key(make_row(key, fields, where, keys=self.how.keys, source=source), key)
-                except RowError as err:
-                    yield err
-        self._finish()
+    def _row(self, where: str, key: str, members: Mapping[str, Field], source: str) -> Row:
+        fields = self._fields(key, members, where)
+        return keep_key(make_row(key, fields, where, keys=self.how.keys, source=source), key)
 
     @abstractmethod
     def _fields(self, key: str, members: Mapping[str, Field], where: str) -> Mapping[str, Field]:
-        """Return the fields to pack. RowError: The sample cannot be packed."""
+        """Return the fields to pack. RowError, ValueError: The sample cannot be packed."""
 
+    @abstractmethod
     def _finish(self) -> None:
         """Check all samples together. PackError: The check fails."""
 
@@ -185,34 +137,24 @@ class Tars(_Samples):
         self._records = Records("", how, self.name)
         self._num_samples = 0
         self._of_field: dict[str, int] = {}  # number of the only sample with this dotted field; -1 for several
-        self._has_labels = self._has_folders = False
-        self._has_only_images = True
+        self._has_folders = False
 
     def _fields(self, key: str, members: Mapping[str, Field], where: str) -> Mapping[str, Field]:
         self._num_samples += 1
+        self._has_folders |= "/" in key
         fields: dict[str, Field] = {}
         for name, data in members.items():
             field = SAME_FIELD.get(name, name)
             if "." in field:
                 self._of_field[field] = -1 if field in self._of_field else self._num_samples
-            if field in fields:
-                raise bad_row(where, f"it has the field {field!r} twice")
             if field in _ARCHIVES:
-                raise bad_row(where, f"an archive inside: {key}.{name}", "Extract it, and pack its files.")
-            try:
-                check_field(field)
-            except KeyRuleError as err:
-                raise bad_row(where, f"{err} {_FIRST_DOT}", _EXTRACT) from err
-            fields[field] = data
-        self._has_folders |= "/" in key
-        self._has_only_images = self._has_only_images and all(map(is_image_field, fields))
+                raise ValueError(f"an archive inside: {key}.{name}. Extract it, and pack its files")
+            check_field(field)
+            add_field(fields, field, data)
         if self.how.fields:
             record = read_object(fields["json"], where) if "json" in fields else {}
-            for name, made in self._records.fields(record, where).items():
-                if name in fields:
-                    raise bad_row(where, f"it already has the field {name!r}")
-                fields[name] = made
-        self._has_labels = self._has_labels or CLASS_FIELD in fields
+            for name, made in self._records.fields(record, self.how.fields).items():
+                add_field(fields, name, made)
         return fields
 
     def _finish(self) -> None:
@@ -221,8 +163,13 @@ class Tars(_Samples):
         kinds = {(number, field.rpartition(".")[2]) for field, number in own.items()}
         if num * 2 > self._num_samples and (num > 1 or len(kinds) < len(own)):
             msg = f"{self.path}: {num} of {plural(self._num_samples, 'sample')} have a field that no other sample has, "
-            raise PackError(f"{msg}such as {next(iter(own))!r}. {_FIRST_DOT}.\n  {_EXTRACT}")
-        if not self._has_labels and (self._has_folders or self._has_only_images):
+            msg += f"such as {next(iter(own))!r}. The first dot of a member's name cuts it into key and field."
+            raise PackError(
+                f"{msg}\n  Extract the tar and pack the folder, which cuts at the last dot and cleans keys."
+            )
+        if CLASS_FIELD not in {*self._seen, *self.how.fields} and (
+            self._has_folders or all(is_image_field(SAME_FIELD.get(name, name)) for name in self._seen)
+        ):
             way = "To use folder names, extract the tars, one folder per class, and pack the folder above them."
             self.notes.append(f"folder names are not used as labels; no sample has a class. {way}")
 
@@ -268,10 +215,8 @@ class Shards(_Samples):
         fields: dict[str, Field] = {}
         for name, data in members.items():
             new = self._new_name(name)
-            if new is not None and new in fields:
-                raise bad_row(where, f"two of its fields become {new!r}")
             if new is not None:
-                fields[new] = data
+                add_field(fields, new, data)
         return fields
 
     def _finish(self) -> None:
