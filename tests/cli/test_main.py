@@ -118,7 +118,7 @@ def test_info_refuses_an_index_that_does_not_match(train: Path, run) -> None:
         file.write(bytes(512))
     code, out, err = run("info", "train")
     assert (code, out) == (1, "")
-    assert "s-0.tar has 9728 bytes, the index says 9216" in err
+    assert "s-0.tar: it has 9728 bytes, but the folder's index says 9216" in err
     assert "`wdskit index train`" in err
     assert run("info", "train/s-0.tar")[0] == 0  # the shard itself can still be read
 
