@@ -23,8 +23,8 @@ from pack_cases import copy, rows
 import wdskit
 from wdskit import PackError, WdskitError, finish_pack, pack
 from wdskit.dataset.index import RUN_FOLDER
-from wdskit.dataset.unfinished_runs import JOURNAL_NAME
 from wdskit.packing import run_journal
+from wdskit.packing.run_journal import JOURNAL_NAME
 from wdskit.packing.select import select
 
 SECRET = b"KEEP-ME-OUTSIDE"

@@ -21,10 +21,9 @@ import wdskit
 from wdskit import FolderIndexError, PackError, finish_pack, pack, split
 from wdskit.dataset.index import RUN_FOLDER, read_index
 from wdskit.dataset.lock import lock_folder, share_folder
-from wdskit.dataset.unfinished_runs import DESCRIPTION_NAME, JOURNAL_NAME
 from wdskit.packing import publish, run_journal
 from wdskit.packing.options import parse_part
-from wdskit.packing.run_journal import RunDescription, read_description, read_filled
+from wdskit.packing.run_journal import DESCRIPTION_NAME, JOURNAL_NAME, RunDescription, read_description, read_filled
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}

@@ -17,10 +17,9 @@ from shards import bytes_in, samples_in, write_shard
 import wdskit
 from wdskit import FolderIndexError, PackError, finish_pack, pack, split
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
-from wdskit.dataset.unfinished_runs import DESCRIPTION_NAME
 from wdskit.packing import publish
 from wdskit.packing.plan import Plan
-from wdskit.packing.run_journal import RunDescription, read_description
+from wdskit.packing.run_journal import DESCRIPTION_NAME, RunDescription, read_description
 from wdskit.shards.index import index_folder
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}

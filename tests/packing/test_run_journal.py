@@ -19,10 +19,9 @@ from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, ShardError, finish_pack, pack
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
-from wdskit.dataset.unfinished_runs import JOURNAL_NAME
 from wdskit.files import Disk
 from wdskit.packing import publish
-from wdskit.packing.run_journal import RunDescription
+from wdskit.packing.run_journal import JOURNAL_NAME, RunDescription
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
 NAMES = ["rows", "folder", "addition", "replacing", "parts", "added parts", "stream", "overwriting"]

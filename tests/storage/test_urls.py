@@ -373,7 +373,7 @@ def test_paths_and_file_urls(tmp_path):
     path.write_bytes(b"data")
     assert read_all(str(path)) == read_all(path.as_uri()) == read_all(f"FILE://localhost{path.as_uri()[7:]}") == b"data"
     assert local_path("a%20b") == "a%20b"
-    for url in (f"file:{path}", f"file://{path}", f"file://LOCALHOST{path}"):
+    for url in (f"file://{path}", f"file://LOCALHOST{path}"):
         assert read_all(url.replace(" ", "%20").replace("%.", "%25.")) == b"data"
     with pytest.raises(StorageError, match="not file://elsewhere/"):
         open_stream(f"file://elsewhere{path}")
@@ -395,7 +395,7 @@ def test_any_file_name_has_a_url(name, tmp_path):
     assert local_path(path.as_uri()) == str(path)
 
 
-@pytest.mark.parametrize("url", ["file:///tmp/a#1.tar", "file:///tmp/a?1.tar", "file:a?"])
+@pytest.mark.parametrize("url", ["file:///tmp/a#1.tar", "file:///tmp/a?1.tar"])
 def test_a_file_url_has_neither_query_nor_fragment(url):
     with pytest.raises(StorageError, match="end the path of a URL"):
         local_path(url)
