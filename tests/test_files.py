@@ -352,7 +352,7 @@ def test_after_a_power_loss_a_folder_with_an_index_is_whole(tmp_path: Path) -> N
 
 
 def test_the_right_order_by_hand_is_as_good(tmp_path: Path) -> None:
-    check_folder_power_loss(partial(write_folder_in_order, order="sxtj"), tmp_path)
+    check_folder_power_loss(partial(write_folder_in_order, order="sxj"), tmp_path)
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
@@ -363,7 +363,7 @@ def test_a_wrong_order_of_files_is_caught(tmp_path: Path, order: str) -> None:
 
 def test_a_folder_whose_name_is_not_flushed_is_caught(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
-        check_folder_power_loss(partial(write_folder_in_order, order="sxtj", flush_name=False), tmp_path)
+        check_folder_power_loss(partial(write_folder_in_order, order="sxj", flush_name=False), tmp_path)
 
 
 def test_indexing_shards_of_others_survives_a_power_loss(tmp_path: Path) -> None:

@@ -141,11 +141,11 @@ def test_all_that_is_wrong_in_a_bucket_is_found(here, s3):
     put(f"{base}/classes.json", b"{")
     findings = verify(f"s3://{BUCKET}/wrong", images="none").findings
     assert sorted((one.kind, one.file.rpartition("/")[2]) for one in findings) == [
+        ("beside", "index.json"),
         ("digest", "p-000.tar"),
         ("index", "classes.json"),
         ("missing", "p-001.tar"),
         ("offsets", "p-003.tar.idx"),
-        ("unlisted", "stray.tar"),
     ]
     assert [one.problem[:14] for one in findings if one.kind == "index"] == ["it is not JSON"]  # without the URL again
 

@@ -22,9 +22,10 @@ from shards import write_numbers, write_shard
 from wdskit import Pipeline
 from wdskit.dataset import index as index_module
 from wdskit.dataset.index import INDEX_NAME, Index, ShardEntry, has_index, join_url, read_index, write_index
-from wdskit.dataset.patterns import check_found, find_shards, other_tars
+from wdskit.dataset.patterns import check_found, find_shards
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.shards.index import index_folder
+from wdskit.shards.listing import other_tars
 
 GOLDEN_FOLDER = GOLDEN / "folder"
 DIGEST = hashlib.sha256(b"x").hexdigest()

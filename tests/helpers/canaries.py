@@ -285,16 +285,16 @@ def open_with_a_shell() -> None:
     """Let `pipe:` run its command, as in webdataset."""
     import subprocess
 
-    from wdskit.dataset import braces
+    from wdskit.dataset import patterns
 
-    check = braces.scheme_of
+    check = patterns.scheme_of
 
     def run(url: str) -> str:
         if url.lower().startswith("pipe:"):
             subprocess.run(url[5:], shell=True, check=False)
         return check(url)
 
-    braces.scheme_of = run
+    patterns.scheme_of = run
 
 
 def map_by_import_path() -> None:

@@ -450,8 +450,9 @@ def test_what_is_not_indexed_or_not_there_is_told(tmp_path, numbers, monkeypatch
         Pipeline().exact(f"{numbers}/x-*.tar").loader(workers=0)
     index_folder(tmp_path)
     (tmp_path / "stray.tar").write_bytes(b"")
+    assert len(list(Pipeline().exact(str(tmp_path)).loader(workers=0))) == 5
     with pytest.raises(FolderIndexError, match=r"stray\.tar: the folder's index does not list this shard"):
-        Pipeline().exact(str(tmp_path)).loader(workers=0)
+        Pipeline().exact(f"{tmp_path}/stray.tar").loader(workers=0)
 
 
 def test_a_shard_that_changed_behind_its_index_is_an_error(tmp_path):

@@ -394,6 +394,9 @@ def test_a_bucket_that_others_wrote_is_indexed_where_it_is(here, s3, tmp_path):
             assert data.read_at(0, data.num_bytes) == path.read_bytes(), path.name
     assert read_all(f"{url}/") == [*range(60)]
     put(f"{s3}/{BUCKET}/others/index.json", b"{")
+    with pytest.raises(FolderIndexError, match=r"others/index.json: this file is in the way: wdskit did not write it"):
+        wdskit.index_folder(url, workers=1)
+    put(f"{s3}/{BUCKET}/others/index.json", (folder / "index.json").read_bytes()[:-9])
     assert wdskit.index_folder(url, workers=1).index.num_samples == 60
     assert read_all(f"{url}/") == [*range(60)]
     changed = (folder / "s-001.tar").read_bytes().replace(b"n0000", b"m0000")

@@ -29,8 +29,8 @@ def index_command(
 ) -> None:
     """Index a folder of shards that others wrote.
 
-    Reads every *.tar from end to end, checks it, and writes index.json, index.bin and an .idx beside each shard. If a
-    shard is damaged, all faults are listed and no index is written. `pack` writes the index itself.
+    Reads every *.tar from end to end, checks it, and writes index.json and an .idx beside each shard. If a shard is
+    damaged, all faults are listed and no index is written. `pack` writes the index itself.
     A column has one value per sample, for `where`, `weights`, `balance` and `bucketed` of a pipeline. Columns that the
     folder has already are made again.
 

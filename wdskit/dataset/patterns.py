@@ -17,7 +17,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -25,7 +24,7 @@ from wdskit.dataset.index import Index, ShardEntry, has_index, has_run, is_label
 from wdskit.errors import FolderIndexError, StorageError, WdskitError
 from wdskit.files import describe_missing
 from wdskit.limits import MAX_SHARD_NAMES
-from wdskit.storage.urls import ABSENT_STATUSES, LISTED_SCHEMES, is_local, local_path, scheme_of
+from wdskit.storage.urls import ABSENT_STATUSES, is_local, local_path, scheme_of
 
 _JOINT = re.compile(r"::(?![^\[\]/]*\])")  # but not inside http://[::1]/
 _GLOB = re.compile(r"[*?\[]")
@@ -102,15 +101,15 @@ class FolderShards:
         try:
             on_disk = frozenset(os.listdir(self.folder or ".")) if local and len(self.names) > _FEW else None
             for at, name in enumerate(self.names):
-                path = self.url(at)
-                if local and not (os.path.exists(path) if on_disk is None else name in on_disk):
-                    yield at, LISTED_ABSENT if known and name in known else ABSENT
-                elif known is not None and name not in known:
+                is_listed = known is None or name in known
+                if local and not (os.path.exists(self.url(at)) if on_disk is None else name in on_disk):
+                    yield at, LISTED_ABSENT if known is not None and is_listed else ABSENT
+                elif not is_listed:
                     yield at, UNLISTED
-                elif with_sizes and local and self.index is not None and known is not None:
-                    size, listed = os.stat(path).st_size, self.index.sizes[known[name]]
-                    if size != listed:
-                        yield at, f"it has {size} bytes, but the folder's index says {listed}"
+                elif with_sizes and local and (entry := self.entry(at)) is not None:
+                    num_bytes = os.stat(self.url(at)).st_size
+                    if num_bytes != entry.num_bytes:
+                        yield at, f"it has {num_bytes} bytes, but the folder's index says {entry.num_bytes}"
         except OSError as err:
             where = err.filename or self.folder
             raise FolderIndexError(f"{where}: cannot be read: {err.strerror}.", folder=self.folder) from err
@@ -149,9 +148,9 @@ def find_shards(
     found: list[FolderShards] = []
     for part, patterns in enumerate(expand_parts(shards)):
         for pattern in patterns:
-            if needs_index and not is_local(pattern):
-                _check_planned_url(pattern)
             places = find_folders(pattern)
+            if not is_local(pattern):
+                _check_url(pattern, is_folder=needs_index or places[0].is_glob)
             if needs_index and is_local(pattern) and not any(map(_exists, places)):
                 raise nothing_matches(pattern)
             ones = [_match(pattern, place, open_once(place.folder), part, fallback) for place in places]
@@ -177,12 +176,7 @@ def _match(
     folder, name, is_glob = place
     if not is_glob:
         return FolderShards(folder, index, [name], part, () if is_local(pattern) else (pattern,))
-    urls: dict[str, str] = {}
     if not is_local(pattern):
-        if pattern.partition("?")[1]:
-            path = pattern.partition("?")[0]
-            msg = f"{path}: a URL with a query names one shard, not a folder. Name each shard, or leave the query out."
-            raise StorageError(msg, url=path)
         if index is None and fallback is None:
             from wdskit.storage.buckets import list_objects
 
@@ -254,26 +248,6 @@ def refuse_doubles(found: Iterable[FolderShards], remedy: str) -> None:
                 msg = f"{url}: this shard is named twice, so its samples would be used twice as often."
                 raise StorageError(f"{msg}\n  Name it once. To use it more often, {remedy}.", url=url)
             names.add(name)
-
-
-def other_tars(index: Index) -> list[str]:
-    """Return the names of the tars in the folder of an index that the index does not list, sorted. They are not part of
-    the data. Only a local folder and a folder of a bucket can be listed; for another folder the result is empty.
-
-    Raises:
-        StorageError: The folder cannot be listed.
-    """
-    names: Iterable[str] = ()
-    try:
-        if not index.is_remote:
-            names = os.listdir(index.local)
-    except OSError as err:
-        raise StorageError(f"{index.place}: cannot be read: {err.strerror}.", url=index.place) from err
-    if index.is_remote and scheme_of(index.folder) in LISTED_SCHEMES:
-        from wdskit.storage.buckets import list_objects
-
-        names = [unquote(one.url.rpartition("/")[2]) for one in list_objects(index.folder)]
-    return sorted(name for name in names if name.endswith(".tar") and name[0] != "." and name not in index.by_name)
 
 
 @dataclass(frozen=True)
@@ -364,9 +338,8 @@ def _expand_braces(pattern: str) -> Iterator[str]:
 
 
 def _count_names(pattern: str) -> int:
-    """Return how many names a brace pattern has at most: braceexpand makes all names of a brace before the first.
-
-    Raises ValueError if the braces do not match.
+    """Return how many names a brace pattern has at most, because braceexpand makes all names of a brace before the
+    first. Raises ValueError if the braces do not match.
     """
     counts: list[int] = []  # of each brace, inner braces first; in the text, `\0n\0` replaces brace n
 
@@ -439,19 +412,16 @@ def find_folders(pattern: str) -> list[FolderPattern]:
     return [FolderPattern(folder, name or "*.tar", is_glob=True) for folder in parents]
 
 
-def _check_planned_url(url: str) -> None:
-    """Check that a planned source such as `exact` can read a URL.
-
-    Raises:
-        StorageError: The URL has a query, which may be a signature for one file only. Or the URL names a folder of a
-            web server without a slash at the end.
+def _check_url(url: str, *, is_folder: bool) -> None:
+    """Raise StorageError if a URL has a query, which may be a signature for one file only, but a folder or its index
+    is read. Or the URL names a folder of a web server without a slash at the end.
     """
     path, query, _ = url.partition("?")
-    if query:
-        msg = f"{path}: a URL with a query names one file, but a planned source reads a folder and its index."
-        raise StorageError(f"{msg} Leave the query out, or use `stream`.", url=path)
+    if is_folder and query:
+        msg = f"{path}: a URL with a query names one shard, not a folder with its index."
+        raise StorageError(f"{msg} Leave the query out, or name each shard of a `stream`.", url=path)
     name = split_url(path)[1]
-    if name and not _FILE_NAME.search(name):
+    if is_folder and name and not _FILE_NAME.search(name):
         msg = f"{path}: this is not the name of a shard. A folder of a web server ends with a slash: {path}/"
         raise StorageError(msg, url=path)
 
@@ -507,21 +477,3 @@ def nothing_matches(pattern: str) -> WdskitError:
     if is_local(pattern) and not os.path.exists(local_path(pattern)) and not has_wildcards(local_path(pattern)):
         return shard_error(local_path(pattern), ABSENT)
     return StorageError(f"{pattern}: no shard matches.", url=pattern)
-
-
-def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
-    """Return the path of a local folder. `command` ("index") and `done` ("indexed") are words for messages.
-
-    Raises:
-        StorageError: The folder is remote, does not exist, or is a file; or its name is empty.
-    """
-    if not str(folder).strip():
-        raise StorageError(f"an empty path: name the folder that can be {done}, or write . for this one.", url="")
-    if not is_local(str(folder)):
-        msg = f"{folder}: only a local folder can be {done}. Run `wdskit {command}` on the machine with its files."
-        raise StorageError(msg, url=str(folder))
-    path = Path(local_path(str(folder)))
-    if not os.path.isdir(path):
-        problem = "this is a file, not a folder." if os.path.exists(path) else describe_missing(str(path), "folder")
-        raise StorageError(f"{folder}: {problem} Name the folder that holds the shards.", url=str(folder))
-    return path

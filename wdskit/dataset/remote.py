@@ -78,8 +78,8 @@ def read_copy(url: str, names: Sequence[str], read: Callable[[Path], T]) -> T:
 
 def _copy(url: str, names: Sequence[str]) -> Path:
     """Copy files of a remote folder if no copies of their current versions exist. Return the local folder of the
-    copies. `names` are all files to copy, with `index.json`. A new version gets a new local folder, and
-    unused folders of copies are then removed. `read_copy` lists the errors.
+    copies. `names` are all files to copy, with `index.json`. A new version gets a new local folder, and unused folders
+    of copies are then removed. `read_copy` lists the errors.
     """
     from wdskit.storage.objects import ObjectFile
 
@@ -167,14 +167,8 @@ def fetch_copy(folder: Path, url: str, name: str, sha256: str) -> None:
 
 def _is_sound(path: Path) -> bool:
     """Return whether a copy exists and has the digest that was stored with it."""
-    if not path.exists():
-        return False
-    expected = read_own(path.with_name(path.name + _DIGEST_SUFFIX))
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while part := file.read(1 << 20):
-            digest.update(part)
-    return digest.digest() == expected
+    data = read_own(path)
+    return data is not None and hashlib.sha256(data).digest() == read_own(path.with_name(path.name + _DIGEST_SUFFIX))
 
 
 def _remove_unused(copies: Path) -> None:

@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index, refuse_commit
 from wdskit.dataset.lock import lock_folder
-from wdskit.dataset.patterns import local_folder
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
 from wdskit.files import (
     DISK,
@@ -32,7 +31,7 @@ from wdskit.files import (
     remove_temp_files,
 )
 from wdskit.limits import MAX_INDEX_BYTES
-from wdskit.shards.parallel import Progress
+from wdskit.shards.parallel import Progress, local_folder
 from wdskit.storage.urls import LocalFile, read_bytes
 from wdskit.tar.names import split_name as split_key
 from wdskit.tar.walk import TarWalk

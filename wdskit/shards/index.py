@@ -38,7 +38,6 @@ from wdskit.dataset.index import (
     write_index,
 )
 from wdskit.dataset.lock import lock_folder
-from wdskit.dataset.patterns import local_folder
 from wdskit.dataset.remote import read_copy
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import IDX_SUFFIX, are_offsets, digest_offsets, idx_bytes, offsets_path, write_offsets
@@ -47,7 +46,7 @@ from wdskit.files import DISK, Disk, remove_temp_files
 from wdskit.limits import MAX_HELD_BYTES, MAX_IDX_BYTES, MAX_INDEX_BYTES
 from wdskit.shards.column_values import ColumnBuilder, Source, parse_columns, parse_names, reader_of
 from wdskit.shards.lazy_shard import fields_of
-from wdskit.shards.parallel import Progress, choose_workers, read_shards
+from wdskit.shards.parallel import Progress, choose_workers, local_folder, read_shards
 from wdskit.storage.urls import ByteStream, LocalFile, is_local, read_bytes
 from wdskit.tar.window import LargeData, size_of
 from wdskit.text import format_bytes, plural

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -25,7 +26,6 @@ from wdskit.dataset.patterns import (
     expand_patterns,
     find_shards,
     local_index,
-    other_tars,
     split_url,
 )
 from wdskit.dataset.remote import read_copy
@@ -92,6 +92,26 @@ def find_target(path: str) -> Target:
     if is_folder:
         return Target(path, "folder", shards.urls, all_entries, found[0].index)
     return Target(path, "pattern", shards.urls, all_entries)
+
+
+def other_tars(index: Index) -> list[str]:
+    """Return the names of the tars in the folder of an index that the index does not list, sorted. They are not part of
+    the data. Only a local folder and a folder of a bucket can be listed; for another folder the result is empty.
+
+    Raises:
+        StorageError: The folder cannot be listed.
+    """
+    names: Iterable[str] = ()
+    try:
+        if not index.is_remote:
+            names = [path.name for path in index.local.iterdir()]
+    except OSError as err:
+        raise StorageError(f"{index.place}: cannot be read: {err.strerror}.", url=index.place) from err
+    if index.is_remote and scheme_of(index.folder) in LISTED_SCHEMES:
+        from wdskit.storage.buckets import list_objects
+
+        names = [unquote(one.url.rpartition("/")[2]) for one in list_objects(index.folder)]
+    return sorted(name for name in names if name.endswith(".tar") and name[0] != "." and name not in index.by_name)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from wdskit.dataset.index import ShardEntry
-from wdskit.errors import ShardError, WdskitError
+from wdskit.errors import ShardError, StorageError, WdskitError
+from wdskit.files import describe_missing
 from wdskit.limits import MAX_LISTED
 from wdskit.processes import (
     GUARD,
@@ -190,3 +191,21 @@ def file_sizes(urls: Iterable[str], entries: Iterable[ShardEntry | None] = ()) -
         except OSError:
             sizes.append(None)
     return sizes
+
+
+def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
+    """Return the path of a local folder. `command` ("index") and `done` ("indexed") are words for messages.
+
+    Raises:
+        StorageError: The folder is remote, does not exist, or is a file; or its name is empty.
+    """
+    if not str(folder).strip():
+        raise StorageError(f"an empty path: name the folder that can be {done}, or write . for this one.", url="")
+    if not is_local(str(folder)):
+        msg = f"{folder}: only a local folder can be {done}. Run `wdskit {command}` on the machine with its files."
+        raise StorageError(msg, url=str(folder))
+    path = Path(local_path(str(folder)))
+    if not path.is_dir():
+        problem = "this is a file, not a folder." if path.exists() else describe_missing(str(path), "folder")
+        raise StorageError(f"{folder}: {problem} Name the folder that holds the shards.", url=str(folder))
+    return path

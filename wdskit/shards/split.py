@@ -27,11 +27,11 @@ from wdskit.codecs.fields import JSON_FIELDS, decode_field
 from wdskit.dataset.columns import SPLIT_COLUMN, Columns, NewColumn, Texts, add_columns, check_split_name
 from wdskit.dataset.index import Index, read_index, refuse_commit
 from wdskit.dataset.lock import lock_folder
-from wdskit.dataset.patterns import FolderShards, check_found, local_folder
+from wdskit.dataset.patterns import FolderShards, check_found
 from wdskit.dataset.samples import HeaderReader, read_span
 from wdskit.errors import DecodeError, FolderIndexError, SelectionError, StorageError
 from wdskit.files import DISK, Disk, remove_temp_files
-from wdskit.shards.parallel import Progress, choose_workers, read_shards
+from wdskit.shards.parallel import Progress, choose_workers, local_folder, read_shards
 from wdskit.storage.urls import LocalFile
 from wdskit.text import as_int, plain_value, plural
 

@@ -21,11 +21,12 @@ from wdskit.dataset.classes import CLASSES_NAME, read_classes
 from wdskit.dataset.columns import COLUMNS_NAME, columns
 from wdskit.dataset.index import INDEX_NAME, Index, ShardEntry, has_index, has_run, join_url, read_index
 from wdskit.dataset.keys import find_repeated, is_among
-from wdskit.dataset.patterns import UNLISTED, find_shards, other_tars, shard_error, split_parts, split_url
+from wdskit.dataset.patterns import UNLISTED, find_shards, shard_error, split_parts, split_url
 from wdskit.dataset.shard import offsets_path
 from wdskit.errors import ConfigError, FolderIndexError, SelectionError, StorageError, WdskitError
 from wdskit.limits import MAX_INDEX_BYTES, MAX_LISTED, MAX_PIXELS
 from wdskit.shards.export import export_problems
+from wdskit.shards.listing import other_tars
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
 from wdskit.shards.sampling import check_seed, parse_share
 from wdskit.shards.verify_shard import NOTES, CheckJob, Fields, Finding, Kind, ShardReport, check_shard
