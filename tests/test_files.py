@@ -306,7 +306,7 @@ ROWS = [{"__key__": f"k{number}", "cls": number, "txt": "x" * 600 * number} for 
 
 
 def write_folder(folder: Path, disk: Disk) -> None:
-    pack(ROWS, folder, max_samples=2, disk=disk)
+    pack(ROWS, folder, split={"s": 1}, max_samples=2, disk=disk)
 
 
 # Orders of the folder's files by first letters: shard, offsets, index. All other orders are wrong.
@@ -321,13 +321,13 @@ def write_folder_in_order(folder: Path, disk: Disk, *, order: str, flush_name: b
     else:
         make_folders(folder.parent, disk=disk)
         disk.make_folder(folder)
-    pack(ROWS, other, max_samples=2)
+    pack(ROWS, other, split={"s": 1}, max_samples=2)
     for path in sorted(other.glob("[!.]*"), key=lambda path: (order.index(KINDS[path.suffix]), path.name)):
         publish_bytes(folder / path.name, path.read_bytes(), disk=disk)
 
 
 def check_folder_power_loss(write: Publish, tmp_path: Path) -> None:
-    pack(ROWS, tmp_path / "right", max_samples=2)
+    pack(ROWS, tmp_path / "right", split={"s": 1}, max_samples=2)
     right = {path.name: path.read_bytes() for path in (tmp_path / "right").glob("[!.]*")}
     assert len(right) == 7
     folder = tmp_path / "above" / "packed"

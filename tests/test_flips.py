@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 from disks import ALL, HastyDisk
 
-from wdskit import LocalShard, Pipeline, WdskitError, pack, reshard, verify
+from wdskit import LocalShard, Pipeline, WdskitError, pack, verify
 from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
 from wdskit.dataset.shard import IndexedShard, offsets_path
 from wdskit.shards.index import index_folder

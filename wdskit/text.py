@@ -21,7 +21,7 @@ _URL_SECRETS = re.compile(
     """,
     re.VERBOSE,
 )
-_NUMERAL = re.compile(r"\s*[+-]?(0|[1-9][0-9]{0,17})(\.[0-9]+)?\s*", re.ASCII)
+_NUMERAL = re.compile(r"\s*[+-]?(0|[1-9][0-9]{0,18})(\.[0-9]+)?\s*", re.ASCII)
 _MAX_EXACT = 1 << 53  # floats represent all whole numbers up to this one
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 

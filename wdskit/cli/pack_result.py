@@ -34,12 +34,7 @@ def _details(result: PackResult, *, part: str | None) -> Iterator[tuple[str, str
     written = _written(result)
     yield "would write" if result.dry_run else "shards", format_names(written)
     yield "samples", format_count(result.num_samples)
-    total = sum(shard.num_samples for shards in result.splits.values() for shard in shards)
-    texts = [
-        name if count == total else f"{name} ({format_count(count)} of {format_count(total)})"
-        for name, count in sorted(result.num_fields.items())
-    ]
-    yield "fields", ", ".join(texts)
+    yield "fields", ", ".join(result.fields)
     if result.classes:
         yield "classes", format_count(len(result.classes))
     is_known = result.num_bytes > 0 or not result.dry_run
@@ -57,8 +52,7 @@ def _details(result: PackResult, *, part: str | None) -> Iterator[tuple[str, str
         rate = f"{format_count(round(result.num_samples / result.seconds))} samples/s"
         yield "time", f"{result.seconds:.1f} s, {rate}, {format_bytes(result.num_bytes / result.seconds)}/s"
     if result.entries and part is None and not result.was_done:
-        most = max(result.splits, key=lambda split: sum(shard.num_samples for shard in result.splits[split]))
-        first = f"{result.folder}/{re.sub(r'[0-9]+[.]tar$', '*.tar', result.splits[most][0].name)}"
+        first = f"{result.folder}/{re.sub(r'[0-9]+[.]tar$', '*.tar', result.entries[0].name)}"
         look = f"look: wdskit view {shlex.quote(str(result.folder))}"
         is_plain = not _PATTERN_SIGNS.search(str(result.folder))
         yield "next", f"{look}; train: Pipeline().exact({json.dumps(first)})" if is_plain else look

@@ -34,6 +34,7 @@ from wdskit.dataset.index import INDEX_NAME, ShardEntry, digest_of_entries, has_
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
+from wdskit.dataset.shard import read_offsets
 from wdskit.errors import FolderIndexError, PackError, SelectionError
 from wdskit.files import Disk, describe_foreign, is_file_name, make_folders, publish_bytes, read_own, remove_temp_files
 from wdskit.packing.fill import Entry, read_entry
@@ -100,13 +101,16 @@ class Folder:
         """Whether a sample has the field `cls`, according to the index."""
         return any(CLASS_FIELD in entry.fields for entry in self.entries)
 
-    def is_done(self, run: str) -> bool:
-        """Return whether the run with the digest `run` wrote the index that is here."""
-        note = read_own(self.path / RUN_NAME)
-        with contextlib.suppress(OSError, ValueError):
-            index = hashlib.sha256((self.path / INDEX_NAME).read_bytes()).hexdigest()
-            return note is not None and bool(json.loads(note) == {"run": run, "index": index})
-        return False
+    def done(self, run: str) -> tuple[ShardEntry, ...]:
+        """Return the shards of the run with the digest `run` if it wrote the index that is here; empty otherwise."""
+        return self._done(run, read_own(self.path / RUN_NAME), read_own(self.path / INDEX_NAME))
+
+    def _done(self, run: str, note: bytes | None, index: bytes | None) -> tuple[ShardEntry, ...]:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            found = json.loads(note or b"")
+            if found["run"] == run and found["index"] == hashlib.sha256(index or b"").hexdigest():
+                return self.entries[-int(found["num_shards"]) :]
+        return ()
 
     def check(self, names: Sequence[str], *, append: bool) -> None:
         """Raise PackError if another data set is here, or if a file has the name of a new shard."""
@@ -168,7 +172,7 @@ class Folder:
             shards: The new shards, in order.
             lists: Bytes of other files of the folder, such as `classes.json`, by name.
             columns: How each column is computed, by its name.
-            run: Digest of the run, for `is_done`.
+            run: Digest of the run, for `done`.
 
         Raises:
             PackError: A filled shard is gone.
@@ -181,8 +185,7 @@ class Folder:
         for name, content in lists.items():
             publish_bytes(self.work / name, content, disk=self.disk)
             moves.append((name, name))
-        note = {"run": run, "index": hashlib.sha256(data).hexdigest()}
-        publish_bytes(self.work / "run", json.dumps(note).encode(), disk=self.disk)
+        publish_bytes(self.work / "run", write_note(run, data, len(new)), disk=self.disk)
         moves.append(("run", RUN_NAME))
         names = self._write_columns(shards, new, columns) if columns else []
         moves += [(name, name) for name in names]
@@ -229,6 +232,10 @@ class Folder:
         moves, old = _read_moves(self.work / _MOVES_NAME)
         for source, target in moves:
             self._move(self.work / source, self.path / target)
+        names = {target for _, target in moves}
+        for entry in read_index(self.work).entries:
+            if entry.name in names:
+                check_shard(self.path / entry.name, entry)
         for name in old:
             self.disk.remove(self.path / name)
         self.disk.fsync_folder(self.path)
@@ -260,6 +267,20 @@ class Folder:
 
 ENDS = ((".tar", ""), (".idx", ".idx"))
 """Ends of the names of a job's files, and of the shard's files."""
+
+
+def check_shard(path: Path, entry: ShardEntry) -> None:
+    """Raise FolderIndexError if a shard or its `.idx` is not what a run filled: their sizes and the `.idx` are read."""
+    if path.stat().st_size != entry.num_bytes:
+        msg = f"{path}: it has {path.stat().st_size} bytes, but the run that was stopped filled {entry.num_bytes}."
+        raise FolderIndexError(msg, folder=str(path.parent))
+    read_offsets(path, num_bytes=entry.num_bytes, sha256=entry.idx_sha256)
+
+
+def write_note(run: str, index: bytes, num_shards: int) -> bytes:
+    """Return the bytes of the file that says which run wrote the index."""
+    note = {"run": run, "index": hashlib.sha256(index).hexdigest(), "num_shards": num_shards}
+    return json.dumps(note).encode()
 
 
 def _read_moves(path: Path) -> tuple[list[tuple[str, str]], list[str]]:

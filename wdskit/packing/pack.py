@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -43,6 +42,8 @@ from wdskit.tar.writer import END_BYTES
 from wdskit.text import as_int, format_bytes, parse_bytes, plural
 
 _CHECK_ROWS = 256  # rows per task of a process that checks rows
+_SHOWN = 3
+_NO_KEYS = np.empty(0, np.uint64)
 _UNSAFE = re.compile(r"[%/\\{}\[\]*?:\x00-\x1f\x7f]")  # in names of shards: patterns have these characters
 
 
@@ -53,11 +54,11 @@ class PackResult:
     Attributes:
         folder: The folder that the shards were written to: a path, or a URL as text.
         entries: Index entries of the shards of this run (with `part`, of this part), in order; empty after a dry run.
-        splits: The planned shards of each split, in order; without splits, of the split "".
+        splits: The planned shards of each split, in order; without splits, of the split "". Empty if `was_done`.
         num_samples: Samples in the shards of this run, or in the plan of a dry run.
         num_bytes: Bytes of these shards; 0 if a dry run cannot know the bytes, because options change the samples.
         classes: Class number by class name; empty if the source has no classes.
-        num_fields: Number of planned samples with each field, by field name.
+        fields: Names of all fields of the source's rows, sorted.
         rejected: Errors of the rows that were left out because of `skip_bad`, in the order of the source.
         num_other: Files of a source folder, or members of tars, that belong to no row.
         num_cleaned: Rows whose keys were changed.
@@ -74,7 +75,7 @@ class PackResult:
     num_samples: int
     num_bytes: int
     classes: Mapping[str, int]
-    num_fields: Mapping[str, int]
+    fields: tuple[str, ...]
     rejected: tuple[RowError, ...]
     num_other: int
     num_cleaned: int
@@ -315,6 +316,7 @@ def run(source: Source, dest: str | os.PathLike[str], change: Change, options: R
     start = time.perf_counter()
     dest = os.fsdecode(dest)
     on_progress = options.progress or (lambda _: None)
+    part, num_parts = options.part_of
     inside = [os.path.realpath(dest), *map(str, Path(os.path.realpath(dest)).parents)][: None if source.is_tree else 1]
     if source.path and is_local(dest) and os.path.realpath(source.path) in inside:
         raise PackError(f"{dest}: this folder is in the source, {source.path}. Write to another folder.")
@@ -336,25 +338,28 @@ def run(source: Source, dest: str | os.PathLike[str], change: Change, options: R
             filler = Filler(folder.work, change, plan.numbers, classes, plan.dtypes, columns, options.disk)
             if options.skip_bad:
                 leave_out_bad(plan, filler, options, on_progress)
-            plan.check_unique(source.path or "the rows")
-            taken = plan.find_keys(folder.key_hashes(on_progress)) if options.append and folder.entries else []
-            names = partial(_shard_name, folder if options.append else None, Path(dest).resolve().name)
-            splits = plan.divide(options.limits(change), names, shuffle=options.shuffle)
-            shards = [*itertools.chain(*splits.values())]
-            seed = filler.digest_options()
-            digests = [plan.digest(shard.numbers, seed) for shard in shards]
-            made = hashlib.sha256("".join(digests).encode()).hexdigest()
-            was_done = not options.dry_run and folder.is_done(made)
-            entries: tuple[ShardEntry, ...] = ()
-            if was_done:
-                entries = folder.entries[-len(shards) :]
+            if not len(plan.kept):
+                first = "".join(f"\n  {err.where}: {err.problem}" for err in plan.rejected[:_SHOWN])
+                raise PackError(f"{source.path or 'the rows'}: there is nothing to pack: no row is valid.{first}")
+            limits, seed = options.limits(change), filler.digest_options()
+            division = json.dumps([*limits, options.shuffle, options.split], default=str).encode()
+            made = plan.digest(plan.kept, seed + division)
+            splits: Mapping[str, Sequence[PlannedShard]] = {}
+            entries = () if options.dry_run else folder.done(made)
+            if was_done := bool(entries):
                 if options.part is None:
                     folder.clean()
-            elif not options.dry_run:
+            else:
+                base = folder if options.append and folder.entries else None
+                existing = base.key_hashes(on_progress) if base else _NO_KEYS
+                plan.check_keys(existing, base.find_key if base else lambda _: None)
+                names = partial(_shard_name, base, Path(dest).resolve().name)
+                splits = plan.divide(limits, names, shuffle=options.shuffle)
+            shards = [*itertools.chain(*splits.values())]
+            if shards and not options.dry_run:
                 folder.check([shard.name for shard in shards], append=options.append)
-                plan.refuse_keys(taken, folder.find_key)
-                todo = [*zip(shards, digests, strict=True)][options.part_of[0] :: options.part_of[1]]
-                filled = [*fill_all(plan, filler, folder, todo, options, on_progress)]
+                todo = [(shard, plan.digest(shard.numbers, seed)) for shard in shards]
+                filled = [*fill_all(plan, filler, folder, todo[part::num_parts], options, on_progress)]
                 entries = tuple(each.index_entry for each in filled)
                 if options.part is None:
                     folder.commit(filled, find_lists(plan, folder, classes), columns, made)
@@ -368,7 +373,7 @@ def run(source: Source, dest: str | os.PathLike[str], change: Change, options: R
         num_samples=sum(shard.num_samples for shard in written),
         num_bytes=0 if options.dry_run and change.changes_bytes else sum(shard.num_bytes for shard in written),
         classes=plan.numbers,
-        num_fields=plan.num_fields,
+        fields=tuple(sorted(plan.fields)),
         rejected=tuple(plan.rejected),
         num_other=source.num_other,
         num_cleaned=plan.num_cleaned,
@@ -433,7 +438,7 @@ def find_columns(options: RunOptions, folder: Folder) -> Mapping[str, Mapping[st
 def find_lists(plan: Plan, folder: Folder, classes: ClassNames | None) -> dict[str, bytes]:
     """Return the bytes of `classes.json` and `rejected.jsonl` by name, without files that would be empty."""
     lists = {}
-    numbers = classes.numbers if classes is not None and CLASS_FIELD in plan.num_fields else plan.numbers
+    numbers = classes.numbers if classes is not None and CLASS_FIELD in plan.fields else plan.numbers
     if numbers and not (folder.entries and folder.classes is not None):
         lists[CLASSES_NAME] = classes_json(numbers)
     if plan.rejected:

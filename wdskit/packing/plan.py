@@ -12,7 +12,6 @@ import os
 import secrets
 import struct
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -132,6 +131,7 @@ class Plan:
     Attributes:
         numbers: Class number of each class name, in sorted order of the names' UTF-8 bytes; complete after `read`.
         dtypes: Dtype of each `npy` column.
+        fields: Names of all fields.
         has_labels: Whether a row has a label.
         rejected: Errors of the rows that are left out.
         num_cleaned: Rows whose keys were changed.
@@ -151,7 +151,7 @@ class Plan:
         self._files = SourceFiles()
         self.numbers: dict[str, int] = {}
         self.dtypes: dict[str, np.dtype[Any]] = {}
-        self._fields = Counter[tuple[str, ...]]()
+        self.fields: set[str] = set()
         self.rejected: list[RowError] = []
         self.num_cleaned = 0
 
@@ -166,14 +166,6 @@ class Plan:
     def __len__(self) -> int:
         """Return the number of rows in the spool, including rows that are left out."""
         return len(self._blocks)
-
-    @property
-    def num_fields(self) -> dict[str, int]:
-        """Number of rows with each field, by field name."""
-        counts = Counter[str]()
-        for names, count in self._fields.items():
-            counts.update(dict.fromkeys(names, count))
-        return dict(counts)
 
     @property
     def has_labels(self) -> bool:
@@ -258,7 +250,7 @@ class Plan:
 
     def _add(self, row: Row) -> None:
         places, content = encode_row(row)
-        self._fields[tuple(row.fields)] += 1
+        self.fields.update(row.fields)
         record = b"".join((_HEAD.pack(len(places)), places, content))
         self._pending[0].append(record)
         self._pending[1].append(xxhash.xxh3_128_digest(content))
@@ -293,50 +285,35 @@ class Plan:
         self._left_out.add(number)
         self.rejected.append(err)
 
-    def check_unique(self, source: str) -> None:
-        """Check that there is a row, and that no two rows have one key. `source` is the source's name, for the message.
+    def check_keys(self, existing: NDArray[np.uint64], find: Callable[[str], str | None]) -> None:
+        """Raise RowError if two rows have one key, or if a row has the key of an existing sample.
 
-        Raises:
-            RowError: Two rows have one key; the error names both.
-            PackError: There is no row.
+        Args:
+            existing: Hashes of the keys of the existing samples, uint64 (n,).
+            find: Returns the place of the existing sample with a key; None for no such sample.
         """
-        kept = self._kept()
-        if not len(kept):
-            first = "".join(f"\n  {err.where}: {err.problem}" for err in self.rejected[:_SHOWN])
-            raise PackError(f"{source}: there is nothing to pack: no row is valid.{first}")
         hashes = np.frombuffer(self._hashes, np.uint64)
-        repeated = find_repeated(hashes if len(kept) == len(self) else hashes[kept])
-        first_with: dict[str, int] = {}
+        repeated = find_repeated(hashes[self.kept] if self._left_out else hashes, existing)
+        places: dict[str, str] = {}
         for number in np.flatnonzero(np.isin(hashes, repeated)).tolist() if len(repeated) else ():
             if number in self._left_out:
                 continue
             row = self.row(number)
-            earlier = first_with.setdefault(row.key, number)
-            if earlier != number:
-                problem = f"its key {row.key!r} is also the key of {self.row(earlier).where}"
+            place = places.setdefault(row.key, row.where)
+            place = (find(row.key) or row.where) if place == row.where else place
+            if place != row.where:
+                problem = f"its key {row.key!r} is also the key of {place}"
                 way = "Keys must be unique. If the sources number their samples, `--keys hashed` keeps all of them."
                 raise bad_row(row.where, problem, way)
-
-    def find_keys(self, hashes: NDArray[np.uint64]) -> list[int]:
-        """Return the numbers of the rows whose keys have one of these hashes, uint64 (n,)."""
-        found = np.flatnonzero(np.isin(np.frombuffer(self._hashes, np.uint64), hashes)).tolist()
-        return [number for number in found if number not in self._left_out]
-
-    def refuse_keys(self, numbers: Iterable[int], find: Callable[[str], str | None]) -> None:
-        """Raise RowError if one of these rows has the key of an existing sample. `find` returns the shard of the
-        existing sample with a key; None for no such sample.
-        """
-        for number in numbers:
-            row = self.row(number)
-            if place := find(row.key):
-                raise bad_row(row.where, f"its key {row.key!r} is also the key of a sample in {place}")
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all rows of the spool in shards, before changes."""
         return int(np.frombuffer(self._blocks, np.uint32).sum(dtype=np.int64)) * BLOCK_BYTES
 
-    def _kept(self) -> Ints:
+    @property
+    def kept(self) -> Ints:
+        """Numbers of the rows that are not left out, int64 (n,)."""
         numbers = np.arange(len(self))
         return np.delete(numbers, sorted(self._left_out)) if self._left_out else numbers
 
@@ -383,7 +360,7 @@ class Plan:
             PackError: A split gets no row, there are fewer rows than shards, or a shard would be over the limits.
         """
         self._hashes = array("Q")  # freed: divided arrays take as much
-        kept = self._kept()
+        kept = self.kept
         parts = {"": kept}
         if self._shares:
             chosen = choose_splits(draws_of([bytes(self._draws)]), self._shares)

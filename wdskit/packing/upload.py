@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from wdskit.dataset.index import INDEX_NAME, index_json, join_url, read_index
+from wdskit.dataset.index import INDEX_NAME, ShardEntry, index_json, join_url, read_index
 from wdskit.dataset.patterns import split_url
 from wdskit.dataset.remote import user_cache
 from wdskit.errors import PackError
 from wdskit.files import Disk, make_folders, publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.packing.fill import Entry, read_entry, write_entry
-from wdskit.packing.folder import ENDS, RUN_NAME, Filled, Folder, open_folder
+from wdskit.packing.folder import ENDS, RUN_NAME, Filled, Folder, open_folder, write_note
 from wdskit.storage.urls import read_bytes
 
 if TYPE_CHECKING:
@@ -64,14 +63,12 @@ class Bucket(Folder):
     def _url(self, name: str) -> str:
         return join_url(self.shown, quote(name))
 
-    def is_done(self, run: str) -> bool:
-        """Return whether the run with the digest `run` wrote the index that is in the bucket."""
+    def done(self, run: str) -> tuple[ShardEntry, ...]:
+        """Return the shards of the run with the digest `run` if it wrote the index in the bucket; empty otherwise."""
         if not {RUN_NAME, INDEX_NAME} <= self._objects.keys():
-            return False
+            return ()
         note, index = (read_bytes(self._url(name), limit=MAX_INDEX_BYTES) for name in (RUN_NAME, INDEX_NAME))
-        with contextlib.suppress(ValueError):
-            return bool(json.loads(note) == {"run": run, "index": hashlib.sha256(index).hexdigest()})
-        return False
+        return self._done(run, note, index)
 
     def _present(self) -> set[str]:
         """Return the names of all objects but those that this run uploaded, or was about to upload."""
@@ -164,9 +161,8 @@ class Bucket(Folder):
             raise PackError(f"{self.shown}: {what} by another writer during this run. Wait until it ends.")
         new = [each.index_entry for each in shards]
         data = index_json(new)
-        note = {"run": run, "index": hashlib.sha256(data).hexdigest()}
         names = self._write_columns(shards, new, columns) if columns else []
-        for name, content in {**lists, RUN_NAME: json.dumps(note).encode(), INDEX_NAME: data}.items():
+        for name, content in {**lists, RUN_NAME: write_note(run, data, len(new)), INDEX_NAME: data}.items():
             publish_bytes(self.work / name.removeprefix(".wdskit."), content, disk=self.disk)
         for name in (*names, *lists, RUN_NAME, INDEX_NAME):
             url = self._url(name)

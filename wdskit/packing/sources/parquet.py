@@ -39,7 +39,8 @@ class Parquet(Source):
         files: The files, at least one.
 
     Raises:
-        PackError: pyarrow is not installed, the first file cannot be read, or two of its columns have one name.
+        PackError: pyarrow is not installed, the first file cannot be read, two of its columns have one name, or a column of
+            bytes is neither the image nor a field.
     """
 
     kind: ClassVar[str] = "Parquet table"
@@ -60,6 +61,11 @@ class Parquet(Source):
         self._structs = [name for name in binary if "struct" in str(types[name])]
         self._dtypes = {name: _dtype(types[name]) for name in arrays & types.keys()}
         self._left_out = {self._image, *made}
+        bytes_in_json = binary - self._left_out
+        if bytes_in_json:
+            name = min(bytes_in_json)
+            msg = f"{files[0]}: its column {name!r} holds bytes, which JSON cannot."
+            raise PackError(f"{msg} Use --field EXTENSION={name}, or --image {name}.")
         self._how = dataclasses.replace(how, image=self._image or how.image)
 
     def rows(self) -> Iterator[Row | RowError]:

@@ -44,7 +44,7 @@ _MAX_FLOAT = 1 << 53  # whole numbers up to here are exact as floats
 def _text_of(value: Any) -> str:
     """Return the text in JSON of a date, a time or a decimal, which Parquet has."""
     if isinstance(value, bytes):
-        raise TypeError(f"{value[:20]!r} is not JSON. Make a field of the column: --field EXTENSION=COLUMN")
+        raise TypeError(f"bytes, such as {value[:8]!r}, cannot be in json")
     return str(value.isoformat() if hasattr(value, "isoformat") else value)
 
 

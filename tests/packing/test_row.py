@@ -1,0 +1,177 @@
+"""Rows as bytes are the same rows again, and keys that are cleaned are valid keys."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wdskit import RowError
+from wdskit.dataset.keys import check_key
+from wdskit.errors import KeyRuleError
+from wdskit.packing import row as row_module
+from wdskit.packing.row import (
+    File,
+    Label,
+    LabelledJson,
+    Row,
+    SourceFiles,
+    Values,
+    clean_key,
+    decode_row,
+    encode_row,
+    field_of,
+    make_row,
+)
+
+INTS = st.integers(0, 2**40)
+FIELDS: Any = st.one_of(
+    st.binary(max_size=40),
+    st.binary(max_size=40).map(LabelledJson),
+    st.builds(File, st.text(st.characters(codec="utf-8"), max_size=9), INTS, INTS, INTS, INTS),
+    st.builds(Label, st.integers(-(2**63), 2**63 - 1) | st.text(st.characters(codec="utf-8"))),
+    st.sampled_from(["<i8", "<f4", "|b1", "<u2", "<c8"]).map(lambda dtype: Values(np.arange(6).astype(dtype))),
+)
+ROWS = st.builds(
+    Row,
+    st.text(st.characters(codec="utf-8"), max_size=20),
+    st.dictionaries(st.sampled_from(["cls", "jpg", "json", "npy", "txt", "a.png"]), FIELDS, max_size=6),
+    st.text(st.characters(codec="utf-8"), max_size=20),
+)
+
+
+def plain(row: Row) -> Any:
+    """Return a row with arrays as values that == compares."""
+    fields = [
+        (name, type(data), (data.array.dtype, data.array.tolist()) if isinstance(data, Values) else data)
+        for name, data in row.fields.items()
+    ]
+    return row.key, fields, row.where
+
+
+@given(ROWS)
+def test_a_row_is_read_back_as_it_was_written(row: Row) -> None:
+    assert plain(decode_row(*encode_row(row))) == plain(row)
+
+
+@given(ROWS, ROWS)
+def test_equal_content_means_equal_samples_wherever_they_come_from(row: Row, other: Row) -> None:
+    """So a source that was moved continues a run."""
+    moved = {
+        name: data._replace(path=f"/elsewhere/{data.path}") if isinstance(data, File) else data
+        for name, data in row.fields.items()
+    }
+    assert encode_row(row._replace(where="there", fields=moved))[1] == encode_row(row)[1]
+    without = [
+        [(name, data[1:] if isinstance(data, File) else data) for name, _, data in plain(each)[1]]
+        for each in (row, other)
+    ]
+    kinds = [[kind for _, kind, _ in plain(each)[1]] for each in (row, other)]
+    is_same = (row.key, *without[:1], kinds[0]) == (other.key, *without[1:], kinds[1])
+    assert (encode_row(row)[1] == encode_row(other)[1]) == is_same
+
+
+@given(st.text(max_size=30) | st.text("a.b /_-+\\é\n", max_size=12))
+def test_a_cleaned_key_is_valid_or_empty_and_a_valid_key_stays(key: str) -> None:
+    cleaned = clean_key(key)
+    try:
+        check_key(cleaned)
+    except KeyRuleError:
+        parts = [part for part in key.split("/") if part not in {"", ".", ".."}]
+        assert not cleaned or len(cleaned.encode()) > 50 or not parts, cleaned
+    assert clean_key(cleaned) == cleaned
+    try:
+        check_key(key)
+    except KeyRuleError:
+        assert cleaned != key or len(key.encode()) > 50 or not key
+    else:
+        assert cleaned == key
+
+
+@pytest.mark.parametrize(
+    ("key", "cleaned"),
+    [("a b", "a_b"), ("22.05", "22_05"), ("a/../b", "a/b"), ("/abs/x", "abs/x"), ("__a", "_a"), ("x/__y", "x/_y"),
+     ("ä/ß-1+2", "ä/ß-1+2"), ("a\nb", "a_b"), ("a//b", "a/b")],
+)  # fmt: skip
+def test_odd_characters_become_underscores(key: str, cleaned: str) -> None:
+    row = make_row(key, {"txt": b""}, "here", keys="clean", source="s")
+    assert (row.key, row.is_cleaned) == (cleaned, cleaned != key)
+
+
+@pytest.mark.parametrize("keys", ["clean", "given"])
+@pytest.mark.parametrize("key", ["", ".", "..", "/", "x" * 200])
+def test_a_key_of_which_nothing_valid_is_left_is_an_error_with_its_place(key: str, keys: str) -> None:
+    with pytest.raises(RowError, match=r"^here: key"):
+        make_row(key, {"txt": b""}, "here", keys=keys, source="s")
+
+
+def test_fields_are_sorted_and_a_field_of_8_gib_is_refused() -> None:
+    row = make_row("a", {"txt": b"", "cls": Label(1), "png": b""}, "", keys="given", source="")
+    assert [*row.fields] == ["cls", "png", "txt"]
+    large = File("/f", 0, 8 << 30, 8 << 30, 0)
+    with pytest.raises(RowError, match=f"its field 'bin' has {8 << 30} bytes"):
+        make_row("a", {"bin": large}, "here", keys="given", source="")
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("a.jpg", "jpg"), ("a.JPEG", "jpg"), ("x/a.seg.png", "png"), ("x.y/a", ""), (".jpg", ""), ("a.", ""), ("", "")],
+)
+def test_a_file_gives_the_field_of_its_last_extension(path: str, field: str) -> None:
+    assert field_of(path) == field
+
+
+# Files.
+
+
+@given(st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 500)), min_size=1, max_size=8))
+def test_parts_of_a_file_are_its_bytes_however_they_lie(parts: list[tuple[int, int]]) -> None:
+    data = bytes(range(256)) * 40
+    path = Path(os.environ.get("TMPDIR", "/tmp"), f"wdskit-parts-{os.getpid()}")
+    path.write_bytes(data)
+    whole, files = File.whole(str(path)), SourceFiles()
+    try:
+        found = files.read([whole._replace(offset=start, num_bytes=size) for start, size in parts])
+        assert found == [data[start : start + size] for start, size in parts]
+    finally:
+        files.close()
+        path.unlink()
+
+
+def test_a_file_that_changed_or_was_cut_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(bytes(9000))
+    whole, files = File.whole(str(path)), SourceFiles()
+    assert files.read([whole]) == [bytes(9000)]
+    os.utime(path, ns=(0, whole.mtime_ns + 1))
+    for part in (whole, whole._replace(offset=10, num_bytes=10)):
+        with pytest.raises(ValueError, match=r"a\.bin: the file was changed after packing began"):
+            files.read([part])
+    path.write_bytes(bytes(100))
+    with pytest.raises(ValueError, match=r"a\.bin: the file (stops at byte 100|was changed)"):
+        files.read([whole])
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        SourceFiles().read([whole])
+    files.close()
+
+
+def test_a_source_of_many_files_keeps_few_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_module, "_MAX_OPEN", 4)
+    parts = []
+    for number in range(12):
+        path = tmp_path / f"{number}"
+        path.write_bytes(bytes([number]) * 8)
+        parts.append(File.whole(str(path))._replace(offset=2, num_bytes=3))
+    files = SourceFiles()
+    before = len(os.listdir("/proc/self/fd"))
+    for number, part in enumerate([*parts, *parts[::-1]]):
+        assert files.read([part]) == [bytes([number if number < 12 else 23 - number]) * 3]
+        assert len(os.listdir("/proc/self/fd")) <= before + 4
+    files.close()
+    assert len(os.listdir("/proc/self/fd")) == before
