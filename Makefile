@@ -82,14 +82,13 @@ pytest: $(STAMP)
 
 # Shards of 60 MB and 100,000 samples, while two processes keep the cores busy; `make test` runs a part.
 sizes: $(STAMP)
-	OMP_NUM_THREADS=1 WDSKIT_ALL_SIZES=1 $(BIN)/python -m pytest tests/sizes
+	OMP_NUM_THREADS=1 WDSKIT_ALL_SIZES=1 $(BIN)/python -m pytest tests/sizes tests/packing/test_memory.py
 
 # `make test` runs a part of these sweeps.
 faults: $(STAMP)
-	OMP_NUM_THREADS=1 WDSKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -n auto tests/shards/test_export.py tests/test_kills.py tests/packing/test_run_journal.py tests/packing/test_faults.py \
-		tests/packing/test_stream.py tests/packing/test_full_disk.py tests/packing/test_power.py tests/packing/test_publish_runs.py tests/packing/test_reshard_faults.py tests/packing/test_reshard_runs.py \
-		tests/dataset/test_columns.py tests/shards/test_split.py tests/shards/test_verify_shard.py tests/test_flips.py tests/packing/test_foreign.py tests/packing/test_described_fields.py \
-		tests/engine/test_bad_samples.py tests/tar/test_reader.py tests/packing/test_verified.py
+	OMP_NUM_THREADS=1 WDSKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -n auto tests/promises tests/packing tests/shards/test_export.py \
+		tests/dataset/test_columns.py tests/shards/test_split.py tests/shards/test_verify_shard.py tests/test_flips.py \
+		tests/engine/test_bad_samples.py tests/tar/test_reader.py
 
 # `make test` runs a part of the tests on the oldest webdataset. `make peers` runs all of them, and the tests of Ray and
 # of readers that need an environment each: 2 GB.

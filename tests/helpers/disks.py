@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +15,7 @@ ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))  # set by `make faults`
 
 
 OWN = (".wdskit.lock", ".wdskit.last-run")
-"""Internal files of wdskit in a folder. They contain inodes and times."""
-
-
-def final_name(temp: str) -> str:
-    """Return the final name of a temporary file."""
-    match = re.fullmatch(r"\.(.+?)(\.[0-9a-f]{8})?\.wdskit-temp", temp)
-    assert match is not None
-    return match[1]
+"""Internal files of wdskit in a folder."""
 
 
 class HastyDisk(Disk):

@@ -78,7 +78,7 @@ def test_any_image_is_written_in_any_format_or_refused_with_a_reason(mode: str, 
     if mode in {"LA", "RGBA"}:
         image.putalpha(100)
     data = encoded(image.convert("I;16") if mode == "I;16" else image, "TIFF" if mode == "CMYK" else "PNG")
-    is_refused = mode == "I;16" and fmt != "png" or mode in {"LA", "RGBA"} and fmt == "jpg"
+    is_refused = (mode == "I;16" and fmt != "png") or (mode in {"LA", "RGBA"} and fmt == "jpg")
     if is_refused or (mode == "I;16"):
         with pytest.raises(DecodeError, match=r"8 bits|transparent"):
             recode_image(data, size=4, fmt=fmt, quality=90, max_pixels=MAX)

@@ -63,16 +63,12 @@ def test_a_task_runs_in_another_process_with_relative_paths(
     tmp_path: Path, ray: FakeRay, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Arguments and results can be pickled, and relative paths are found from another current folder."""
-    script = (
-        "import pickle, sys; f, *w = pickle.load(sys.stdin.buffer); sys.stdout.buffer.write(pickle.dumps(f(*w)))"
-    )
+    script = "import pickle, sys; f, *w = pickle.load(sys.stdin.buffer); sys.stdout.buffer.write(pickle.dumps(f(*w)))"
 
     def run(*words: Any) -> Any:
         paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-c", script]
-        done = subprocess.run(
-            command, check=False, input=pickle.dumps(words), capture_output=True, cwd="/", env=paths
-        )
+        done = subprocess.run(command, check=False, input=pickle.dumps(words), capture_output=True, cwd="/", env=paths)
         assert not done.stderr
         return pickle.loads(done.stdout)
 

@@ -161,6 +161,10 @@ def test_a_file_that_changed_or_was_cut_is_an_error(tmp_path: Path) -> None:
     files.close()
 
 
+def num_open() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
 def test_a_source_of_many_files_keeps_few_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_module, "_MAX_OPEN", 4)
     parts = []
@@ -169,9 +173,9 @@ def test_a_source_of_many_files_keeps_few_open(tmp_path: Path, monkeypatch: pyte
         path.write_bytes(bytes([number]) * 8)
         parts.append(File.whole(str(path))._replace(offset=2, num_bytes=3))
     files = SourceFiles()
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_open()
     for number, part in enumerate([*parts, *parts[::-1]]):
         assert files.read([part]) == [bytes([number if number < 12 else 23 - number]) * 3]
-        assert len(os.listdir("/proc/self/fd")) <= before + 4
+        assert num_open() <= before + 4
     files.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert num_open() == before

@@ -234,7 +234,7 @@ def test_a_run_that_stops_at_any_disk_operation_goes_on(tmp_path: Path, url: str
         except Stopped:
             pass
         except WdskitError as err:
-            assert os.strerror(errno.ENOSPC) in str(err)
+            assert os.strerror(errno.ENOSPC) in str(err)  # noqa: PT017 (or no error)
         found = objects_at(dest)
         assert found.items() <= whole.items()
         assert "index.json" not in found or found == whole

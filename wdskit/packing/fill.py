@@ -20,7 +20,7 @@ from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.lock import share_lock_until_exit
 from wdskit.dataset.shard import digest_offsets, idx_bytes
 from wdskit.errors import DecodeError, FolderIndexError, KeyRuleError, PackError, RowError
-from wdskit.files import DISK, Disk, describe_os_error, publish, publish_bytes, read_own
+from wdskit.files import DISK, Disk, describe_foreign, describe_os_error, publish, publish_bytes, read_own
 from wdskit.packing.change import Change
 from wdskit.packing.labels import ClassNames
 from wdskit.packing.plan import Rows, with_dtypes
@@ -31,7 +31,7 @@ from wdskit.tar.writer import TarWriter
 _LARGE_BYTES = 16 << 10
 """Smallest file that is read straight into the writer's buffer. A copy takes 40 of the 200 us for 100 KB."""
 
-_ENTRY_VERSION = 1
+_NOTE_VERSION = 1
 
 OnSample = Callable[[int, int], None]
 """Called after each sample with the numbers of samples and of bytes of the shard so far."""
@@ -77,7 +77,7 @@ class Filler:
         """Return, as bytes, all options that decide the bytes of a shard."""
         dtypes = {name: dtype.str for name, dtype in self.dtypes.items()}
         columns = {name: dict(source) for name, source in self.columns.items()}
-        options = [_ENTRY_VERSION, self.change.to_json(), dict(self.numbers), dtypes, columns]
+        options = [_NOTE_VERSION, self.change.to_json(), dict(self.numbers), dtypes, columns]
         return json.dumps(options, sort_keys=True, default=str).encode()
 
     def read(self, row: Row, files: SourceFiles) -> dict[str, bytes]:
@@ -245,9 +245,7 @@ class Entry:
 
 def write_entry(work: Path, digest: str, entry: Entry, *, disk: Disk) -> None:
     """Publish the file of an entry. OSError: An operation of `disk` fails."""
-    document = {"version": _ENTRY_VERSION, **asdict(entry)}
-    document["check"] = _check_of(document)
-    publish_bytes(work / f"{digest}.json", json.dumps(document).encode(), disk=disk)
+    publish_note(work / f"{digest}.json", asdict(entry), disk=disk)
 
 
 def read_entry(work: Path, digest: str) -> Entry | None:
@@ -256,26 +254,41 @@ def read_entry(work: Path, digest: str) -> Entry | None:
     Raises:
         FolderIndexError: The entry is damaged, foreign or of another version.
     """
-    path = work / f"{digest}.json"
-    data = read_own(path)
-    if data is None:
+    note = read_note(work / f"{digest}.json")
+    if note is None:
         return None
-    try:
-        document = json.loads(data)
-        is_right = document.pop("check") == _check_of(document) and document.pop("version") == _ENTRY_VERSION
-        entry = Entry(**document | {"fields": tuple(document["fields"])}) if is_right else None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        entry = None
-    if entry is None:
-        msg = f"{path}: this is not the entry of a filled shard. Remove it: the shard is then filled again."
-        raise FolderIndexError(msg, folder=str(work.parent))
+    entry = Entry(**note | {"fields": tuple(note["fields"])})
     if entry.etags:
         return entry
     try:
-        sizes = [(work / f"{digest}{suffix}").stat().st_size for suffix in (".tar", ".idx")]
+        num_bytes = (work / f"{digest}.tar").stat().st_size
+        idx = (work / f"{digest}.idx").read_bytes()
     except OSError:
         return None
-    return entry if sizes == [entry.num_bytes, 8 * (entry.num_samples + 1)] else None
+    is_whole = num_bytes == entry.num_bytes and hashlib.sha256(idx).hexdigest() == entry.idx_sha256
+    return entry if is_whole else None
+
+
+def publish_note(path: Path, values: Mapping[str, Any], *, disk: Disk) -> None:
+    """Publish a JSON file with its own digest, for `read_note`. OSError: An operation of `disk` fails."""
+    document = {"version": _NOTE_VERSION, **values}
+    publish_bytes(path, json.dumps({**document, "check": _check_of(document)}).encode(), disk=disk)
+
+
+def read_note(path: Path) -> dict[str, Any] | None:
+    """Return the values in a file of `publish_note`; None without a file.
+
+    Raises:
+        FolderIndexError: The file is damaged, foreign or of another version.
+    """
+    data = read_own(path)
+    if data is None:
+        return None
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        document: dict[str, Any] = json.loads(data)
+        if document.pop("check") == _check_of(document) and document.pop("version") == _NOTE_VERSION:
+            return document
+    raise FolderIndexError(describe_foreign(path, "is damaged, or of another version"), folder=str(path.parent))
 
 
 def _check_of(document: Mapping[str, Any]) -> str:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import filecmp
 import hashlib
-import json
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,10 +33,10 @@ from wdskit.dataset.index import INDEX_NAME, ShardEntry, digest_of_entries, has_
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
-from wdskit.dataset.shard import read_offsets
+from wdskit.dataset.shard import offsets_path
 from wdskit.errors import FolderIndexError, PackError, SelectionError
-from wdskit.files import Disk, describe_foreign, is_file_name, make_folders, publish_bytes, read_own, remove_temp_files
-from wdskit.packing.fill import Entry, read_entry
+from wdskit.files import Disk, describe_foreign, make_folders, publish_bytes, read_own, remove_temp_files
+from wdskit.packing.fill import Entry, publish_note, read_entry, read_note
 from wdskit.packing.row import OnProgress, Progress
 from wdskit.shards.column_values import pack_columns
 from wdskit.storage.urls import LocalFile
@@ -48,7 +47,7 @@ REJECTED_NAME = "rejected.jsonl"
 _MOVES_NAME = "moves.json"
 _REPORT_KEYS = 10_000
 _OWN = re.compile(
-    r"[0-9a-f]{32}\.(tar|idx|json)|rows\.[0-9a-f]{8}(\.digests)?|(index|moves|classes|columns)\.json|run|"
+    r"[0-9a-f]{32}\.(tar|idx|json)|rows\.[0-9a-f]{8}(\.digests)?|(index|moves|classes|columns|upload)\.json|run|"
     r"rejected\.jsonl|.+\.[0-9a-f]{16}\.npy|\..*\.wdskit-temp"
 )
 """Names of the files that wdskit makes in the folder `.wdskit`."""
@@ -103,26 +102,29 @@ class Folder:
 
     def done(self, run: str) -> tuple[ShardEntry, ...]:
         """Return the shards of the run with the digest `run` if it wrote the index that is here; empty otherwise."""
-        return self._done(run, read_own(self.path / RUN_NAME), read_own(self.path / INDEX_NAME))
+        note, index = read_note(self.path / RUN_NAME), read_own(self.path / INDEX_NAME)
+        if note is None or (note["run"], note["index"]) != (run, hashlib.sha256(index or b"").hexdigest()):
+            return ()
+        return self.entries[-note["num_shards"] :]
 
-    def _done(self, run: str, note: bytes | None, index: bytes | None) -> tuple[ShardEntry, ...]:
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            found = json.loads(note or b"")
-            if found["run"] == run and found["index"] == hashlib.sha256(index or b"").hexdigest():
-                return self.entries[-int(found["num_shards"]) :]
-        return ()
-
-    def check(self, names: Sequence[str], *, append: bool) -> None:
-        """Raise PackError if another data set is here, or if a file has the name of a new shard."""
+    def check(self, shards: Iterable[tuple[str, str]], *, append: bool) -> None:
+        """Raise PackError if another data set is here, or if a file has the name of a new shard. `shards` are the names
+        of the new shards, and the digests of their jobs.
+        """
         if self.entries and not append:
             msg = f"{self.shown}: another data set is here. Pack into a new folder, or add to this one with --append."
             raise PackError(msg)
-        present = self._present()
-        taken = next((each for name in names for each in (name, f"{name}.idx") if each in present), None)
-        if taken is not None:
-            raise PackError(f"{self.shown}: {taken} exists already and is not part of its index. Move it away.")
+        others = self._others()
+        for name, digest in shards:
+            for end, last in ENDS:
+                target = f"{name}{last}"
+                if target in others and not is_same(self.work / f"{digest}{end}", self.path / target):
+                    raise PackError(
+                        f"{self.shown}: {target} exists already and is not part of its index. Move it away."
+                    )
 
-    def _present(self) -> set[str]:
+    def _others(self) -> set[str]:
+        """Return the names of all files in the folder that are not in its work folder."""
         return {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
 
     def column_sources(self) -> dict[str, Mapping[str, Any]]:
@@ -185,13 +187,14 @@ class Folder:
         for name, content in lists.items():
             publish_bytes(self.work / name, content, disk=self.disk)
             moves.append((name, name))
-        publish_bytes(self.work / "run", write_note(run, data, len(new)), disk=self.disk)
+        sha256 = hashlib.sha256(data).hexdigest()
+        publish_note(self.work / "run", {"run": run, "index": sha256, "num_shards": len(new)}, disk=self.disk)
         moves.append(("run", RUN_NAME))
         names = self._write_columns(shards, new, columns) if columns else []
         moves += [(name, name) for name in names]
-        old = [name for name in self._present() if names and is_column_file(name) and name not in names]
-        document = {"moves": moves, "remove": sorted(old)}
-        publish_bytes(self.work / _MOVES_NAME, json.dumps(document).encode(), disk=self.disk)
+        old = [name for name in self._others() if names and is_column_file(name) and name not in names]
+        note = {"moves": moves, "remove": sorted(old), "index": sha256}
+        publish_note(self.work / _MOVES_NAME, note, disk=self.disk)
         publish_bytes(self.work / INDEX_NAME, data, disk=self.disk)
         self.roll_forward()
 
@@ -229,17 +232,22 @@ class Folder:
         if not (self.work / INDEX_NAME).exists():
             return
         self.disk.fsync_folder(self.work)
-        moves, old = _read_moves(self.work / _MOVES_NAME)
-        for source, target in moves:
+        note, index = read_note(self.work / _MOVES_NAME), (self.work / INDEX_NAME).read_bytes()
+        if note is None:  # somebody removed it: the commit begins again
+            self.disk.remove(self.work / INDEX_NAME)
+            return
+        if note["index"] != hashlib.sha256(index).hexdigest():
+            raise FolderIndexError(describe_foreign(self.work / INDEX_NAME, "is damaged"), folder=self.shown)
+        for source, target in note["moves"]:
             self._move(self.work / source, self.path / target)
-        names = {target for _, target in moves}
+        names = {target for _, target in note["moves"]}
         for entry in read_index(self.work).entries:
             if entry.name in names:
                 check_shard(self.path / entry.name, entry)
-        for name in old:
+        for name in note["remove"]:
             self.disk.remove(self.path / name)
         self.disk.fsync_folder(self.path)
-        publish_bytes(self.path / INDEX_NAME, (self.work / INDEX_NAME).read_bytes(), disk=self.disk)
+        publish_bytes(self.path / INDEX_NAME, index, disk=self.disk)
         self.entries = read_index(self.path).entries
         self.clean()
 
@@ -251,7 +259,7 @@ class Folder:
             publish_bytes(target, source.read_bytes(), disk=self.disk)  # may replace a file of the old data
         elif not target.exists() and source.exists():
             self.disk.link(source, target)
-        elif not target.exists() or not (source.samefile(target) or filecmp.cmp(source, target, shallow=False)):
+        elif not target.exists() or (source.exists() and not is_same(source, target)):
             raise PackError(f"{target}: it is not the file that a stopped run filled as {source.name}.")
 
     def clean(self) -> None:
@@ -269,32 +277,18 @@ ENDS = ((".tar", ""), (".idx", ".idx"))
 """Ends of the names of a job's files, and of the shard's files."""
 
 
+def is_same(source: Path, target: Path) -> bool:
+    """Return whether two paths exist and lead to one file, or to files with the same bytes."""
+    exist = source.exists() and target.exists()
+    return exist and (source.samefile(target) or filecmp.cmp(source, target, shallow=False))
+
+
 def check_shard(path: Path, entry: ShardEntry) -> None:
-    """Raise FolderIndexError if a shard or its `.idx` is not what a run filled: their sizes and the `.idx` are read."""
-    if path.stat().st_size != entry.num_bytes:
-        msg = f"{path}: it has {path.stat().st_size} bytes, but the run that was stopped filled {entry.num_bytes}."
-        raise FolderIndexError(msg, folder=str(path.parent))
-    read_offsets(path, num_bytes=entry.num_bytes, sha256=entry.idx_sha256)
-
-
-def write_note(run: str, index: bytes, num_shards: int) -> bytes:
-    """Return the bytes of the file that says which run wrote the index."""
-    note = {"run": run, "index": hashlib.sha256(index).hexdigest(), "num_shards": num_shards}
-    return json.dumps(note).encode()
-
-
-def _read_moves(path: Path) -> tuple[list[tuple[str, str]], list[str]]:
-    try:
-        document = json.loads(read_own(path) or b"")
-        moves = [(source, target) for source, target in document["moves"]]
-        old = [*document["remove"]]
-        is_right = all(_OWN.fullmatch(source) and is_file_name(target) for source, target in moves)
-        is_right = is_right and all(map(is_column_file, old))
-    except (ValueError, TypeError, KeyError, RecursionError) as err:
-        raise FolderIndexError(describe_foreign(path, "is damaged"), folder=str(path.parent.parent)) from err
-    if not is_right:
-        raise FolderIndexError(describe_foreign(path, "names other files"), folder=str(path.parent.parent))
-    return moves, old
+    """Raise FolderIndexError if the size of a shard, or its `.idx`, is not what the run filled."""
+    idx = hashlib.sha256(offsets_path(path).read_bytes()).hexdigest()
+    if (path.stat().st_size, idx) != (entry.num_bytes, entry.idx_sha256):
+        msg = f"{path}: this shard or its .idx was damaged after the run that was stopped had filled it."
+        raise FolderIndexError(f"{msg}\n  Remove {path.parent}, and pack again.", folder=str(path.parent))
 
 
 @contextlib.contextmanager

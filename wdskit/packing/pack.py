@@ -357,8 +357,8 @@ def run(source: Source, dest: str | os.PathLike[str], change: Change, options: R
                 splits = plan.divide(limits, names, shuffle=options.shuffle)
             shards = [*itertools.chain(*splits.values())]
             if shards and not options.dry_run:
-                folder.check([shard.name for shard in shards], append=options.append)
                 todo = [(shard, plan.digest(shard.numbers, seed)) for shard in shards]
+                folder.check([(shard.name, digest) for shard, digest in todo], append=options.append)
                 filled = [*fill_all(plan, filler, folder, todo[part::num_parts], options, on_progress)]
                 entries = tuple(each.index_entry for each in filled)
                 if options.part is None:

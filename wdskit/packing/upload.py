@@ -22,8 +22,8 @@ from wdskit.dataset.remote import user_cache
 from wdskit.errors import PackError
 from wdskit.files import Disk, make_folders, publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES
-from wdskit.packing.fill import Entry, read_entry, write_entry
-from wdskit.packing.folder import ENDS, RUN_NAME, Filled, Folder, open_folder, write_note
+from wdskit.packing.fill import Entry, publish_note, read_entry, write_entry
+from wdskit.packing.folder import ENDS, RUN_NAME, Filled, Folder, open_folder
 from wdskit.storage.urls import read_bytes
 
 if TYPE_CHECKING:
@@ -65,15 +65,18 @@ class Bucket(Folder):
 
     def done(self, run: str) -> tuple[ShardEntry, ...]:
         """Return the shards of the run with the digest `run` if it wrote the index in the bucket; empty otherwise."""
-        if not {RUN_NAME, INDEX_NAME} <= self._objects.keys():
-            return ()
-        note, index = (read_bytes(self._url(name), limit=MAX_INDEX_BYTES) for name in (RUN_NAME, INDEX_NAME))
-        return self._done(run, note, index)
+        for name in {RUN_NAME, INDEX_NAME} & self._objects.keys():
+            publish_bytes(self.path / name, read_bytes(self._url(name), limit=MAX_INDEX_BYTES), disk=self.disk)
+        try:
+            return super().done(run)
+        finally:
+            for name in (RUN_NAME, INDEX_NAME):
+                self.disk.remove(self.path / name)
 
-    def _present(self) -> set[str]:
+    def _others(self) -> set[str]:
         """Return the names of all objects but those that this run uploaded, or was about to upload."""
         own: dict[str, str | None] = {}
-        for path in self.work.glob("*.json"):
+        for path in self.work.glob(f"{'[0-9a-f]' * 32}.json"):
             entry = read_entry(self.work, path.stem)
             if entry is not None and entry.name:
                 own |= {f"{entry.name}{last}": entry.etags.get(f"{entry.name}{last}") for _, last in ENDS}
@@ -162,11 +165,14 @@ class Bucket(Folder):
         new = [each.index_entry for each in shards]
         data = index_json(new)
         names = self._write_columns(shards, new, columns) if columns else []
-        for name, content in {**lists, RUN_NAME: write_note(run, data, len(new)), INDEX_NAME: data}.items():
-            publish_bytes(self.work / name.removeprefix(".wdskit."), content, disk=self.disk)
-        for name in (*names, *lists, RUN_NAME, INDEX_NAME):
-            url = self._url(name)
-            result(start_upload(url, self.work / name.removeprefix(".wdskit.")), url)
+        files = {name: self.work / name for name in (*names, *lists)}
+        files |= {RUN_NAME: self.work / "run", INDEX_NAME: self.work / "upload.json"}
+        for name, content in {**lists, INDEX_NAME: data}.items():
+            publish_bytes(files[name], content, disk=self.disk)
+        note = {"run": run, "index": hashlib.sha256(data).hexdigest(), "num_shards": len(new)}
+        publish_note(files[RUN_NAME], note, disk=self.disk)
+        for name, path in files.items():
+            result(start_upload(self._url(name), path), self._url(name))
         self.clean()
 
 

@@ -75,7 +75,7 @@ def test_category_and_captions_become_fields(tmp_path: Path) -> None:
     assert [fields.get("cls") for fields in found.values()] == [b"2", b"1", None]
     assert [fields.get("txt") for fields in found.values()] == [b"a dog\nsecond", None, None]
     document["annotations"].append({"image_id": 1, "category_id": 9})  # type: ignore[arg-type]
-    with pytest.raises(RowError, match=r"image 1: its annotations have .*several categories: bird, cat"):
+    with pytest.raises(RowError, match=r"image 1: .*(cat.*bird|bird.*cat)"):
         pack(write(tmp_path, document), tmp_path / "e", fields={"cls": "category"}, **QUICK)
 
 
@@ -85,19 +85,19 @@ ONE = {"id": 1, "file_name": "0.jpg"}
 @pytest.mark.parametrize(
     ("document", "error", "message"),
     [
-        ("{", PackError, "it is not JSON"),
-        ({"a": 1}, PackError, "it has no list of objects 'images'.*'a'"),
-        ({"images": 3}, PackError, "no list of objects 'images'"),
-        ({"images": [ONE], "categories": [{"id": 1}, {"id": 1}]}, PackError, "the category id 1 appears twice"),
-        ({"images": [{"file_name": "0.jpg"}]}, RowError, "image 0: it has no id"),
-        ({"images": [ONE, ONE]}, RowError, "image 1: its id 1 appears twice"),
-        ({"images": [3]}, RowError, "image 0: it has no id"),
-        ({"images": [{"id": 1, "file_name": "\0.jpg"}]}, RowError, "its file_name is"),
-        ({"images": [{"id": 1, "file_name": "0.txt"}]}, RowError, "is not the path of an image"),
+        ("{", PackError, r"c\.json: .*JSON"),
+        ({"a": 1}, PackError, r"c\.json: .*images.*'a'"),
+        ({"images": 3}, PackError, r"c\.json: .*images"),
+        ({"images": [ONE], "categories": [{"id": 1}, {"id": 1}]}, PackError, r"c\.json: .*categor"),
+        ({"images": [{"file_name": "0.jpg"}]}, RowError, "image 0: .*id"),
+        ({"images": [ONE, ONE]}, RowError, "image 1: .*id 1"),
+        ({"images": [3]}, RowError, "image 0: .*id"),
+        ({"images": [{"id": 1, "file_name": "\0.jpg"}]}, RowError, "image 0: "),
+        ({"images": [{"id": 1, "file_name": "0.txt"}]}, RowError, r"image 0: '0\.txt'"),
         (
             {"images": [ONE], "annotations": [{"image_id": 1, "category_id": 9}], "categories": [{"id": 1}]},
             RowError,
-            "has the category 9, which is not in `categories`",
+            "image 0: .*9",
         ),
     ],
 )
@@ -113,7 +113,7 @@ def test_annotations_of_no_image_are_noted_and_a_url_names_the_file(tmp_path: Pa
     result = pack(write(tmp_path, document), tmp_path / "d", **QUICK)
     assert [*read_folder(tmp_path / "d")] == ["3"]
     [note] = result.notes
-    assert note.startswith("2 annotations of no image in `images` left out")
+    assert note.startswith("2 annotations")
 
 
 def test_images_may_lie_elsewhere(tmp_path: Path) -> None:
@@ -121,5 +121,5 @@ def test_images_may_lie_elsewhere(tmp_path: Path) -> None:
     write_files(tmp_path / "there", {"a/x.jpg": jpeg(7)})
     pack(source, tmp_path / "d", images=tmp_path / "there", **QUICK)
     assert read_folder(tmp_path / "d")["a/x"]["jpg"] == jpeg(7)
-    with pytest.raises(PackError, match="images: .*nowhere"):
+    with pytest.raises(PackError, match=r"images: .*nowhere"):
         pack(source, tmp_path / "e", images=tmp_path / "nowhere", **QUICK)

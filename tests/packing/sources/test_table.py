@@ -22,6 +22,7 @@ from wdskit.packing.sources.base import Reading
 
 KEEP = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=8)
+TSV_CELLS = st.text("ab\"',é ", max_size=6).filter(lambda cell: '""' not in cell)
 NAMES = st.text("abcxyz_ é", min_size=1, max_size=6).filter(lambda name: name.strip() == name and name != "key")
 
 
@@ -65,7 +66,10 @@ def test_a_csv_is_read_as_the_csv_module_wrote_it(
 
 
 @KEEP
-@given(tables(st.text("ab\"',é ", max_size=6).filter(lambda cell: '""' not in cell)), st.sampled_from(["t.tsv", "t.tsv.gz"]))
+@given(
+    tables(st.text("ab\"',é ", max_size=6).filter(lambda cell: '""' not in cell)),
+    st.sampled_from(["t.tsv", "t.tsv.gz"]),
+)
 def test_a_tsv_has_no_quotes(tmp_path: Path, table: tuple[list[str], list[list[str]]], name: str) -> None:
     names, rows = table
     lines = ["\t".join(["key", *names]), *("\t".join([f"k{n}", *row]) for n, row in enumerate(rows))]
@@ -119,21 +123,22 @@ def test_images_are_found_beside_the_table_and_name_the_sample(tmp_path: Path) -
 
 
 BAD: dict[str, tuple[str, bytes, str]] = {
-    # Name: file, bytes, message of an error of the whole table.
-    "pandas index": ("t.csv", b",a,b\n0,1,2\n", r"t\.csv:1: the first column has no name, like the index that pandas"),
-    "semicolons": ("t.csv", b"a;b\n1;2\n", r"t\.csv:1: the header has ; and no comma"),
-    "header latin-1": ("t.csv", b"a,\xe9\n1,2\n", r"t\.csv:1: the header is not UTF-8"),
-    "header of data": ("t.csv", b"x.jpg,1\ny.jpg,2\n", r"t\.csv:1: the first line looks like data"),
-    "name twice": ("t.csv", b"a,b,a\n1,2,3\n", r"t\.csv:1: the header .* must name each column once"),
-    "empty name": ("t.csv", b"a,,b\n1,2,3\n", r"t\.csv:1: the header .* must name each column once"),
-    "empty": ("t.csv", b"", r"t\.csv:1: the header"),
-    "quoted tsv": ("t.tsv", b'"a"\t"b"\n1\t2\n', r"t\.tsv:1: the header is quoted as in CSV"),
-    "UTF-16": ("t.csv", "a,b\n1,2\n".encode("utf-16-le"), r"t\.csv:1: it holds a NUL, like text in UTF-16"),
-    "open quote": ("t.csv", b'a,b\n1,"2\n3,4\n', r"t\.csv:2: it is not CSV"),
-    "quote in a cell": ("t.csv", b'a,b\n"1"x,2\n', r"t\.csv:2: it is not CSV"),
-    "cut gzip": ("t.csv.gz", gzip.compress(b"a,b\n" + b"1,2\n" * 99)[:-9], "stops before its end|cannot be read"),
-    "no gzip": ("t.jsonl.gz", b"{}", r"t\.jsonl\.gz: cannot be read"),
-    "no JSON list": ("t.json", b"[1,", r"t\.json: it is not JSON"),
+    # Name: file, bytes, and the place in the error of the whole table.
+    "pandas index": ("t.csv", b",a,b\n0,1,2\n", r"t\.csv:1: "),
+    "semicolons": ("t.csv", b"a;b\n1;2\n", r"t\.csv:1: .*;"),
+    "header latin-1": ("t.csv", b"a,\xe9\n1,2\n", r"(?s)t\.csv.*UTF-8"),
+    "header of data": ("t.csv", b"x.jpg,1\ny.jpg,2\n", r"t\.csv:1: .*header"),
+    "name twice": ("t.csv", b"a,b,a\n1,2,3\n", r"t\.csv:1: .*'a', 'b', 'a'"),
+    "empty name": ("t.csv", b"a,,b\n1,2,3\n", r"t\.csv:1: .*'a', '', 'b'"),
+    "empty": ("t.csv", b"", r"t\.csv"),
+    "quoted tsv": ("t.tsv", b'"a"\t"b"\n1\t2\n', r"t\.tsv:1: "),
+    "UTF-16": ("t.csv", "a,b\n1,2\n".encode("utf-16-le"), r"t\.csv:1: "),
+    "UTF-16 with a mark": ("t.csv", "a,b\n1,2\n".encode("utf-16"), r"t\.csv"),
+    "open quote": ("t.csv", b'a,b\n1,"2\n3,4\n', r"t\.csv:2: "),
+    "quote in a cell": ("t.csv", b'a,b\n"1"x,2\n', r"t\.csv:2: "),
+    "cut gzip": ("t.csv.gz", gzip.compress(b"a,b\n" + b"1,2\n" * 99)[:-9], r"t\.csv\.gz"),
+    "no gzip": ("t.jsonl.gz", b"{}", r"t\.jsonl\.gz"),
+    "no JSON list": ("t.json", b"[1,", r"t\.json: .*JSON"),
 }  # fmt: skip
 
 
@@ -148,12 +153,12 @@ def test_a_file_that_is_no_table_is_an_error_with_its_line(tmp_path: Path, name:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("t.tsv", 'a\tb\n"x ""y"""\t2\n', r"t\.tsv:2: its column 'a' is quoted as in CSV"),
-        ("t.jsonl", '{"a": Infinity}\n', r"t\.jsonl:2: it is not JSON: Infinity is not JSON|t\.jsonl:1"),
-        ("t.jsonl", '{"a": ' + "[" * 100_000 + "\n", "nested too deeply|not JSON"),
-        ("t.jsonl", '{"a": "\\ud800"}\n', "surrogate"),
-        ("t.json", "[3]", r"t\.json, item 0: it holds a int"),
-        ("t.jsonl", '{"key": true}\n', "its key True is neither text nor a whole number"),
+        ("t.tsv", 'a\tb\n"x ""y"""\t2\n', r"t\.tsv:2: .*quote"),
+        ("t.jsonl", '{"a": Infinity}\n', r"t\.jsonl:1: "),
+        ("t.jsonl", '{"a": ' + "[" * 100_000 + "\n", r"t\.jsonl:1: "),
+        ("t.jsonl", '{"a": "\\ud800"}\n', r"t\.jsonl:1: "),
+        ("t.json", "[3]", r"t\.json, item 0: "),
+        ("t.jsonl", '{"key": true}\n', r"t\.jsonl:1: .*key"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -169,7 +174,7 @@ def test_a_path_in_another_unicode_form_is_named(tmp_path: Path, form: str) -> N
     write_files(tmp_path, {unicodedata.normalize(form, "é.jpg"): jpeg(0)})
     path = unicodedata.normalize(other, "é.jpg")
     write(tmp_path / "t.csv", f"image\n{path}\n")
-    with pytest.raises(RowError, match="another form in Unicode"):
+    with pytest.raises(RowError, match="Unicode"):
         pack(tmp_path / "t.csv", tmp_path / "d", workers=1, disk=HastyDisk())
 
 
@@ -178,7 +183,7 @@ def test_fields_are_made_of_columns_by_their_names(tmp_path: Path) -> None:
     write(tmp_path / "t.jsonl", json.dumps(record))
     write_files(tmp_path, {"x.bin": b"bytes"})
     fields = {"txt": "t", "npy": "v", "id": "n", "bin": "f", "o.json": "o", "cls": "n", "n.txt": "n"}
-    with pytest.raises(RowError, match=r"its column 'n'"):
+    with pytest.raises(RowError, match=r"t\.jsonl:1: .*'n'"):
         pack(tmp_path / "t.jsonl", tmp_path / "bad", fields=fields, workers=1, disk=HastyDisk())
     del fields["n.txt"]
     pack(tmp_path / "t.jsonl", tmp_path / "d", fields=fields, workers=1, disk=HastyDisk())

@@ -61,11 +61,11 @@ class ImageFolder(Source):
             name, slash, _ = path.partition("/")
             if not slash:
                 at_top = at_top or path
-            elif at_top:
-                raise PackError(f"{os.path.join(self.path, at_top)}: it is beside class folders such as {name}.")
             elif path.count("/") < self._classes.setdefault(name, path).count("/"):
                 self._classes[name] = path
             yield attempt(self._row, os.path.join(self.path, path), path, sidecars, not at_top)
+            if at_top and self._classes:
+                raise PackError(f"{os.path.join(self.path, at_top)}: it is beside class folders: {min(self._classes)}.")
         if not at_top:
             self._check_classes()
         unused = {*self.how.sidecars} - self._seen

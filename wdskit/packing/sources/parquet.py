@@ -39,8 +39,8 @@ class Parquet(Source):
         files: The files, at least one.
 
     Raises:
-        PackError: pyarrow is not installed, the first file cannot be read, two of its columns have one name, or a column of
-            bytes is neither the image nor a field.
+        PackError: pyarrow is not installed, the first file cannot be read, two of its columns have one name, or a
+            column of bytes is neither the image nor a field.
     """
 
     kind: ClassVar[str] = "Parquet table"

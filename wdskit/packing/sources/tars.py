@@ -164,9 +164,7 @@ class Tars(_Samples):
         if num * 2 > self._num_samples and (num > 1 or len(kinds) < len(own)):
             msg = f"{self.path}: {num} of {plural(self._num_samples, 'sample')} have a field that no other sample has, "
             msg += f"such as {next(iter(own))!r}. The first dot of a member's name cuts it into key and field."
-            raise PackError(
-                f"{msg}\n  Extract the tar and pack the folder, which cuts at the last dot and cleans keys."
-            )
+            raise PackError(f"{msg}\n  Extract the tar and pack the folder, which cuts at the last dot.")
         if CLASS_FIELD not in {*self._seen, *self.how.fields} and (
             self._has_folders or all(is_image_field(SAME_FIELD.get(name, name)) for name in self._seen)
         ):
