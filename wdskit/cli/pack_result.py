@@ -45,7 +45,7 @@ def _details(result: PackResult, *, part: str | None) -> Iterator[tuple[str, str
     if result.rejected:
         yield "rejected", format_count(len(result.rejected)) + ("" if result.dry_run else ", listed in rejected.jsonl")
     if result.num_cleaned:
-        yield "cleaned", f"{plural(result.num_cleaned, 'key')}: odd characters became _"
+        yield "keys", f"{format_count(result.num_cleaned)} changed by --keys"
     if result.num_other:
         yield "not packed", plural(result.num_other, "other file")
     if not result.dry_run and not result.was_done:

@@ -138,7 +138,7 @@ def _advice(result: VerifyResult) -> Iterator[str]:
         if is_remote:
             yield "Damaged or missing shards: upload them again."
             return
-        yield "Damaged or missing shards: fetch them again, or pack them again (`wdskit pack --overwrite`)."
+        yield "Damaged or missing shards: fetch them again, or pack them again into a new folder."
         if "structure" in kinds:
             yield "`wdskit pack --skip-bad SHARD.tar DEST` saves the samples before the damage."
         elif "digest" in kinds:

@@ -576,7 +576,7 @@ class Columns:
         there = list((splits.values or ()) if splits else ())
         there += [each for each, column in self._columns.items() if column.dtype == "|b1"]
         known = f"The folder has {', '.join(there)}" if there else "The folder has no split"
-        make = "Make it with `wdskit split` or `wdskit reshard --filter EXPR --selection NAME`"
+        make = "Make it with `wdskit split`"
         own = f"A split of `wdskit pack --split` has its own shards: {self.place.rstrip('/')}/{name}-*.tar"
         msg = f"{self.place}: there is no split {name!r}. {known}.\n  {make}. {own}."
         raise SelectionError(msg, folder=self.place)

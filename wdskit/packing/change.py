@@ -12,6 +12,7 @@ from wdskit.codecs.checks import IMAGE_CHECKS, check_image, check_image_field
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field, promised_format
 from wdskit.codecs.recode import DEFAULT_QUALITY, ImageFormat, encoder_versions, recode_image
+from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.keys import check_member_name
 from wdskit.errors import DecodeError, PackError
 from wdskit.limits import MAX_PIXELS
@@ -19,6 +20,7 @@ from wdskit.limits import MAX_PIXELS
 MapFunction = Callable[[str, dict[str, bytes]], Mapping[str, bytes]]
 """Takes the key and the fields of a sample, and returns the fields to pack. Its attribute `version` says which."""
 
+_SHOWN_CHARS = 40
 _NUMERAL = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 
 
@@ -110,10 +112,13 @@ class Change:
             return fields
         if len(images) > 1:
             raise DecodeError(f"it has {len(images)} images ({', '.join(images)}). Change them with a `map`")
-        for name, data in fields.items():
-            if is_json_field(name) and not self.keeps_json and (found := find_number(decode_field(name, data))):
-                msg = f"its {name} has a number, {found}, which may describe the pixels of the image that changes"
-                raise DecodeError(f"{msg}. If none does: --keep-json. Otherwise change both with a `map`", field=name)
+        for name in fields if not self.keeps_json else ():
+            found = "" if name in {images[0], CLASS_FIELD} else describe_numbers(name, fields)
+            if found:
+                msg = f"its field {name} has {found}, which may describe the pixels of the image that changes"
+                raise DecodeError(
+                    f"{msg}. If nothing does: --keep-json. Otherwise change both with a `map`", field=name
+                )
         [image] = images
         data = fields.pop(image)
         check_image(data, max_pixels=MAX_PIXELS)
@@ -124,6 +129,23 @@ class Change:
         if name in fields:
             raise DecodeError(f"{image}: it would become {name!r}, which the sample already has", field=image)
         return {**fields, name: data}
+
+
+def describe_numbers(name: str, fields: Mapping[str, bytes]) -> str:
+    """Describe the first number in a field, or bytes that are neither JSON nor text; "" if it has no number.
+
+    The class number `cls` in JSON is no number of the image. A text has numbers only if it has nothing else.
+    """
+    value = decode_field(name, fields[name])
+    if isinstance(value, dict) and f"{value.get(CLASS_FIELD)}".encode() == fields.get(CLASS_FIELD):
+        value = {key: item for key, item in value.items() if key != CLASS_FIELD}
+    if isinstance(value, str):
+        is_number = value.split() and all(map(_NUMERAL.fullmatch, value.split()))
+        return f"the numbers {value.strip()[:_SHOWN_CHARS]}" if is_number else ""
+    if not is_json_field(name):
+        return "data that wdskit does not read"
+    place = find_number(value)
+    return f"a number, {place}" if place else ""
 
 
 def find_number(value: object, path: str = "") -> str:

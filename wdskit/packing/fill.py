@@ -37,7 +37,7 @@ OnSample = Callable[[int, int], None]
 """Called after each sample with the numbers of samples and of bytes of the shard so far."""
 
 
-class Job(NamedTuple):
+class ShardJob(NamedTuple):
     """One shard to fill.
 
     Attributes:
@@ -131,7 +131,7 @@ class Filler:
                     found.append(err)
         return found
 
-    def fill(self, job: Job, on_sample: OnSample | None = None) -> Entry:
+    def fill(self, job: ShardJob, on_sample: OnSample | None = None) -> Entry:
         """Fill a shard, unless it is filled already. Return its entry.
 
         Raises:
@@ -159,7 +159,7 @@ class Filler:
         return entry
 
     def _write(
-        self, job: Job, writer: TarWriter, on_sample: OnSample | None
+        self, job: ShardJob, writer: TarWriter, on_sample: OnSample | None
     ) -> tuple[set[str], list[int], dict[str, list[object]]]:
         """Write the rows of a job. Return the names of fields, the offsets of samples, and the values of columns."""
         names: set[str] = set()
@@ -204,7 +204,7 @@ class Filler:
             yield name, memory
 
 
-def fill_in_worker(job: Job, *, filler: Filler) -> Entry:
+def fill_in_worker(job: ShardJob, *, filler: Filler) -> Entry:
     """Fill a shard in a worker process, which holds a shared lock on the folder until it ends."""
     share_lock_until_exit(filler.work)
     return filler.fill(job)

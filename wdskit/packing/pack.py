@@ -24,7 +24,7 @@ from wdskit.errors import PackError, RowError, WdskitError
 from wdskit.files import DISK, Disk, describe_os_error, read_own
 from wdskit.limits import MAX_SHARD_BYTES
 from wdskit.packing.change import Change, MapFunction
-from wdskit.packing.fill import Entry, Filler, Job, fill_in_worker
+from wdskit.packing.fill import Entry, Filler, ShardJob, fill_in_worker
 from wdskit.packing.folder import REJECTED_NAME, Filled, Folder, open_folder
 from wdskit.packing.labels import ClassNames, find_class_names
 from wdskit.packing.plan import MAX_BYTES, MAX_SAMPLES, NO_LIMIT, Limits, Plan, PlannedShard
@@ -316,6 +316,8 @@ def run(source: Source, dest: str | os.PathLike[str], change: Change, options: R
     start = time.perf_counter()
     dest = os.fsdecode(dest)
     on_progress = options.progress or (lambda _: None)
+    if not dest.strip():
+        raise PackError("DEST is an empty path. Write . for the current folder.")
     part, num_parts = options.part_of
     inside = [os.path.realpath(dest), *map(str, Path(os.path.realpath(dest)).parents)][: None if source.is_tree else 1]
     if source.path and is_local(dest) and os.path.realpath(source.path) in inside:
@@ -483,7 +485,7 @@ def fill_all(
     num_new, done, done_bytes = known.count(None), 0, 0
     total = sum(shard.num_samples for shard, _ in shards)
     total_bytes = None if filler.change.changes_bytes else sum(shard.num_bytes for shard, _ in shards)
-    jobs = (Job(shard.name, plan.rows(shard.numbers), digest) for shard, digest in shards)
+    jobs = (ShardJob(shard.name, plan.rows(shard.numbers), digest) for shard, digest in shards)
     new = (job for job, entry in zip(jobs, known, strict=True) if entry is None)
     workers = options.workers or choose_workers(num_new, plan.num_bytes * num_new // max(1, len(known)))
 

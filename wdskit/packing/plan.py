@@ -303,7 +303,7 @@ class Plan:
             place = (find(row.key) or row.where) if place == row.where else place
             if place != row.where:
                 problem = f"its key {row.key!r} is also the key of {place}"
-                way = "Keys must be unique. If the sources number their samples, `--keys hashed` keeps all of them."
+                way = "Keys must be unique. `--keys hashed` tells samples of sources with other names apart."
                 raise bad_row(row.where, problem, way)
 
     @property

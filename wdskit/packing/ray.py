@@ -13,7 +13,7 @@ from typing import Any
 from wdskit import __version__
 from wdskit.dataset.lock import share_lock
 from wdskit.errors import PackError, WdskitError
-from wdskit.packing.fill import Entry, Filler, Job
+from wdskit.packing.fill import Entry, Filler, ShardJob
 from wdskit.pipeline.ray_connection import ADDRESS, connect, last_line
 
 _MAX_TRIES = 4
@@ -28,7 +28,7 @@ def check_address(on: str) -> None:
         raise PackError(f"on: {shown} is neither ray nor the address of a cluster, such as ray://head:10001.")
 
 
-def fill_on_ray(jobs: Iterable[Job], filler: Filler, on: str) -> Generator[Entry | WdskitError, None, None]:
+def fill_on_ray(jobs: Iterable[ShardJob], filler: Filler, on: str) -> Generator[Entry | WdskitError, None, None]:
     """Fill shards on a Ray cluster. Yield the entry of each shard, or the error that prevented it, in order.
 
     If the worker of a shard dies, the shard is tried again, up to four tries in total. If the generator is closed, the
@@ -64,7 +64,7 @@ def fill_on_ray(jobs: Iterable[Job], filler: Filler, on: str) -> Generator[Entry
         disconnect()
 
 
-def fill_on_node(job: Job, filler: Filler, folder: str, version: str) -> Entry | WdskitError:
+def fill_on_node(job: ShardJob, filler: Filler, folder: str, version: str) -> Entry | WdskitError:
     """Fill a shard on a node of the cluster, in `folder`, the current folder of the run. Return its entry or error."""
     host = socket.gethostname()
     if version != __version__:

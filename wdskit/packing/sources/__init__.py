@@ -51,7 +51,8 @@ def find_source(source: Any, how: Reading) -> Source:
     else:
         suffix = next((each for each in _KINDS if first.lower().endswith(each)), "")
     if not suffix:
-        raise PackError(f"{path}: this is neither a folder nor a file with a known suffix ({', '.join(_KINDS)}).")
+        msg = f"{path}: this is neither a folder nor a file with a known suffix ({', '.join(_KINDS)})."
+        raise PackError(f"{msg}\n  Other sources, such as zips, are rows from Python: docs/recipes.md.")
     return _KINDS[suffix](path, how)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -169,6 +170,8 @@ def make_field(name: str, value: Any) -> Field | None:
     kind = name.rpartition(".")[2]
     if name == CLASS_FIELD:
         return read_label(value)
+    if isinstance(value, float) and math.isnan(value):
+        return None
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if kind in NPY_FIELDS:

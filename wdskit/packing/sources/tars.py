@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -85,7 +86,11 @@ class _Samples(Source):
         self._finish()
 
     def _read(self, url: str, place: str, entry: ShardEntry | None) -> Iterator[dict[str, Any]]:
-        """Yield the samples of a tar. Of a local tar only headers are read: the fields are parts of it."""
+        """Yield the samples of a tar. Of a local tar only headers are read: the fields are parts of it.
+
+        FolderIndexError: After the last sample: the tar has other bytes, samples or fields than its index entry.
+        """
+        digest, names = hashlib.sha256(), set[str]()
         with contextlib.ExitStack() as stack:
             if is_local(url):
                 file = stack.enter_context(contextlib.closing(LocalFile(place)))
@@ -97,22 +102,36 @@ class _Samples(Source):
 
                 stream = stack.enter_context(contextlib.closing(ObjectStream(url)))
                 num_bytes = stream.num_bytes
-                reader = ShardReader(stream.read, shard=place)
+
+                def read(size: int) -> bytes:
+                    data = stream.read(size)
+                    digest.update(data)
+                    return data
+
+                reader = ShardReader(read, shard=place)
             try:
                 for sample in reader:
                     for name, data in sample.items():
                         if type(data) is Span:
                             sample[name] = File(place, data.offset, data.size, num_bytes, status.st_mtime_ns)
+                    names.update(sample)
                     yield sample
             finally:
                 self.num_other += reader.num_ignored
-        found = num_bytes, reader.num_samples
-        if entry is not None and found != (entry.num_bytes, entry.num_samples):
-            told = f"{entry.num_bytes} and {entry.num_samples}"
-            msg = f"{place}: it has {found[0]} bytes and {found[1]} samples, but the index says {told}."
+        if entry is None:
+            return
+        problem = ""
+        if (num_bytes, reader.num_samples) != (entry.num_bytes, entry.num_samples):
+            listed = f"{entry.num_bytes} and {entry.num_samples}"
+            problem = f"it has {num_bytes} bytes and {reader.num_samples} samples, but the index says {listed}"
+        elif others := {name for name in names if not name.startswith("__")} - {*entry.fields}:
+            problem = f"it has the field {min(others)!r}, which is not in the index"
+        elif not is_local(url) and digest.hexdigest() != entry.sha256:
+            problem = "its sha256 is not the one in the index: its bytes changed"
+        if problem:
             folder = split_url(url)[0]
-            way = f"If the shard is right, run `wdskit index {folder or '.'}`."
-            raise FolderIndexError(f"{msg}\n  {way}", folder=folder)
+            msg = f"{place}: {problem}.\n  If the shard is right, run `wdskit index {folder or '.'}`."
+            raise FolderIndexError(msg, folder=folder)
 
     def _row(self, where: str, key: str, members: Mapping[str, Field], source: str) -> Row:
         fields = self._fields(key, members, where)
