@@ -115,10 +115,8 @@ class Change:
         for name in fields if not self.keeps_json else ():
             found = "" if name in {images[0], CLASS_FIELD} else describe_numbers(name, fields)
             if found:
-                msg = f"its field {name} has {found}, which may describe the pixels of the image that changes"
-                raise DecodeError(
-                    f"{msg}. If nothing does: --keep-json. Otherwise change both with a `map`", field=name
-                )
+                msg = f"its {name} has {found}, which may describe the pixels of the image that changes"
+                raise DecodeError(f"{msg}. If none does: --keep-json. Otherwise change both with a `map`", field=name)
         [image] = images
         data = fields.pop(image)
         check_image(data, max_pixels=MAX_PIXELS)

@@ -187,13 +187,11 @@ class Folder:
         for name, content in lists.items():
             publish_bytes(self.work / name, content, disk=self.disk)
             moves.append((name, name))
-        sha256 = hashlib.sha256(data).hexdigest()
-        publish_note(self.work / "run", {"run": run, "index": sha256, "num_shards": len(new)}, disk=self.disk)
-        moves.append(("run", RUN_NAME))
         names = self._write_columns(shards, new, columns) if columns else []
         moves += [(name, name) for name in names]
         old = [name for name in self._others() if names and is_column_file(name) and name not in names]
-        note = {"moves": moves, "remove": sorted(old), "index": sha256}
+        done = {"run": run, "index": hashlib.sha256(data).hexdigest(), "num_shards": len(new)}
+        note = {"moves": moves, "remove": sorted(old), "done": done}
         publish_note(self.work / _MOVES_NAME, note, disk=self.disk)
         publish_bytes(self.work / INDEX_NAME, data, disk=self.disk)
         self.roll_forward()
@@ -236,7 +234,7 @@ class Folder:
         if note is None:  # somebody removed it: the commit begins again
             self.disk.remove(self.work / INDEX_NAME)
             return
-        if note["index"] != hashlib.sha256(index).hexdigest():
+        if note["done"]["index"] != hashlib.sha256(index).hexdigest():
             raise FolderIndexError(describe_foreign(self.work / INDEX_NAME, "is damaged"), folder=self.shown)
         for source, target in note["moves"]:
             self._move(self.work / source, self.path / target)
@@ -246,6 +244,7 @@ class Folder:
                 check_shard(self.path / entry.name, entry)
         for name in note["remove"]:
             self.disk.remove(self.path / name)
+        publish_note(self.path / RUN_NAME, note["done"], disk=self.disk)
         self.disk.fsync_folder(self.path)
         publish_bytes(self.path / INDEX_NAME, index, disk=self.disk)
         self.entries = read_index(self.path).entries
