@@ -24,7 +24,6 @@ from disks import FailingDisk, KillingDisk, PowerLossDisk, SlowDisk, Stopped, St
 from leaks import open_things
 from shards import write_shard
 
-from wdskit import pack
 from wdskit.dataset.index import INDEX_NAME
 from wdskit.files import (
     TEMP_SUFFIX,
@@ -300,70 +299,7 @@ def test_power_loss_leaves_what_was_certain_and_any_part_of_the_rest(tmp_path: P
     assert disk.survivors(tmp_path / "c" / "d") == {b"x"}
 
 
-# Whole folders: the shard before its offsets, the index last.
-
-ROWS = [{"__key__": f"k{number}", "cls": number, "txt": "x" * 600 * number} for number in range(5)]
-
-
-def write_folder(folder: Path, disk: Disk) -> None:
-    pack(ROWS, folder, split={"s": 1}, max_samples=2, disk=disk)
-
-
-# Orders of the folder's files by first letters: shard, offsets, index. All other orders are wrong.
-ORDERS = {"index first": "jsx", "offsets before their shard": "xsj"}
-KINDS = {".tar": "s", ".idx": "x", ".json": "j"}
-
-
-def write_folder_in_order(folder: Path, disk: Disk, *, order: str, flush_name: bool = True) -> None:
-    other = folder.with_name("other")
-    if flush_name:
-        make_folders(folder, disk=disk)
-    else:
-        make_folders(folder.parent, disk=disk)
-        disk.make_folder(folder)
-    pack(ROWS, other, split={"s": 1}, max_samples=2)
-    for path in sorted(other.glob("[!.]*"), key=lambda path: (order.index(KINDS[path.suffix]), path.name)):
-        publish_bytes(folder / path.name, path.read_bytes(), disk=disk)
-
-
-def check_folder_power_loss(write: Publish, tmp_path: Path) -> None:
-    pack(ROWS, tmp_path / "right", split={"s": 1}, max_samples=2)
-    right = {path.name: path.read_bytes() for path in (tmp_path / "right").glob("[!.]*")}
-    assert len(right) == 7
-    folder = tmp_path / "above" / "packed"
-
-    def check(disk: PowerLossDisk) -> None:
-        found = {name: disk.survivors(folder / name) for name in right}
-        for name, data in right.items():
-            assert found[name] <= {None, data}, (name, disk.operations)
-        for name in [name for name in right if name.endswith(".idx") and found[name] != {None}]:
-            shard = name.removesuffix(".idx")
-            assert found[shard] == {right[shard]}, disk.operations
-        if found[INDEX_NAME] != {None}:  # if the index may exist, all other files exist for certain
-            assert all(found[name] == {data} for name, data in right.items() if name != INDEX_NAME), disk.operations
-
-    disk = PowerLossDisk(check)
-    write(folder, disk)
-    assert {name: disk.survivors(folder / name) for name in right} == {name: {data} for name, data in right.items()}
-
-
-def test_after_a_power_loss_a_folder_with_an_index_is_whole(tmp_path: Path) -> None:
-    check_folder_power_loss(write_folder, tmp_path)
-
-
-def test_the_right_order_by_hand_is_as_good(tmp_path: Path) -> None:
-    check_folder_power_loss(partial(write_folder_in_order, order="sxj"), tmp_path)
-
-
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_a_wrong_order_of_files_is_caught(tmp_path: Path, order: str) -> None:
-    with pytest.raises(AssertionError):
-        check_folder_power_loss(partial(write_folder_in_order, order=order), tmp_path)
-
-
-def test_a_folder_whose_name_is_not_flushed_is_caught(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError):
-        check_folder_power_loss(partial(write_folder_in_order, order="sxj", flush_name=False), tmp_path)
+# Indexes.
 
 
 def test_indexing_shards_of_others_survives_a_power_loss(tmp_path: Path) -> None:

@@ -263,8 +263,8 @@ ALLOWED = {
     ("loader/make.py", "importlib.import_module"),  # plugins, named in Python
     ("cli/options.py", "importlib.import_module"),  # plugins, named on the command line
     ("cli/pack_result.py", "shlex"),  # quotes a command that is shown and not run
-    ("packing/reshard.py", "shlex"),  # quotes a command that is shown and not run
-    ("packing/select.py", "shlex"),  # quotes a command that is shown and not run
+    ("packing/row.py", "marshal.loads"),  # rows that this run wrote into the folder that it has locked
+    ("packing/row.py", "marshal"),
     ("loader/shared_memory.py", "pickle.loads"),  # from worker processes that this one started, as multiprocessing does
     ("loader/shared_memory.py", "ctypes"),  # the mmap of the C library, which keeps no descriptor
     ("loader/shared_memory.py", "ctypes.CDLL"),

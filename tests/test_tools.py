@@ -51,7 +51,7 @@ BENCH_WAYS = {
     "image": {"bare", "Pillow", "fused", "apart"},
     "order": {"exact", "exact, 1 of 8 workers", "resampled", "mixture"},
     "pack": {"tar cf, sync", "ShardWriter", "wdskit pack"},
-    "reshard": {"webdataset", "merge", "shuffle", "drop cls", "filter"},
+    "reshard": {"webdataset", "merge", "shuffle", "drop cls", "where"},
     "verify": {"sha256sum", "hashlib", "index", "verify --images none", "verify"},
 }
 """All parts but `resize`, whose processes take a minute to start."""

@@ -6,7 +6,7 @@
     image    decode and crop in one thread, fused and apart, compared with the bare chain (crops.py) and Pillow
     order    orders of a million shards for 1 to 1000 ranks; the start of an epoch
     pack     image files, compared with `tar` and `sync` of the archive, and webdataset's ShardWriter
-    reshard  merge, shuffle and filters, compared with a loop of webdataset that reads and writes
+    reshard  merge, shuffle and conditions, compared with a loop of webdataset that reads and writes
     verify   index and verify, compared with sha256sum and hashlib
     resize   packing with `--resize 256` in one and two workers
 
@@ -116,7 +116,7 @@ def pack_samples(folder: Path, num: int, size: int, *, max_samples: int) -> list
         {"__key__": f"n{n:08d}", "bin": chance.randbytes(size + chance.randint(-size // 8, size // 8)), "cls": n}
         for n in range(num)
     )
-    pack(rows, folder, max_samples=max_samples)
+    pack(rows, folder, max_samples=max_samples, columns="cls")
     return sorted(folder.glob("*.tar"))
 
 
@@ -302,7 +302,7 @@ def reshard_case(folder: Path, scale: float) -> Case:
         "merge": ours,
         "shuffle": partial(ours, shuffle=1),
         "drop cls": partial(ours, drop="cls"),
-        "filter": partial(ours, filter="cls >= 0"),
+        "where": partial(ours, where="cls >= 0"),
     }
     whole = digests_of(shards)
     without_cls = {name: value for name, value in whole.items() if not name.endswith(".cls")}

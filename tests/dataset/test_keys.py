@@ -341,12 +341,12 @@ def test_packing_names_row_key_rule_and_way_out(tmp_path: Path, key: str, rule: 
         pack([{"__key__": "good", "cls": 0}, {"__key__": key, "cls": 1}], tmp_path / "out", keys="given")
     message = str(caught.value)
     assert message.startswith(f"row 1 ({key!r}): key {key!r}: {rule}") or rule in message
-    assert message.endswith("Rename it, or use --keys hashed, which keeps the path in json.")
+    assert "--keys hashed" in message
     assert not (tmp_path / "out" / "index.json").exists()
 
 
 def test_the_advice_for_a_name_is_never_an_option_that_was_given_or_has_no_effect(tmp_path: Path) -> None:
-    with pytest.raises(RowError, match=r"Rename it, or use --keys hashed, which") as caught:
+    with pytest.raises(RowError, match=r"--keys hashed") as caught:
         pack([{"__key__": "x" * 200, "cls": 0}], tmp_path / "out", keys="clean")
     assert "--keys clean" not in str(caught.value)
     with pytest.raises(RowError, match="field name has") as caught:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from disks import OWN, KillingDisk
+from disks import OWN
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -134,14 +133,6 @@ def png_of(pixels: NDArray[np.uint8]) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG")
     return stream.getvalue()
-
-
-class WorkerKillingDisk(KillingDisk):
-    """A disk that kills only worker processes, each at operation number `kill_at` of a shard."""
-
-    def before(self, name, *args):
-        if parent_process() is not None:
-            super().before(name, *args)
 
 
 def selected(folder: str | Path, name: str) -> list[list[int]]:

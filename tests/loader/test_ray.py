@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -446,16 +447,33 @@ def test_a_connection_that_the_program_ends_is_an_error_and_the_next_loop_connec
     assert ray.connected  # the program's own connection
 
 
-def test_a_server_that_does_not_answer_is_refused_at_once():
+def test_a_server_that_does_not_answer_as_ray_is_refused_at_once(monkeypatch):
+    monkeypatch.setattr(connections, "_ANSWER_S", 0.5)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         with pytest.raises(OSError, match="refused"):
             CHECK_SERVER(f"127.0.0.1:{port}")
         free.listen()
-        CHECK_SERVER(f"127.0.0.1:{port}")
-    for other in (None, "auto", "ray://nobody:1", "local"):
+        with pytest.raises(TimeoutError):
+            CHECK_SERVER(f"127.0.0.1:{port}")
+        free.accept()[0].close()
+        for reply, is_ray in ((b"\0\0\0\4\0\0\0\0\0", True), (b"HTTP/1.1 400", False), (b"", False)):
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(answer, free, reply)
+                if is_ray:
+                    CHECK_SERVER(f"127.0.0.1:{port}")
+                else:
+                    with pytest.raises(OSError, match=r"not Ray|reset"):
+                        CHECK_SERVER(f"127.0.0.1:{port}")
+    for other in (None, "auto", "ray://nobody", "local"):
         CHECK_SERVER(other)
+
+
+def answer(server: socket.socket, reply: bytes) -> None:
+    with server.accept()[0] as client:
+        client.recv(64)
+        client.sendall(reply)
 
 
 # --- bounds and leaks
