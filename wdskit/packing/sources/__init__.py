@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.patterns import expand_patterns, has_wildcards, split_parts
+from wdskit.dataset.patterns import expand_patterns, has_wildcards, split_parts, split_url
 from wdskit.errors import PackError
 from wdskit.files import describe_missing
 from wdskit.packing.row import field_of
@@ -20,7 +20,7 @@ from wdskit.packing.sources.parquet import Parquet
 from wdskit.packing.sources.python import Python
 from wdskit.packing.sources.table import SUFFIXES, Table
 from wdskit.packing.sources.tars import Tars
-from wdskit.storage.urls import is_local
+from wdskit.storage.urls import is_local, shown_url
 
 
 def find_source(source: Any, how: Reading) -> Source:
@@ -38,6 +38,9 @@ def find_source(source: Any, how: Reading) -> Source:
     path = os.fsdecode(source)
     first = split_parts(path)[0]
     if "://" in first and not os.path.lexists(first) and not is_local(first):
+        name = split_url(first)[1]  # empty for a folder
+        if name and not has_wildcards(name) and not name.lower().endswith(".tar"):
+            raise PackError(f"{shown_url(first)}: only tars are packed from a store. A folder ends with a slash.")
         return Tars(path, how)
     if os.path.isdir(first):
         files, folders = list_names(first)

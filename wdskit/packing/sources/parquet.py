@@ -53,6 +53,9 @@ class Parquet(Source):
         types = {column.name: column.type for column in self._schema}
         if len(types) < len(self._schema):
             raise PackError(f"{files[0]}: two columns have the same name; it has {', '.join(self._schema.names)}.")
+        other = next((name for name, kind in types.items() if "extension<" in str(kind)), None)
+        if other is not None:
+            raise PackError(f"{files[0]}: its column {other!r} is {types[other]}. Write nested lists of numbers.")
         binary = {name for name, kind in types.items() if _is_binary(kind)}
         arrays = {column for name, column in how.fields.items() if name.rpartition(".")[2] in NPY_FIELDS}
         made = {*how.fields.values()} & (binary | arrays)

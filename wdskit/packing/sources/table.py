@@ -83,6 +83,8 @@ class Table(Source):
         for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES + 1), ""), start=1):
             if len(line) > MAX_ROW_BYTES:
                 raise PackError(f"{self.path}:{number}: this line is longer than the limit of {MAX_ROW_BYTES} bytes.")
+            if "\0" in line:
+                raise PackError(f"{self.path}:{number}: it holds a NUL, as UTF-16 does. Save it as UTF-8.")
             yield line
 
     def _csv(self, file: IO[str], *, is_tsv: bool) -> Iterator[_Record]:
