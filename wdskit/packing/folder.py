@@ -102,7 +102,9 @@ class Folder:
 
     def done(self, run: str) -> tuple[ShardEntry, ...]:
         """Return the shards of the run with the digest `run` if it wrote the index that is here; empty otherwise."""
-        note, index = read_note(self.path / RUN_NAME), read_own(self.path / INDEX_NAME)
+        note, index = None, read_own(self.path / INDEX_NAME)
+        with contextlib.suppress(FolderIndexError):  # also the file of an older version
+            note = read_note(self.path / RUN_NAME)
         if note is None or (note["run"], note["index"]) != (run, hashlib.sha256(index or b"").hexdigest()):
             return ()
         return self.entries[-note["num_shards"] :]
