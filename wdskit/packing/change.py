@@ -14,7 +14,7 @@ from wdskit.codecs.formats import is_image_field, promised_format
 from wdskit.codecs.recode import DEFAULT_QUALITY, ImageFormat, encoder_versions, recode_image
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.keys import check_member_name
-from wdskit.errors import DecodeError, PackError
+from wdskit.errors import PROCESS_ERRORS, DecodeError, PackError
 from wdskit.limits import MAX_PIXELS
 
 MapFunction = Callable[[str, dict[str, bytes]], Mapping[str, bytes]]
@@ -97,11 +97,17 @@ class Change:
         if self.changes_images:
             fields = self._change_image(fields)
         if self.map is not None:
-            made: Any = self.map(key, fields)
+            try:
+                made: Any = self.map(key, fields)
+            except PROCESS_ERRORS:
+                raise
+            except Exception as err:
+                raise DecodeError(f"map: {type(err).__name__}: {err}") from err
             if not isinstance(made, Mapping) or not made or not all(isinstance(data, bytes) for data in made.values()):
                 raise DecodeError(f"map: it returned {type(made).__name__}, not a dict of one or more fields as bytes")
             fields = dict(made)
-        check_member_name(key, max(fields, key=len))
+        for name in fields:
+            check_member_name(key, name)
         for name, data in fields.items():
             self.check(name, data)
         return dict(sorted(fields.items()))
@@ -136,7 +142,7 @@ def describe_numbers(name: str, fields: Mapping[str, bytes]) -> str:
     """
     value = decode_field(name, fields[name])
     if isinstance(value, dict) and f"{value.get(CLASS_FIELD)}".encode() == fields.get(CLASS_FIELD):
-        value = {key: item for key, item in value.items() if key != CLASS_FIELD}
+        value = {key: item for key, item in value.items() if key not in {CLASS_FIELD, "class"}}
     if isinstance(value, str):
         is_number = value.split() and all(map(_NUMERAL.fullmatch, value.split()))
         return f"the numbers {value.strip()[:_SHOWN_CHARS]}" if is_number else ""

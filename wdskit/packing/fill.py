@@ -192,16 +192,16 @@ class Filler:
         for name, source in row.fields.items():
             memory = writer.reserve(f"{row.key}.{name}", source.num_bytes) if isinstance(source, File) else None
             try:
-                if memory is None:
-                    data = files.read([source])[0] if isinstance(source, File) else self._encode(row, source)
-                    memory = memoryview(data)
-                    writer.add(f"{row.key}.{name}", memory)
+                if memory is not None:
+                    files.read_into(source, memory)  # type: ignore[arg-type]  # a file
                 else:
-                    files.read_into(source, memory)  # type: ignore[arg-type]
-                self.change.check(name, memory)
+                    data = files.read([source])[0] if isinstance(source, File) else self._encode(row, source)
+                self.change.check(name, data if memory is None else memory)
             except (OSError, ValueError, DecodeError) as err:
                 raise _failed(row, name, err) from err
-            yield name, memory
+            if memory is None:
+                writer.add(f"{row.key}.{name}", data)
+            yield name, data if memory is None else memory
 
 
 def fill_in_worker(job: ShardJob, *, filler: Filler) -> Entry:

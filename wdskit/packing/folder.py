@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.classes import CLASS_FIELD, read_classes
+from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, read_classes
 from wdskit.dataset.columns import (
     COLUMNS_NAME,
     Columns,
@@ -37,6 +37,7 @@ from wdskit.dataset.shard import offsets_path
 from wdskit.errors import FolderIndexError, PackError, SelectionError
 from wdskit.files import Disk, describe_foreign, make_folders, publish_bytes, read_own, remove_temp_files
 from wdskit.packing.fill import Entry, publish_note, read_entry, read_note
+from wdskit.packing.plan import SPOOL_PREFIX
 from wdskit.packing.row import OnProgress, Progress
 from wdskit.shards.column_values import pack_columns
 from wdskit.storage.urls import LocalFile
@@ -87,8 +88,14 @@ class Folder:
     def __init__(self, path: Path, work: Path, disk: Disk) -> None:
         self.path, self.work, self.disk = path, work, disk
         self.shown = str(path)
-        self.entries: tuple[ShardEntry, ...] = read_index(path).entries if has_index(str(path)) else ()
-        self.classes = read_classes(path) if path.is_dir() else None
+        self.entries: tuple[ShardEntry, ...] = ()
+        self.classes: tuple[str, ...] | None = None
+        self._look()
+
+    def _look(self) -> None:
+        if self.path.is_dir():
+            self.entries = read_index(self.path).entries if has_index(str(self.path)) else ()
+            self.classes = read_classes(self.path)
 
     def first_number(self, prefix: str) -> int:
         """Return the number of the next shard whose name begins with `prefix` and a hyphen."""
@@ -107,7 +114,17 @@ class Folder:
             note = read_note(self.path / RUN_NAME)
         if note is None or (note["run"], note["index"]) != (run, hashlib.sha256(index or b"").hexdigest()):
             return ()
-        return self.entries[-note["num_shards"] :]
+        entries = self.entries[-note["num_shards"] :]
+        self._refuse_lost(entries)
+        return entries
+
+    def _refuse_lost(self, entries: Iterable[ShardEntry]) -> None:
+        """Raise FolderIndexError if a shard is gone, or has another size than the index says."""
+        for entry in entries:
+            path = self.path / entry.name
+            if not path.is_file() or path.stat().st_size != entry.num_bytes:
+                msg = f"{path}: the index lists this shard, but it is gone or has another size."
+                raise FolderIndexError(msg, folder=self.shown)
 
     def check(self, shards: Iterable[tuple[str, str]], *, append: bool) -> None:
         """Raise PackError if another data set is here, or if a file has the name of a new shard. `shards` are the names
@@ -117,6 +134,9 @@ class Folder:
             msg = f"{self.shown}: another data set is here. Pack into a new folder, or add to this one with --append."
             raise PackError(msg)
         others = self._others()
+        lists = {CLASSES_NAME, COLUMNS_NAME, REJECTED_NAME} & others
+        if lists and not self.entries:
+            raise PackError(f"{self.shown}: {min(lists)} exists already, without an index. Move it away.")
         for name, digest in shards:
             for end, last in ENDS:
                 target = f"{name}{last}"
@@ -244,12 +264,12 @@ class Folder:
         for entry in read_index(self.work).entries:
             if entry.name in names:
                 check_shard(self.path / entry.name, entry)
-        for name in note["remove"]:
-            self.disk.remove(self.path / name)
         publish_note(self.path / RUN_NAME, note["done"], disk=self.disk)
         self.disk.fsync_folder(self.path)
         publish_bytes(self.path / INDEX_NAME, index, disk=self.disk)
-        self.entries = read_index(self.path).entries
+        for name in note["remove"]:
+            self.disk.remove(self.path / name)
+        self._look()
         self.clean()
 
     def _move(self, source: Path, target: Path) -> None:
@@ -289,7 +309,8 @@ def check_shard(path: Path, entry: ShardEntry) -> None:
     idx = hashlib.sha256(offsets_path(path).read_bytes()).hexdigest()
     if (path.stat().st_size, idx) != (entry.num_bytes, entry.idx_sha256):
         msg = f"{path}: this shard or its .idx was damaged after the run that was stopped had filled it."
-        raise FolderIndexError(f"{msg}\n  Remove {path.parent}, and pack again.", folder=str(path.parent))
+        way = "Remove .wdskit here and the files that index.json does not list, and run the same command again."
+        raise FolderIndexError(f"{msg}\n  {way}", folder=str(path.parent))
 
 
 @contextlib.contextmanager
@@ -313,6 +334,9 @@ def open_folder(path: Path, *, is_part: bool, disk: Disk) -> Iterator[Folder]:
         if not is_shared:
             wait_for_workers(work)
             remove_temp_files(path, disk=disk)
+            remove_temp_files(work, disk=disk)
+            for spool in work.glob(f"{SPOOL_PREFIX}*"):
+                disk.remove(spool)
             folder.roll_forward()
             make_folders(work, disk=disk)
         try:

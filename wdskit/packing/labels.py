@@ -66,7 +66,9 @@ class ClassNames:
 
     def __init__(self, names: Sequence[Any], where: str) -> None:
         wrong = next((name for name in names if not isinstance(name, str) or not name.strip()), None)
-        if not names or wrong is not None:
+        if not names:
+            raise PackError(f"{where}: it has no class.")
+        if wrong is not None:
             raise PackError(f"{where}: {wrong!r} is not the name of a class. Give each number a name.")
         self.numbers: Mapping[str, int] = {name: number for number, name in enumerate(names)}
         if len(self.numbers) < len(names):

@@ -34,10 +34,10 @@ from wdskit.packing.sources import find_source
 from wdskit.packing.sources.base import Reading, Source
 from wdskit.packing.sources.records import parse_fields
 from wdskit.packing.upload import open_bucket
-from wdskit.shards.column_values import parse_columns
+from wdskit.shards.column_values import parse_columns, parse_names
 from wdskit.shards.parallel import choose_workers, map_shards
 from wdskit.shards.split import parse_shares
-from wdskit.storage.urls import is_local
+from wdskit.storage.urls import is_local, local_path
 from wdskit.tar.writer import END_BYTES
 from wdskit.text import as_int, format_bytes, parse_bytes, plural
 
@@ -281,8 +281,8 @@ def pack(
         key=key,
         fields=parse_fields(fields),
         keys=keys,
-        sidecars=_names(sidecars),
-        files=_names(files),
+        sidecars=tuple(parse_names(sidecars)),
+        files=tuple(parse_names(files)),
         images=None if images is None else os.fspath(images),
     )
     options = RunOptions(
@@ -306,11 +306,6 @@ def pack(
     return run(find_source(source, how), dest, change, options)
 
 
-def _names(names: str | Sequence[str]) -> tuple[str, ...]:
-    listed = names.split(",") if isinstance(names, str) else names
-    return tuple(name.strip() for name in listed if name.strip())
-
-
 def run(source: Source, dest: str | os.PathLike[str], change: Change, options: RunOptions) -> PackResult:
     """Pack the rows of a source into a folder. The errors are those of `pack`."""
     start = time.perf_counter()
@@ -318,6 +313,7 @@ def run(source: Source, dest: str | os.PathLike[str], change: Change, options: R
     on_progress = options.progress or (lambda _: None)
     if not dest.strip():
         raise PackError("DEST is an empty path. Write . for the current folder.")
+    dest = local_path(dest) if is_local(dest) else dest
     part, num_parts = options.part_of
     inside = [os.path.realpath(dest), *map(str, Path(os.path.realpath(dest)).parents)][: None if source.is_tree else 1]
     if source.path and is_local(dest) and os.path.realpath(source.path) in inside:
@@ -334,8 +330,10 @@ def run(source: Source, dest: str | os.PathLike[str], change: Change, options: R
                 classes=classes,
                 on_progress=on_progress,
             )
-            if options.append and plan.numbers and folder.classes is None and folder.has_labels:
-                raise PackError(f"{folder.shown}: its labels are numbers without names, so names cannot be added.")
+            has_names = bool(plan.numbers) or (source.copies and source.classes is not None)
+            is_added = options.append and folder.has_labels and CLASS_FIELD in plan.fields
+            if is_added and has_names != (folder.classes is not None):
+                raise PackError(f"{folder.shown}: labels have names here or in the new rows, but not in both.")
             columns = find_columns(options, folder)
             filler = Filler(folder.work, change, plan.numbers, classes, plan.dtypes, columns, options.disk)
             if options.skip_bad:
@@ -347,9 +345,9 @@ def run(source: Source, dest: str | os.PathLike[str], change: Change, options: R
             division = json.dumps([*limits, options.shuffle, options.split], default=str).encode()
             made = plan.digest(plan.kept, seed + division)
             splits: Mapping[str, Sequence[PlannedShard]] = {}
-            entries = () if options.dry_run else folder.done(made)
+            entries = folder.done(made)
             if was_done := bool(entries):
-                if options.part is None:
+                if options.part is None and not options.dry_run:
                     folder.clean()
             else:
                 base = folder if options.append and folder.entries else None
@@ -358,9 +356,12 @@ def run(source: Source, dest: str | os.PathLike[str], change: Change, options: R
                 names = partial(_shard_name, base, Path(dest).resolve().name)
                 splits = plan.divide(limits, names, shuffle=options.shuffle)
             shards = [*itertools.chain(*splits.values())]
-            if shards and not options.dry_run:
-                todo = [(shard, plan.digest(shard.numbers, seed)) for shard in shards]
+            if change.changes_bytes:
+                splits = {name: [shard._replace(num_bytes=0) for shard in found] for name, found in splits.items()}
+            todo = [(shard, plan.digest(shard.numbers, seed)) for shard in shards]
+            if shards:
                 folder.check([(shard.name, digest) for shard, digest in todo], append=options.append)
+            if shards and not options.dry_run:
                 filled = [*fill_all(plan, filler, folder, todo[part::num_parts], options, on_progress)]
                 entries = tuple(each.index_entry for each in filled)
                 if options.part is None:
@@ -408,7 +409,7 @@ def find_classes(options: RunOptions, folder: Folder, source: Source) -> ClassNa
     Raises:
         PackError: The folder has other classes than the option or the source, or has labels without names.
     """
-    given = None if source.classes is None else ClassNames(source.classes, source.path)
+    given = ClassNames(source.classes, source.path) if source.classes else None
     given = given if options.classes is None else find_class_names(options.classes)
     if not options.append:
         return given

@@ -29,10 +29,11 @@ from wdskit.errors import PackError, RowError
 from wdskit.files import DISK, Disk, write_all
 from wdskit.limits import BLOCK_BYTES
 from wdskit.order.keys import permutation
-from wdskit.packing.labels import ClassNames, read_label
+from wdskit.packing.labels import NO_CLASS, ClassNames, read_label
 from wdskit.packing.row import (
     File,
     Label,
+    LabelledJson,
     OnProgress,
     Progress,
     Row,
@@ -57,6 +58,7 @@ _HEAD = struct.Struct("<I")  # size of the places in a record, which the content
 _DIGEST_BYTES = 16
 _READ_BYTES = 1 << 20
 _REPORT_ROWS = 1000
+_MAX_DIGITS = 20  # of a class number, with its sign
 _SHOWN = 3
 
 
@@ -147,6 +149,7 @@ class Plan:
         self._ends, self._blocks, self._hashes = array("q", [0]), array("I"), array("Q")
         self._shares, self._draws, self._draw = shares, bytearray(), make_draw(SPLIT_SEED)
         self._left_out: set[int] = set()
+        self._unsure: list[int] = []  # rows whose blocks depend on the digits of their class number
         self._first_label: tuple[Label, str] | None = None
         self._files = SourceFiles()
         self.numbers: dict[str, int] = {}
@@ -192,7 +195,7 @@ class Plan:
 
         Raises:
             RowError: A row cannot be packed.
-            PackError: The spool cannot be written.
+            OSError: The spool cannot be written.
         """
         natural: dict[str, set[np.dtype[Any]]] = {}
         names: set[str] = set()
@@ -218,8 +221,10 @@ class Plan:
         numbers = classes.numbers if classes else {name: at for at, name in enumerate(sorted(names, key=str.encode))}
         self.numbers = dict(numbers) if self.has_labels else {}
         self.dtypes = {name: np.result_type(*found) for name, found in natural.items()}
-        if any(len(found) > 1 for found in natural.values()):
-            self._count_blocks()
+        has_mixed = any(len(found) > 1 for found in natural.values())
+        changed = np.arange(len(self)) if has_mixed else np.array(self._unsure, np.int64)
+        for number, row in zip(changed.tolist(), self.rows(changed), strict=True):
+            self._count_blocks(number, row, classes, skip_bad=skip_bad)
 
     def _with_label(self, row: Row, classes: ClassNames | None) -> Row:
         """Return the row with a `Label` in place of the bytes or the file of its field `cls`, without a blank `cls`.
@@ -241,6 +246,8 @@ class Plan:
             raise bad_row(row.where, f"its field {CLASS_FIELD!r}: {err}") from err
         if label is None:
             return row
+        if label.value == NO_CLASS:
+            return row
         first, place = self._first_label = self._first_label or (label, row.where)
         if classes is None and type(label.value) is not type(first.value):
             kinds = ("a whole number", "a name")[:: 1 if isinstance(label.value, int) else -1]
@@ -256,7 +263,10 @@ class Plan:
         self._pending[1].append(xxhash.xxh3_128_digest(content))
         self._pending_bytes += len(record)
         self._ends.append(self._ends[-1] + len(record))
-        self._blocks.append(_blocks_of(row))
+        self._blocks.append(sum([member_bytes(size_of(data)) for data in row.fields.values()]) // BLOCK_BYTES)
+        labelled = row.fields.get("json")
+        if type(labelled) is LabelledJson and -len(labelled) % BLOCK_BYTES < _MAX_DIGITS:
+            self._unsure.append(len(self) - 1)
         self._hashes.append(int.from_bytes(hash_key(row.key), "little"))
         if self._shares:
             self._draws += self._draw(row.key)
@@ -265,20 +275,27 @@ class Plan:
             self._flush()
 
     def _flush(self) -> None:
-        try:
-            for fd, pending in zip(self._fds, self._pending, strict=True):
-                write_all(fd, memoryview(b"".join(pending)), self._disk)
-                pending.clear()
-        except OSError as err:
-            raise PackError(
-                f"{self._paths[0].parent}: the rows of this run cannot be written: {err.strerror}."
-            ) from err
+        for fd, pending in zip(self._fds, self._pending, strict=True):
+            write_all(fd, memoryview(b"".join(pending)), self._disk)
+            pending.clear()
         self._pending_bytes = 0
 
-    def _count_blocks(self) -> None:
-        """Count the sizes again where the dtype of a column changes the size of its arrays."""
-        for number, row in enumerate(self.rows(np.arange(len(self)))):
-            self._blocks[number] = _blocks_of(with_dtypes(row, self.dtypes))
+    def _count_blocks(self, number: int, row: Row, classes: ClassNames | None, *, skip_bad: bool) -> None:
+        """Count the blocks of a row again, where the dtype of a column or the class number decides them."""
+        try:
+            row = with_dtypes(row, self.dtypes)
+        except RowError as err:
+            if not skip_bad:
+                raise
+            self.leave_out(number, err)
+            return
+        label = row.fields.get(CLASS_FIELD)
+        digits = 1
+        if isinstance(label, Label):
+            known = label.value if isinstance(label.value, int) else self.numbers[label.value]
+            digits = len(str(known if classes is None else classes.number(label)))
+        sizes = [size_of(data) + (digits - 1 if type(data) is LabelledJson else 0) for data in row.fields.values()]
+        self._blocks[number] = sum(map(member_bytes, sizes)) // BLOCK_BYTES
 
     def leave_out(self, number: int, err: RowError) -> None:
         """Leave out a row of the spool, and keep the reason in `rejected`."""
@@ -294,14 +311,14 @@ class Plan:
         """
         hashes = np.frombuffer(self._hashes, np.uint64)
         repeated = find_repeated(hashes[self.kept] if self._left_out else hashes, existing)
-        places: dict[str, str] = {}
+        first_with: dict[str, int] = {}
         for number in np.flatnonzero(np.isin(hashes, repeated)).tolist() if len(repeated) else ():
             if number in self._left_out:
                 continue
             row = self.row(number)
-            place = places.setdefault(row.key, row.where)
-            place = (find(row.key) or row.where) if place == row.where else place
-            if place != row.where:
+            earlier = first_with.setdefault(row.key, number)
+            place = self.row(earlier).where if earlier != number else find(row.key)
+            if place is not None:
                 problem = f"its key {row.key!r} is also the key of {place}"
                 way = "Keys must be unique. `--keys hashed` tells samples of sources with other names apart."
                 raise bad_row(row.where, problem, way)
@@ -438,12 +455,8 @@ def with_dtypes(row: Row, dtypes: Mapping[str, np.dtype[Any]]) -> Row:
     for name, data in row.fields.items():
         if isinstance(data, Values) and data.array.dtype != dtypes[name]:
             array = data.array.astype(dtypes[name])
-            if not np.array_equal(array.astype(data.array.dtype), data.array):
+            if not np.array_equal(array.astype(data.array.dtype), data.array, equal_nan=True):
                 problem = f"its field {name!r} has whole numbers that would be rounded: other rows have fractions"
                 raise bad_row(row.where, problem)
             fields[name] = Values(array)
     return row._replace(fields=fields)
-
-
-def _blocks_of(row: Row) -> int:
-    return sum([member_bytes(size_of(data)) for data in row.fields.values()]) // BLOCK_BYTES

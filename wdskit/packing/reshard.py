@@ -40,8 +40,10 @@ def reshard(
 ) -> PackResult:
     """Write new shards from finished shards: merge, split, select or shuffle them: `wdskit reshard`.
 
-    The bytes of the fields are copied. The new shards have the bytes that `pack` writes for the same samples, and the
-    `classes.json` of the sources. Sources with an index are compared with it.
+    The bytes of the fields are copied, not decoded; `wdskit verify` finds changed bytes in the sources. The new shards
+    have the bytes that `pack` writes for the same samples, and the `classes.json` of the sources. Sources with an index
+    are compared with it: size, samples and fields; of a store also the sha256. A key that some reader would refuse is
+    cleaned, and kept in `json`.
 
     Args:
         source: Shards, local or in a store: a folder, glob or brace pattern, several joined by `::`, or a list.
@@ -57,7 +59,7 @@ def reshard(
         PackError: An option is invalid, no sample is left, the folder cannot be written, or it has another data set.
         RowError: Two samples have one key, or a renamed field does not fit its name.
         SelectionError: `where`, `split` or `columns` is invalid, or a folder lacks a column.
-        ShardError: A source shard is damaged.
+        ShardError: A source shard is damaged before its first sample, or has two samples of one key.
         FolderIndexError: A source does not match its index, two sources number their classes differently, or another
             process is writing in `dest`.
         StorageError: A source cannot be read, or a bucket cannot be written.

@@ -31,6 +31,7 @@ SAME_FIELD = {"jpeg": "jpg"}
 _SHOWN_CHARS = 1000  # of a problem that quotes a large value
 _UNCLEAN = re.compile(r"[^\w+-]")
 _MAX_OPEN = 128
+_MAX_HELD_BYTES = (1 << 31) - 1  # of a field in memory, which marshal can write
 _GAP_BYTES = 4 << 10  # parts of one file are read together if at most this lies between two of them
 _MARSHAL = 2  # this version writes equal values as equal bytes; later ones depend on reference counts
 
@@ -176,8 +177,9 @@ def make_row(key: str, fields: Mapping[str, Field], where: str, *, keys: str, so
         way = "" if err.name != key else "Rename it, or `wdskit pack --keys hashed`, which keeps the old key in json."
         raise bad_row(where, str(err), way) from err
     for name, data in fields.items():
-        if (size := size_of(data)) > MAX_USTAR_SIZE_BYTES:
-            problem = f"its field {name!r} has {size} bytes, more than the {MAX_USTAR_SIZE_BYTES} that all readers take"
+        most = MAX_USTAR_SIZE_BYTES if isinstance(data, File) else _MAX_HELD_BYTES
+        if (size := size_of(data)) > most:
+            problem = f"its field {name!r} has {size} bytes, more than the {most} that a file, or bytes, can have"
             raise bad_row(where, problem)
     return Row(key, dict(sorted(fields.items())), where, key != given)
 

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 from wdskit.dataset.index import INDEX_NAME, ShardEntry, index_json, join_url, read_index
 from wdskit.dataset.patterns import split_url
 from wdskit.dataset.remote import user_cache
-from wdskit.errors import PackError
+from wdskit.errors import FolderIndexError, PackError
 from wdskit.files import Disk, make_folders, publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.packing.fill import Entry, publish_note, read_entry, write_entry
@@ -73,14 +73,22 @@ class Bucket(Folder):
             for name in (RUN_NAME, INDEX_NAME):
                 self.disk.remove(self.path / name)
 
+    def _refuse_lost(self, entries: Iterable[ShardEntry]) -> None:
+        """Raise FolderIndexError if an object of a shard is gone, or has another size than the index says."""
+        for entry in entries:
+            if entry.name not in self._objects or self._objects[entry.name].num_bytes != entry.num_bytes:
+                msg = f"{self._url(entry.name)}: the index lists this shard, but it is gone or has another size."
+                raise FolderIndexError(msg, folder=self.shown)
+
     def _others(self) -> set[str]:
         """Return the names of all objects but those that this run uploaded, or was about to upload."""
-        own: dict[str, str | None] = {}
+        own: dict[str, set[str | None]] = {}
         for path in self.work.glob(f"{'[0-9a-f]' * 32}.json"):
             entry = read_entry(self.work, path.stem)
             if entry is not None and entry.name:
-                own |= {f"{entry.name}{last}": entry.etags.get(f"{entry.name}{last}") for _, last in ENDS}
-        is_own = {name for name, etag in own.items() if etag is None or etag == self._etag(name)}
+                for name in (f"{entry.name}{last}" for _, last in ENDS):
+                    own.setdefault(name, set()).add(entry.etags.get(name))
+        is_own = {name for name, etags in own.items() if etags & {None, self._etag(name)}}
         return self._objects.keys() - is_own
 
     def _etag(self, name: str) -> str | None:

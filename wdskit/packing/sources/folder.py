@@ -140,7 +140,7 @@ class ImageFolder(Source):
         own = read_object(fields["json"], f"{os.path.splitext(where)[0]}.json") if "json" in fields else {}
         about = {"class": text.split("/", 1)[0], "path": text} if has_class else {"path": text}
         if has_class:
-            fields[CLASS_FIELD] = Label(about["class"])
+            add_field(fields, CLASS_FIELD, Label(about["class"]))
         fields["json"] = labelled_json(own, about, has_label=has_class)
         return make_row(os.path.splitext(text)[0], fields, where, keys=self.how.keys, source=self.name)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from wdskit.errors import RowError
+from wdskit.errors import PackError, RowError
 from wdskit.packing.row import SAME_FIELD, Field, File, Row, make_row
 from wdskit.packing.sources.base import Reading, Source, attempt
 from wdskit.packing.sources.records import add_field, keep_key, make_field
@@ -26,8 +27,15 @@ class Python(Source):
         self._rows = rows
 
     def rows(self) -> Iterator[Row | RowError]:
-        """Yield one row per dict. An error of the iterable is raised."""
-        for number, row in enumerate(self._rows):
+        """Yield one row per dict. An error of the iterable is raised; an OSError as a PackError."""
+        rows = iter(self._rows)
+        for number in itertools.count():
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except OSError as err:  # not an error of DEST
+                raise PackError(f"the rows raised {err!r} after {number} of them") from err
             yield attempt(self._row, f"row {number}", row)
 
     def _row(self, where: str, row: Any) -> Row:
