@@ -122,7 +122,9 @@ class Change:
             found = "" if name in {images[0], CLASS_FIELD} else describe_numbers(name, fields)
             if found:
                 msg = f"its {name} has {found}, which may describe the pixels of the image that changes"
-                raise DecodeError(f"{msg}. If none does: --keep-json. Otherwise change both with a `map`", field=name)
+                raise DecodeError(
+                    f"{msg}. If none does: --keep-json. Otherwise change both with a function", field=name
+                )
         [image] = images
         data = fields.pop(image)
         check_image(data, max_pixels=MAX_PIXELS)
