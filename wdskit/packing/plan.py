@@ -44,7 +44,7 @@ from wdskit.packing.row import (
     encode_row,
     size_of,
 )
-from wdskit.shards.split import SPLIT_SEED, choose_splits, draws_of, make_draw
+from wdskit.shards.split import SPLIT_SEED, choose_splits, make_draw
 from wdskit.tar.writer import END_BYTES, member_bytes
 
 Ints = NDArray[np.int64]
@@ -56,6 +56,7 @@ NO_LIMIT = 1 << 62
 
 _HEAD = struct.Struct("<I")  # size of the places in a record, which the content follows
 _DIGEST_BYTES = 16
+_DIGEST_ROWS = 1 << 16  # digests that are read at a time
 _READ_BYTES = 1 << 20
 _REPORT_ROWS = 1000
 _MAX_DIGITS = 20  # of a class number, with its sign
@@ -353,10 +354,11 @@ class Plan:
             OSError: The spool cannot be read.
         """
         digest = hashlib.sha256(options)
-        starts = numbers * _DIGEST_BYTES
         with self._paths[1].open("rb") as file:
-            for first, last in _runs(starts, starts + _DIGEST_BYTES):
-                digest.update(os.pread(file.fileno(), (last - first) * _DIGEST_BYTES, int(starts[first])))
+            for at in range(0, len(numbers), _DIGEST_ROWS):
+                starts = numbers[at : at + _DIGEST_ROWS] * _DIGEST_BYTES
+                for first, last in _runs(starts, starts + _DIGEST_BYTES):
+                    digest.update(os.pread(file.fileno(), (last - first) * _DIGEST_BYTES, int(starts[first])))
         return digest.hexdigest()[:32]
 
     def divide(
@@ -377,14 +379,17 @@ class Plan:
             PackError: A split gets no row, there are fewer rows than shards, or a shard would be over the limits.
         """
         self._hashes = array("Q")  # freed: divided arrays take as much
-        kept = self.kept
-        parts = {"": kept}
-        if self._shares:
-            chosen = choose_splits(draws_of([bytes(self._draws)]), self._shares)
-            parts = {name: kept[chosen[kept] == number] for number, name in enumerate(self._shares)}
+        chosen = choose_splits(np.frombuffer(self._draws, "<u8"), self._shares) if self._shares else None
+        self._draws = bytearray()
+        parts = {"": self.kept}
+        if chosen is not None:
+            kept = parts.pop("")
+            chosen = chosen[kept]
+            parts = {name: kept[chosen == number] for number, name in enumerate(self._shares)}
             empty = next((name for name, numbers in parts.items() if not len(numbers)), None)
             if empty is not None:
                 raise PackError(f"split: none of the {len(kept)} samples is in {empty!r}. Choose a larger share.")
+            del kept, chosen  # each array has 80 MB for ten million rows
         blocks = np.frombuffer(self._blocks, np.uint32)
         divided = {}
         for split, part in parts.items():
