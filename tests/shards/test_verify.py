@@ -43,7 +43,7 @@ from wdskit import (
     verify,
 )
 from wdskit.dataset.index import read_index, write_index
-from wdskit.errors import FolderIndexError
+from wdskit.errors import FolderIndexError, ShardError
 from wdskit.limits import MAX_LISTED
 from wdskit.shards import verify as uniqueness
 from wdskit.shards import verify_shard as checking
@@ -520,7 +520,7 @@ def test_noise_never_stops_a_verification_or_what_saves_the_samples_before_the_d
     kinds = {finding.kind for finding in verify(folder, workers=1).findings}
     try:
         result = pack(folder / "a.tar", folder / "to", skip_bad=True, workers=1, disk=HastyDisk())
-    except PackError:
+    except (PackError, ShardError):  # or a sample in two places
         return
     assert result.rejected or not kinds & {"structure", "json", "repeated"}
     assert not {finding.kind for finding in verify(folder / "to", workers=1).findings} & {"structure", "repeated"}
@@ -632,7 +632,7 @@ def test_findings_say_what_to_do_next(tmp_path, monkeypatch, run):
     folder = shards(tmp_path / "d", *numbered(3, 2))
     monkeypatch.chdir(tmp_path)
     anew = "If the shards are right, `wdskit index d` writes their index and offsets again."
-    again = "Damaged or missing shards: fetch them again, or pack them again (`wdskit pack --overwrite`)."
+    again = "Damaged or missing shards: fetch them again, or pack them again into a new folder."
     save = "`wdskit pack --skip-bad SHARD.tar DEST` saves the samples before the damage."
     remove = "If columns.json cannot be read, remove it first, and add --columns NAMES."
     restore = "Restore classes.json, or pack again."

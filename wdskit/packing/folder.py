@@ -309,7 +309,9 @@ def check_shard(path: Path, entry: ShardEntry) -> None:
     idx = hashlib.sha256(offsets_path(path).read_bytes()).hexdigest()
     if (path.stat().st_size, idx) != (entry.num_bytes, entry.idx_sha256):
         msg = f"{path}: this shard or its .idx was damaged after the run that was stopped had filled it."
-        way = "Remove .wdskit here and the files that index.json does not list, and run the same command again."
+        way = (
+            f"Remove {path.parent / WORK_NAME} and the files that index.json does not list. Then run the command again."
+        )
         raise FolderIndexError(f"{msg}\n  {way}", folder=str(path.parent))
 
 

@@ -269,7 +269,7 @@ def pack(
         PackError: The source has no valid row, an option is invalid, the folder cannot be written, or it has another
             data set.
         SelectionError: `split` or `columns` is invalid, or a sample has no valid value for a column.
-        ShardError: An existing shard is damaged.
+        ShardError: A tar of the source has a sample in two places, or an existing shard is damaged.
         FolderIndexError: Another process is writing in the folder, or a file of it is damaged or foreign.
         StorageError: A bucket cannot be read or written, or the folder cannot be locked.
         WdskitError: A worker process was killed.
