@@ -20,6 +20,7 @@ from forking import Interpreter
 from hypothesis import settings
 
 from wdskit import cli
+from wdskit.native import native
 
 # Variables of launchers, clusters and users' shells that would change the results of tests.
 FOREIGN_SETTINGS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DATA")
@@ -79,6 +80,13 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def _native_again():
+    """Let `native` look for the module again after each test: a test may have set its environment."""
+    yield
+    native.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -84,7 +84,6 @@ def batches(pipe: Pipeline, num_batches: int, monkeypatch: pytest.MonkeyPatch, e
 def test_a_job_of_several_batches_gives_the_same_batches(
     good: str, damaged: str, chain: Callable[[Pipeline], Pipeline], tail: str, uses_native: bool, monkeypatch
 ) -> None:
-    native.native.cache_clear()  # another test may have left out wdskit-native
     if uses_native and native.native() is None:
         pytest.skip("wdskit-native is not installed")
     if not uses_native:
