@@ -101,7 +101,7 @@ def test_few_shards_are_on_the_local_disk_at_a_time(tmp_path: Path, url: str) ->
 
     def count(_: Any) -> None:
         nonlocal most
-        most = max(most, len([*(tmp_path / "cache").rglob("*.tar")]))
+        most = max(most, len([*(tmp_path / "cache").rglob("*.tar*")]))
 
     pack(rows(60), url, max_samples=2, progress=count, **QUICK)
     assert len(objects_at(url)) == 61

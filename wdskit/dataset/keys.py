@@ -21,6 +21,7 @@ _FIELD = re.compile(r"[a-z0-9_+-]+(\.[a-z0-9_+-]+)*")
 _PIECE = 1 << 20
 _PARTS = 16
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_UNCLEAN = re.compile(r"[^\w+-]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PLAIN_KEY = re.compile(r"(?!__)[A-Za-z0-9_+-]+(?:/(?!__)[A-Za-z0-9_+-]+)*")
 
@@ -48,6 +49,19 @@ def _key_problem(key: str) -> str | None:
         "a part of it starts with `__`, which readers reserve": key.startswith("__") or "/__" in key,
     }
     return next((rule for rule, is_broken in rules.items() if is_broken), None)
+
+
+def clean_key(key: str) -> str:
+    """Return a key that all readers accept unchanged. In any other key, `_` replaces each character that is no letter,
+    digit, `_`, `+`, `-` or slash between names.
+
+    Empty names, `.` and `..` are left out. Several `_` at the start of a name become one, because webdataset ignores
+    the name `__a`.
+    """
+    if _PLAIN_KEY.fullmatch(key) or not _key_problem(key):
+        return key
+    parts = [_UNCLEAN.sub("_", part) for part in key.split("/") if part not in {"", ".", ".."}]
+    return "/".join(part if not part.startswith("__") else f"_{part.lstrip('_')}" for part in parts)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,14 +22,10 @@ from wdskit.dataset.shard import digest_offsets, idx_bytes
 from wdskit.errors import DecodeError, FolderIndexError, KeyRuleError, PackError, RowError
 from wdskit.files import DISK, Disk, describe_foreign, describe_os_error, publish, publish_bytes, read_own
 from wdskit.packing.change import Change
-from wdskit.packing.labels import ClassNames
 from wdskit.packing.plan import Rows, with_dtypes
 from wdskit.packing.row import Field, File, Label, LabelledJson, Row, SourceFiles, Values, bad_row
 from wdskit.shards.column_values import ColumnBuilder, reader_of
 from wdskit.tar.writer import TarWriter
-
-_LARGE_BYTES = 16 << 10
-"""Smallest file that is read straight into the writer's buffer. A copy takes 40 of the 200 us for 100 KB."""
 
 _NOTE_VERSION = 1
 
@@ -59,7 +55,6 @@ class Filler:
         work: The folder for the files of the jobs.
         change: The checks and changes of each sample.
         numbers: Class number of each class name.
-        classes: The allowed classes; None if `numbers` has the names of all rows.
         dtypes: Dtype of each `npy` column.
         columns: How each column is computed, by its name.
         disk: Performs the file operations.
@@ -68,7 +63,6 @@ class Filler:
     work: Path
     change: Change
     numbers: Mapping[str, int] = field(default_factory=dict)
-    classes: ClassNames | None = None
     dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
     columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     disk: Disk = DISK
@@ -115,8 +109,6 @@ class Filler:
         return encode_field("npy", data.array)
 
     def _number(self, label: Label) -> int:
-        if self.classes is not None:
-            return self.classes.number(label)
         return self.numbers[label.value] if isinstance(label.value, str) else label.value
 
     def find_bad(self, rows: Rows) -> list[RowError | None]:
@@ -144,64 +136,31 @@ class Filler:
         if known is not None:
             return known
         tar = self.work / f"{job.digest}.tar"
+        names, offsets, columns = set[str](), [0], ColumnBuilder(self.columns, job.name)
         try:
-            with publish(tar, disk=self.disk) as temp:
+            with contextlib.closing(SourceFiles()) as files, publish(tar, disk=self.disk) as temp:
                 writer = TarWriter(temp.write, hand_over=temp.hand_over)
-                names, offsets, values = self._write(job, writer, on_sample)
+                for row in job.rows:
+                    fields = self.read(with_dtypes(row, self.dtypes), files)
+                    names |= fields.keys()
+                    for name, data in fields.items():
+                        writer.add(f"{row.key}.{name}", data)
+                        if self.columns:
+                            columns.add(name, len(data), reader_of(data))
+                    if self.columns:
+                        columns.end(row.key)
+                    offsets.append(writer.offset)
+                    if on_sample:
+                        on_sample(len(offsets) - 1, writer.offset)
+                writer.finish()
                 sha256 = temp.sha256
             publish_bytes(tar.with_suffix(".idx"), idx_bytes(offsets), disk=self.disk)
-            entry = Entry(
-                len(offsets) - 1, writer.offset, sha256, tuple(sorted(names)), digest_offsets(offsets), values
-            )
+            num_samples, found, idx_sha256 = len(offsets) - 1, tuple(sorted(names)), digest_offsets(offsets)
+            entry = Entry(num_samples, writer.offset, sha256, found, idx_sha256, columns.values())
             write_entry(self.work, job.digest, entry, disk=self.disk)
         except OSError as err:
             raise PackError(f"{self.work.parent}: {job.name}: cannot be written: {describe_os_error(err)}") from err
         return entry
-
-    def _write(
-        self, job: ShardJob, writer: TarWriter, on_sample: OnSample | None
-    ) -> tuple[set[str], list[int], dict[str, list[object]]]:
-        """Write the rows of a job. Return the names of fields, the offsets of samples, and the values of columns."""
-        names: set[str] = set()
-        offsets = [0]
-        columns = ColumnBuilder(self.columns, job.name)
-        with contextlib.closing(SourceFiles()) as files:
-            for row in job.rows:
-                for name, data in self._fields(with_dtypes(row, self.dtypes), writer, files):
-                    names.add(name)
-                    if self.columns:
-                        columns.add(name, len(data), reader_of(data))
-                if self.columns:
-                    columns.end(row.key)
-                offsets.append(writer.offset)
-                if on_sample:
-                    on_sample(len(offsets) - 1, writer.offset)
-        writer.finish()
-        return names, offsets, columns.values()
-
-    def _fields(self, row: Row, writer: TarWriter, files: SourceFiles) -> Iterable[tuple[str, bytes | memoryview]]:
-        """Write the members of a row, and yield the name and the data of each while they can be read."""
-        large = not self.change.changes_bytes and any(
-            isinstance(data, File) and data.num_bytes >= _LARGE_BYTES for data in row.fields.values()
-        )
-        if not large:
-            for name, data in self.read(row, files).items():
-                writer.add(f"{row.key}.{name}", data)
-                yield name, data
-            return
-        for name, source in row.fields.items():
-            memory = writer.reserve(f"{row.key}.{name}", source.num_bytes) if isinstance(source, File) else None
-            try:
-                if memory is not None:
-                    files.read_into(source, memory)  # type: ignore[arg-type]  # a file
-                else:
-                    data = files.read([source])[0] if isinstance(source, File) else self._encode(row, source)
-                self.change.check(name, data if memory is None else memory)
-            except (OSError, ValueError, DecodeError) as err:
-                raise _failed(row, name, err) from err
-            if memory is None:
-                writer.add(f"{row.key}.{name}", data)
-            yield name, data if memory is None else memory
 
 
 def fill_in_worker(job: ShardJob, *, filler: Filler) -> Entry:
@@ -276,12 +235,16 @@ def publish_note(path: Path, values: Mapping[str, Any], *, disk: Disk) -> None:
 
 
 def read_note(path: Path) -> dict[str, Any] | None:
-    """Return the values in a file of `publish_note`; None without a file.
+    """Return the values in a file of `publish_note`; None without a file. FolderIndexError: As for `parse_note`."""
+    return parse_note(read_own(path), path)
+
+
+def parse_note(data: bytes | None, path: Path) -> dict[str, Any] | None:
+    """Return the values in the bytes of a file of `publish_note`; None for None. `path` is for the message.
 
     Raises:
         FolderIndexError: The file is damaged, foreign or of another version.
     """
-    data = read_own(path)
     if data is None:
         return None
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):

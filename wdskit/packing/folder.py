@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import filecmp
+import functools
 import hashlib
+import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +38,7 @@ from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.shard import offsets_path
 from wdskit.errors import FolderIndexError, PackError, SelectionError
 from wdskit.files import Disk, describe_foreign, make_folders, publish_bytes, read_own, remove_temp_files
-from wdskit.packing.fill import Entry, publish_note, read_entry, read_note
+from wdskit.packing.fill import Entry, parse_note, publish_note, read_entry, read_note
 from wdskit.packing.plan import SPOOL_PREFIX
 from wdskit.packing.row import OnProgress, Progress
 from wdskit.shards.column_values import pack_columns
@@ -47,8 +49,10 @@ RUN_NAME = ".wdskit.last-run"
 REJECTED_NAME = "rejected.jsonl"
 _MOVES_NAME = "moves.json"
 _REPORT_KEYS = 10_000
+_MAX_NUMBER = 999_999  # of a shard
+_SHARD = re.compile(r"(.+)-([0-9]+)\.tar", re.DOTALL)
 _OWN = re.compile(
-    r"[0-9a-f]{32}\.(tar|idx|json)|rows\.[0-9a-f]{8}(\.digests)?|(index|moves|classes|columns|upload)\.json|run|"
+    r"[0-9a-f]{32}\.(tar|idx|json)|rows\.[0-9a-f]{8}|(index|moves|classes|columns|upload)\.json|run|"
     r"rejected\.jsonl|.+\.[0-9a-f]{16}\.npy|\..*\.wdskit-temp"
 )
 """Names of the files that wdskit makes in the folder `.wdskit`."""
@@ -97,22 +101,45 @@ class Folder:
             self.entries = read_index(self.path).entries if has_index(str(self.path)) else ()
             self.classes = read_classes(self.path)
 
-    def first_number(self, prefix: str) -> int:
-        """Return the number of the next shard whose name begins with `prefix` and a hyphen."""
-        found = (re.fullmatch(rf"{re.escape(prefix)}-([0-9]+)\.tar", entry.name) for entry in self.entries)
-        return max((int(match[1]) + 1 for match in found if match), default=0)
+    def shard_name(self, prefix: str, number: int) -> str:
+        """Return the file name of a new shard. The numbers follow those of the folder's shards.
+
+        PackError: The number has more than six digits.
+        """
+        number += self._next_numbers.get(prefix, 0)
+        if number > _MAX_NUMBER:
+            raise PackError(f"there is no name for shard {number} of {prefix!r}. Write larger shards.")
+        return f"{prefix}-{number:06d}.tar"
+
+    @functools.cached_property
+    def _next_numbers(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for match in filter(None, (_SHARD.fullmatch(entry.name) for entry in self.entries)):
+            found[match[1]] = max(found.get(match[1], 0), int(match[2]) + 1)
+        return found
 
     @property
     def has_labels(self) -> bool:
         """Whether a sample has the field `cls`, according to the index."""
         return any(CLASS_FIELD in entry.fields for entry in self.entries)
 
+    def _read(self, name: str) -> bytes | None:
+        """Return the bytes of a file of the folder; None if it does not exist."""
+        return read_own(self.path / name)
+
+    def _sizes(self) -> Mapping[str, int]:
+        """Return the size of each file of the folder by its name."""
+        if not self.path.is_dir():
+            return {}
+        with os.scandir(self.path) as found:
+            return {item.name: item.stat(follow_symlinks=False).st_size for item in found}
+
     def done(self, run: str) -> tuple[ShardEntry, ...]:
         """Return the shards of the run with the digest `run` if it wrote the index that is here; empty otherwise."""
-        note, index = None, read_own(self.path / INDEX_NAME)
+        note, index = None, self._read(INDEX_NAME) or b""
         with contextlib.suppress(FolderIndexError):  # also the file of an older version
-            note = read_note(self.path / RUN_NAME)
-        if note is None or (note["run"], note["index"]) != (run, hashlib.sha256(index or b"").hexdigest()):
+            note = parse_note(self._read(RUN_NAME), self.path / RUN_NAME)
+        if note is None or (note["run"], note["index"]) != (run, hashlib.sha256(index).hexdigest()):
             return ()
         entries = self.entries[-note["num_shards"] :]
         self._refuse_lost(entries)
@@ -120,34 +147,30 @@ class Folder:
 
     def _refuse_lost(self, entries: Iterable[ShardEntry]) -> None:
         """Raise FolderIndexError if a shard is gone, or has another size than the index says."""
-        for entry in entries:
-            path = self.path / entry.name
-            if not path.is_file() or path.stat().st_size != entry.num_bytes:
-                msg = f"{path}: the index lists this shard, but it is gone or has another size."
-                raise FolderIndexError(msg, folder=self.shown)
+        sizes = self._sizes()
+        lost = next((entry.name for entry in entries if sizes.get(entry.name) != entry.num_bytes), None)
+        if lost is not None:
+            msg = f"{self.shown}/{lost}: the index lists this shard, but it is gone or has another size."
+            raise FolderIndexError(msg, folder=self.shown)
 
-    def check(self, shards: Iterable[tuple[str, str]], *, append: bool) -> None:
-        """Raise PackError if another data set is here, or if a file has the name of a new shard. `shards` are the names
-        of the new shards, and the digests of their jobs.
-        """
+    def check(self, *, append: bool) -> None:
+        """Raise PackError if another data set is here, and the run does not add to it."""
         if self.entries and not append:
             msg = f"{self.shown}: another data set is here. Pack into a new folder, or add to this one with --append."
             raise PackError(msg)
-        others = self._others()
-        lists = {CLASSES_NAME, COLUMNS_NAME, REJECTED_NAME} & others
-        if lists and not self.entries:
-            raise PackError(f"{self.shown}: {min(lists)} exists already, without an index. Move it away.")
-        for name, digest in shards:
-            for end, last in ENDS:
-                target = f"{name}{last}"
-                if target in others and not is_same(self.work / f"{digest}{end}", self.path / target):
-                    raise PackError(
-                        f"{self.shown}: {target} exists already and is not part of its index. Move it away."
-                    )
+
+    def check_names(self, shards: Iterable[tuple[str, str]]) -> None:
+        """Raise PackError if a file that is not part of the data has the name of a new one. `shards` are the names of
+        the new shards, and the digests of their jobs.
+        """
+        files = {f"{name}{last}": self.work / f"{digest}{end}" for name, digest in shards for end, last in ENDS}
+        for name in sorted((files.keys() if self.entries else files.keys() | LISTS) & self._others()):
+            if name not in files or not is_same(files[name], self.path / name):
+                raise PackError(f"{self.shown}: {name} exists already and is not part of its index. Move it away.")
 
     def _others(self) -> set[str]:
-        """Return the names of all files in the folder that are not in its work folder."""
-        return {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
+        """Return the names of all files in the folder that the run did not write."""
+        return {*self._sizes()}
 
     def column_sources(self) -> dict[str, Mapping[str, Any]]:
         """Return how each column of the folder is computed, by its name. SelectionError: The columns are damaged."""
@@ -179,13 +202,9 @@ class Folder:
         """Return the entry of a filled shard; None if it must be filled. FolderIndexError: The entry is damaged."""
         return read_entry(self.work, digest)
 
-    def keep(self, filled: Filled) -> Iterator[Filled]:
-        """Keep a filled shard until the commit. Yield the shards that are kept now, in order."""
-        yield filled
-
-    def finish(self) -> Iterator[Filled]:
-        """Yield the shards that `keep` has not yielded yet, in order."""
-        yield from ()
+    def keep(self, filled: Filled) -> Filled:
+        """Keep a filled shard until the commit."""
+        return filled
 
     def commit(
         self, shards: Sequence[Filled], lists: Mapping[str, bytes], columns: Mapping[str, Mapping[str, Any]], run: str
@@ -211,7 +230,7 @@ class Folder:
             moves.append((name, name))
         names = self._write_columns(shards, new, columns) if columns else []
         moves += [(name, name) for name in names]
-        old = [name for name in self._others() if names and is_column_file(name) and name not in names]
+        old = [name for name in self._sizes() if names and is_column_file(name) and name not in names]
         done = {"run": run, "index": hashlib.sha256(data).hexdigest(), "num_shards": len(new)}
         note = {"moves": moves, "remove": sorted(old), "done": done}
         publish_note(self.work / _MOVES_NAME, note, disk=self.disk)
@@ -262,8 +281,14 @@ class Folder:
             self._move(self.work / source, self.path / target)
         names = {target for _, target in note["moves"]}
         for entry in read_index(self.work).entries:
-            if entry.name in names:
-                check_shard(self.path / entry.name, entry)
+            shard = self.path / entry.name
+            if entry.name in names and (
+                shard.stat().st_size != entry.num_bytes
+                or hashlib.sha256(offsets_path(shard).read_bytes()).hexdigest() != entry.idx_sha256
+            ):
+                msg = f"{shard}: this shard or its .idx was damaged after the run that was stopped had filled it."
+                way = f"Remove {self.work} and the files that index.json does not list. Then run the command again."
+                raise FolderIndexError(f"{msg}\n  {way}", folder=self.shown)
         publish_note(self.path / RUN_NAME, note["done"], disk=self.disk)
         self.disk.fsync_folder(self.path)
         publish_bytes(self.path / INDEX_NAME, index, disk=self.disk)
@@ -278,10 +303,8 @@ class Folder:
         """
         if source.suffix not in {".tar", ".idx", ".npy"}:
             publish_bytes(target, source.read_bytes(), disk=self.disk)  # may replace a file of the old data
-        elif not target.exists() and source.exists():
-            self.disk.link(source, target)
-        elif not target.exists() or (source.exists() and not is_same(source, target)):
-            raise PackError(f"{target}: it is not the file that a stopped run filled as {source.name}.")
+        elif (source.exists() or not target.exists()) and not is_same(source, target):
+            self.disk.link(source, target)  # OSError if another file has the name
 
     def clean(self) -> None:
         """Remove the work folder with all files that wdskit made there."""
@@ -294,25 +317,18 @@ class Folder:
         self.disk.fsync_folder(self.path)
 
 
+LISTS = frozenset({CLASSES_NAME, COLUMNS_NAME, REJECTED_NAME})
+"""Names of the files that belong to `index.json`."""
+
 ENDS = ((".tar", ""), (".idx", ".idx"))
 """Ends of the names of a job's files, and of the shard's files."""
 
 
 def is_same(source: Path, target: Path) -> bool:
-    """Return whether two paths exist and lead to one file, or to files with the same bytes."""
-    exist = source.exists() and target.exists()
-    return exist and (source.samefile(target) or filecmp.cmp(source, target, shallow=False))
-
-
-def check_shard(path: Path, entry: ShardEntry) -> None:
-    """Raise FolderIndexError if the size of a shard, or its `.idx`, is not what the run filled."""
-    idx = hashlib.sha256(offsets_path(path).read_bytes()).hexdigest()
-    if (path.stat().st_size, idx) != (entry.num_bytes, entry.idx_sha256):
-        msg = f"{path}: this shard or its .idx was damaged after the run that was stopped had filled it."
-        way = (
-            f"Remove {path.parent / WORK_NAME} and the files that index.json does not list. Then run the command again."
-        )
-        raise FolderIndexError(f"{msg}\n  {way}", folder=str(path.parent))
+    """Return whether two paths lead to one file, or to files with the same bytes."""
+    return (
+        source.exists() and target.exists() and (source.samefile(target) or filecmp.cmp(source, target, shallow=False))
+    )
 
 
 @contextlib.contextmanager

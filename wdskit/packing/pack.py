@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -43,7 +42,6 @@ from wdskit.text import as_int, format_bytes, parse_bytes, plural
 
 _CHECK_ROWS = 256  # rows per task of a process that checks rows
 _SHOWN = 3
-_NO_KEYS = np.empty(0, np.uint64)
 _UNSAFE = re.compile(r"[%/\\{}\[\]*?:\x00-\x1f\x7f]")  # in names of shards: patterns have these characters
 
 
@@ -335,40 +333,39 @@ def run(source: Source, dest: str | os.PathLike[str], change: Change, options: R
             if is_added and has_names != (folder.classes is not None):
                 raise PackError(f"{folder.shown}: labels have names here or in the new rows, but not in both.")
             columns = find_columns(options, folder)
-            filler = Filler(folder.work, change, plan.numbers, classes, plan.dtypes, columns, options.disk)
+            filler = Filler(folder.work, change, plan.numbers, plan.dtypes, columns, options.disk)
             if options.skip_bad:
                 leave_out_bad(plan, filler, options, on_progress)
             if not len(plan.kept):
                 first = "".join(f"\n  {err.where}: {err.problem}" for err in plan.rejected[:_SHOWN])
                 raise PackError(f"{source.path or 'the rows'}: there is nothing to pack: no row is valid.{first}")
-            limits, seed = options.limits(change), filler.digest_options()
-            division = json.dumps([*limits, options.shuffle, options.split], default=str).encode()
-            made = plan.digest(plan.kept, seed + division)
+            seed = filler.digest_options()
+            limits = options.limits(change)
+            made = plan.digest_all(seed + json.dumps([*limits, options.shuffle, options.split], default=str).encode())
             splits: Mapping[str, Sequence[PlannedShard]] = {}
             entries = folder.done(made)
             if was_done := bool(entries):
                 if options.part is None and not options.dry_run:
                     folder.clean()
             else:
-                base = folder if options.append and folder.entries else None
-                existing = base.key_hashes(on_progress) if base else _NO_KEYS
-                plan.check_keys(existing, base.find_key if base else lambda _: None)
-                names = partial(_shard_name, base, Path(dest).resolve().name)
+                folder.check(append=options.append)
+                plan.check_keys(folder.key_hashes(on_progress), folder.find_key)
+                name = _UNSAFE.sub("_", Path(dest).resolve().name).lstrip(".") or "shard"
+                names = lambda split, number: folder.shard_name(split or name, number)  # noqa: E731
                 splits = plan.divide(limits, names, shuffle=options.shuffle)
-            shards = [*itertools.chain(*splits.values())]
-            if change.changes_bytes:
-                splits = {name: [shard._replace(num_bytes=0) for shard in found] for name, found in splits.items()}
-            todo = [(shard, plan.digest(shard.numbers, seed)) for shard in shards]
-            if shards:
-                folder.check([(shard.name, digest) for shard, digest in todo], append=options.append)
-            if shards and not options.dry_run:
+                if change.changes_bytes:
+                    splits = {name: [shard._replace(num_bytes=0) for shard in found] for name, found in splits.items()}
+            todo = [(shard, plan.digest(shard.numbers, seed)) for found in splits.values() for shard in found]
+            if todo:
+                folder.check_names((shard.name, digest) for shard, digest in todo)
+            if todo and not options.dry_run:
                 filled = [*fill_all(plan, filler, folder, todo[part::num_parts], options, on_progress)]
                 entries = tuple(each.index_entry for each in filled)
                 if options.part is None:
                     folder.commit(filled, find_lists(plan, folder, classes), columns, made)
     except OSError as err:
-        raise PackError(f"{dest}: cannot be written: {describe_os_error(err)}") from err
-    written: Sequence[ShardEntry | PlannedShard] = shards if options.dry_run else entries
+        raise PackError(f"{err.filename2 or dest}: cannot be written: {describe_os_error(err)}") from err
+    written: Sequence[ShardEntry | PlannedShard] = [shard for shard, _ in todo] if options.dry_run else entries
     return PackResult(
         folder=dest if not is_local(dest) else Path(dest),
         entries=entries,
@@ -507,15 +504,5 @@ def fill_all(
             if isinstance(made, WdskitError):
                 raise made
             done, done_bytes = done + made.num_samples, done_bytes + made.num_bytes
-            yield from folder.keep(Filled(shard.name, digest, made))
+            yield folder.keep(Filled(shard.name, digest, made))
     show(0, 0)
-    yield from folder.finish()
-
-
-def _shard_name(folder: Folder | None, name: str, split: str, number: int) -> str:
-    """Return the file name of a new shard. With a `folder`, its number follows those of the folder's shards."""
-    prefix = split or _UNSAFE.sub("_", name).lstrip(".") or "shard"
-    number += 0 if folder is None else folder.first_number(prefix)
-    if number > 999_999:
-        raise PackError(f"there is no name for shard {number} of {prefix!r}. Write larger shards.")
-    return f"{prefix}-{number:06d}.tar"

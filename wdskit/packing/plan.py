@@ -54,10 +54,9 @@ MAX_SAMPLES = 10_000  # the default limits of a shard
 MAX_BYTES = 1_000_000_000
 NO_LIMIT = 1 << 62
 
-_HEAD = struct.Struct("<I")  # size of the places in a record, which the content follows
+_HEAD = struct.Struct("<16sI")  # of a record: digest of the content, size of the places; then places and content
 _DIGEST_BYTES = 16
-_DIGEST_ROWS = 1 << 16  # digests that are read at a time
-_READ_BYTES = 1 << 20
+_FLUSH_BYTES = 1 << 20
 _REPORT_ROWS = 1000
 _MAX_DIGITS = 20  # of a class number, with its sign
 _SHOWN = 3
@@ -80,28 +79,13 @@ class Rows:
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows in order. OSError: The spool cannot be read."""
         with open(self.path, "rb") as file:
-            for start, stop in _runs(self.starts, self.stops):
-                size = int(self.stops[stop - 1] - self.starts[start])
-                data = os.pread(file.fileno(), size, int(self.starts[start]))
-                if len(data) < size:
+            for start, stop in zip(self.starts, self.stops, strict=True):
+                file.seek(start)
+                data = file.read(stop - start)
+                if len(data) < stop - start:
                     raise OSError(0, "the rows of this run were cut short", self.path)
-                at = 0
-                for size in (self.stops[start:stop] - self.starts[start:stop]).tolist():
-                    content = at + _HEAD.size + _HEAD.unpack_from(data, at)[0]
-                    yield decode_row(data[at + _HEAD.size : content], data[content : at + size])
-                    at += size
-
-
-def _runs(starts: Ints, stops: Ints) -> Iterator[tuple[int, int]]:
-    """Yield [first, last) of each run of adjacent records with at most about 1 MiB."""
-    first = 0
-    while first < len(starts):
-        limit = int(starts[first]) + _READ_BYTES
-        last = first + 1
-        while last < len(starts) and starts[last] == stops[last - 1] and stops[last] <= limit:
-            last += 1
-        yield first, last
-        first = last
+                content = _HEAD.size + _HEAD.unpack_from(data)[1]
+                yield decode_row(data[_HEAD.size : content], data[content:])
 
 
 class PlannedShard(NamedTuple):
@@ -141,12 +125,11 @@ class Plan:
     """
 
     def __init__(self, folder: Path, *, shares: Mapping[str, Fraction], disk: Disk = DISK) -> None:
-        token = secrets.token_hex(4)
-        self._paths = [folder / f"{SPOOL_PREFIX}{token}", folder / f"{SPOOL_PREFIX}{token}.digests"]
+        self._path = folder / f"{SPOOL_PREFIX}{secrets.token_hex(4)}"
         self._disk = disk
-        self._fds = [disk.open(path) for path in self._paths]
-        self._pending: list[list[bytes]] = [[], []]
-        self._pending_bytes = 0
+        self._fd: int | None = disk.open(self._path)
+        self._pending = bytearray()
+        self._digest = hashlib.sha256()
         self._ends, self._blocks, self._hashes = array("q", [0]), array("I"), array("Q")
         self._shares, self._draws, self._draw = shares, bytearray(), make_draw(SPLIT_SEED)
         self._left_out: set[int] = set()
@@ -162,10 +145,10 @@ class Plan:
     def close(self) -> None:
         """Remove the spool. Closing twice is allowed."""
         self._files.close()
-        while self._fds:
-            self._disk.close(self._fds.pop())
-        for path in self._paths:
-            self._disk.remove(path)
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            self._disk.close(fd)
+            self._disk.remove(self._path)
 
     def __len__(self) -> int:
         """Return the number of rows in the spool, including rows that are left out."""
@@ -213,7 +196,7 @@ class Plan:
                 self.rejected.append(err)
                 continue
             for name, data in row.fields.items():
-                if type(data) is Label and type(data.value) is str:
+                if type(data) is Label and isinstance(data.value, str):
                     names.add(data.value)
                 elif type(data) is Values:
                     natural.setdefault(name, set()).add(data.array.dtype)
@@ -225,45 +208,50 @@ class Plan:
         has_mixed = any(len(found) > 1 for found in natural.values())
         changed = np.arange(len(self)) if has_mixed else np.array(self._unsure, np.int64)
         for number, row in zip(changed.tolist(), self.rows(changed), strict=True):
-            self._count_blocks(number, row, classes, skip_bad=skip_bad)
+            try:
+                self._count_blocks(number, with_dtypes(row, self.dtypes))
+            except RowError as err:
+                if not skip_bad:
+                    raise
+                self.leave_out(number, err)
 
     def _with_label(self, row: Row, classes: ClassNames | None) -> Row:
-        """Return the row with a `Label` in place of the bytes or the file of its field `cls`, without a blank `cls`.
+        """Return the row with a `Label` in place of the bytes or the file of its field `cls`, without a blank `cls`. Of
+        `classes`, the label is a number.
 
         RowError: It is not a label, is not one of `classes`, or is a name where others are numbers.
         """
-        label = row.fields.get(CLASS_FIELD)
-        if label is None:
+        data = row.fields.get(CLASS_FIELD)
+        if data is None:
             return row
         try:
-            if not isinstance(label, Label):
-                value = self._files.read([label])[0] if isinstance(label, File) else label
-                label = read_label(value)
-                fields = {name: data for name, data in row.fields.items() if name != CLASS_FIELD}
-                row = row._replace(fields=fields if label is None else {**row.fields, CLASS_FIELD: label})
+            label = data if isinstance(data, Label) else None
+            if not isinstance(data, Label):
+                label = read_label(self._files.read([data])[0] if isinstance(data, File) else data)
             if label is not None and classes is not None:
-                classes.number(label)
+                label = Label(classes.number(label))
         except (OSError, ValueError) as err:
             raise bad_row(row.where, f"its field {CLASS_FIELD!r}: {err}") from err
         if label is None:
-            return row
-        if label.value == NO_CLASS:
-            return row
-        first, place = self._first_label = self._first_label or (label, row.where)
-        if classes is None and type(label.value) is not type(first.value):
-            kinds = ("a whole number", "a name")[:: 1 if isinstance(label.value, int) else -1]
-            problem = f"its label {label.value!r} is {kinds[0]}, but {first.value!r} ({place}) is {kinds[1]}"
-            raise bad_row(row.where, problem, "Labels are all numbers or all names. If all are names: --classes FILE.")
-        return row
+            return row._replace(fields={name: data for name, data in row.fields.items() if name != CLASS_FIELD})
+        if label.value != NO_CLASS:
+            first, place = self._first_label = self._first_label or (label, row.where)
+            if type(label.value) is not type(first.value):
+                kinds = ("a whole number", "a name")[:: 1 if isinstance(label.value, int) else -1]
+                problem = f"its label {label.value!r} is {kinds[0]}, but {first.value!r} ({place}) is {kinds[1]}"
+                way = "Labels are all numbers or all names. If all are names: --classes FILE."
+                raise bad_row(row.where, problem, way)
+        return row if label is data else row._replace(fields={**row.fields, CLASS_FIELD: label})
 
     def _add(self, row: Row) -> None:
         places, content = encode_row(row)
         self.fields.update(row.fields)
-        record = b"".join((_HEAD.pack(len(places)), places, content))
-        self._pending[0].append(record)
-        self._pending[1].append(xxhash.xxh3_128_digest(content))
-        self._pending_bytes += len(record)
-        self._ends.append(self._ends[-1] + len(record))
+        digest = xxhash.xxh3_128_digest(content)
+        self._digest.update(digest)
+        self._pending += _HEAD.pack(digest, len(places))
+        self._pending += places
+        self._pending += content
+        self._ends.append(self._ends[-1] + _HEAD.size + len(places) + len(content))
         self._blocks.append(sum([member_bytes(size_of(data)) for data in row.fields.values()]) // BLOCK_BYTES)
         labelled = row.fields.get("json")
         if type(labelled) is LabelledJson and -len(labelled) % BLOCK_BYTES < _MAX_DIGITS:
@@ -272,30 +260,20 @@ class Plan:
         if self._shares:
             self._draws += self._draw(row.key)
         self.num_cleaned += row.is_cleaned
-        if self._pending_bytes > _READ_BYTES:
+        if len(self._pending) > _FLUSH_BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        for fd, pending in zip(self._fds, self._pending, strict=True):
-            write_all(fd, memoryview(b"".join(pending)), self._disk)
-            pending.clear()
-        self._pending_bytes = 0
+        assert self._fd is not None
+        write_all(self._fd, memoryview(self._pending), self._disk)
+        self._pending = bytearray()
 
-    def _count_blocks(self, number: int, row: Row, classes: ClassNames | None, *, skip_bad: bool) -> None:
+    def _count_blocks(self, number: int, row: Row) -> None:
         """Count the blocks of a row again, where the dtype of a column or the class number decides them."""
-        try:
-            row = with_dtypes(row, self.dtypes)
-        except RowError as err:
-            if not skip_bad:
-                raise
-            self.leave_out(number, err)
-            return
         label = row.fields.get(CLASS_FIELD)
-        digits = 1
-        if isinstance(label, Label):
-            known = label.value if isinstance(label.value, int) else self.numbers[label.value]
-            digits = len(str(known if classes is None else classes.number(label)))
-        sizes = [size_of(data) + (digits - 1 if type(data) is LabelledJson else 0) for data in row.fields.values()]
+        value = label.value if isinstance(label, Label) else 0
+        more = len(str(self.numbers[value] if isinstance(value, str) else value)) - 1
+        sizes = [size_of(data) + (more if type(data) is LabelledJson else 0) for data in row.fields.values()]
         self._blocks[number] = sum(map(member_bytes, sizes)) // BLOCK_BYTES
 
     def leave_out(self, number: int, err: RowError) -> None:
@@ -338,7 +316,7 @@ class Plan:
     def rows(self, numbers: Ints) -> Rows:
         """Return the rows with these numbers, int64 (n,), in this order."""
         ends = np.frombuffer(self._ends, np.int64)
-        return Rows(str(self._paths[0]), ends[numbers], ends[numbers + 1])
+        return Rows(str(self._path), ends[numbers], ends[numbers + 1])
 
     def row(self, number: int) -> Row:
         """Return one row."""
@@ -347,6 +325,12 @@ class Plan:
     def _where(self, numbers: Ints, at: int) -> str:
         return self.row(int(numbers[at])).where
 
+    def digest_all(self, options: bytes) -> str:
+        """Return 32 hex digits that identify the options and the content of all rows that are not left out."""
+        digest = self._digest.copy()
+        digest.update(repr(sorted(self._left_out)).encode() + options)
+        return digest.hexdigest()[:32]
+
     def digest(self, numbers: Ints, options: bytes) -> str:
         """Return 32 hex digits that identify the bytes of a shard: the options, and the content of its rows in order.
 
@@ -354,11 +338,9 @@ class Plan:
             OSError: The spool cannot be read.
         """
         digest = hashlib.sha256(options)
-        with self._paths[1].open("rb") as file:
-            for at in range(0, len(numbers), _DIGEST_ROWS):
-                starts = numbers[at : at + _DIGEST_ROWS] * _DIGEST_BYTES
-                for first, last in _runs(starts, starts + _DIGEST_BYTES):
-                    digest.update(os.pread(file.fileno(), (last - first) * _DIGEST_BYTES, int(starts[first])))
+        with self._path.open("rb") as file:
+            for start in np.frombuffer(self._ends, np.int64)[numbers]:
+                digest.update(os.pread(file.fileno(), _DIGEST_BYTES, start))
         return digest.hexdigest()[:32]
 
     def divide(
@@ -424,30 +406,27 @@ class Limits(NamedTuple):
             ends: Blocks of 512 bytes of the rows 0 to i together, int64 (n,).
             where: Returns the place of the row at a position, for messages.
         """
-        if self.num_shards is None:
-            most = (self.max_bytes - END_BYTES) // BLOCK_BYTES
-            start = done = 0
-            while start < len(ends):
-                stop = start + int(ends[start : start + self.max_samples].searchsorted(done + most, side="right"))
-                if stop == start:
-                    size = (int(ends[start]) - done) * BLOCK_BYTES + END_BYTES
-                    problem = f"even alone in its shard it takes {size} bytes, more than max_bytes {self.max_bytes}"
-                    raise bad_row(where(start), problem)
-                yield start, stop, (int(ends[stop - 1]) - done) * BLOCK_BYTES + END_BYTES
-                start, done = stop, int(ends[stop - 1])
-            return
-        if self.num_shards > len(ends):
+        least, more = divmod(len(ends), self.num_shards or 1)
+        if not least:
             raise PackError(f"num_shards: {len(ends)} samples cannot fill {self.num_shards} shards. Use fewer shards.")
-        least, more = divmod(len(ends), self.num_shards)
-        start = done = 0
-        for number in range(self.num_shards):
-            stop = start + least + (number < more)
-            size = (int(ends[stop - 1]) - done) * BLOCK_BYTES + END_BYTES
-            if stop - start > self.max_samples or size > self.max_bytes:
+        most = (self.max_bytes - END_BYTES) // BLOCK_BYTES
+        start = done = number = 0
+        while start < len(ends):
+            if self.num_shards is None:
+                fit = ends[start : start + self.max_samples].searchsorted(done + most, side="right")
+                stop = start + max(1, int(fit))
+            else:
+                stop = start + least + (number < more)
+            last = int(ends[stop - 1])
+            size = (last - done) * BLOCK_BYTES + END_BYTES
+            if self.num_shards is None and size > self.max_bytes:
+                problem = f"even alone in its shard it takes {size} bytes, more than max_bytes {self.max_bytes}"
+                raise bad_row(where(start), problem)
+            if size > self.max_bytes or stop - start > self.max_samples:
                 what = f"{stop - start} samples and {size} bytes"
                 raise PackError(f"num_shards: with {self.num_shards} shards, one has {what}, more than the limits.")
             yield start, stop, size
-            start, done = stop, int(ends[stop - 1])
+            start, done, number = stop, last, number + 1
 
 
 def with_dtypes(row: Row, dtypes: Mapping[str, np.dtype[Any]]) -> Row:
@@ -456,12 +435,13 @@ def with_dtypes(row: Row, dtypes: Mapping[str, np.dtype[Any]]) -> Row:
     Raises:
         RowError: A whole number would be rounded to a float.
     """
-    fields = dict(row.fields)
-    for name, data in row.fields.items():
-        if isinstance(data, Values) and data.array.dtype != dtypes[name]:
-            array = data.array.astype(dtypes[name])
+    fields = row.fields
+    for name, dtype in dtypes.items():
+        data = fields.get(name)
+        if isinstance(data, Values) and data.array.dtype != dtype:
+            array = data.array.astype(dtype)
             if not np.array_equal(array.astype(data.array.dtype), data.array, equal_nan=True):
                 problem = f"its field {name!r} has whole numbers that would be rounded: other rows have fractions"
                 raise bad_row(row.where, problem)
-            fields[name] = Values(array)
-    return row._replace(fields=fields)
+            fields = {**fields, name: Values(array)}
+    return row if fields is row.fields else row._replace(fields=fields)

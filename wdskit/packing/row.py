@@ -7,13 +7,11 @@ decides the bytes of the sample. Only the second text enters the digest of a sha
 
 from __future__ import annotations
 
-import contextlib
 import marshal
 import os
-import re
 import stat
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,15 +19,14 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from wdskit.codecs.fields import decode_field, encode_field
-from wdskit.dataset.keys import check_field, check_key, check_member_name, hashed_key
+from wdskit.dataset.keys import check_field, check_member_name, clean_key, hashed_key
 from wdskit.errors import KeyRuleError, RowError
-from wdskit.limits import MAX_READ_BYTES, MAX_USTAR_SIZE_BYTES
+from wdskit.limits import MAX_USTAR_SIZE_BYTES
 
 SAME_FIELD = {"jpeg": "jpg"}
 """Extensions that become another field name, so that all samples of one kind have one field."""
 
 _SHOWN_CHARS = 1000  # of a problem that quotes a large value
-_UNCLEAN = re.compile(r"[^\w+-]")
 _MAX_OPEN = 128
 _MAX_HELD_BYTES = (1 << 31) - 1  # of a field in memory, which marshal can write
 _GAP_BYTES = 4 << 10  # parts of one file are read together if at most this lies between two of them
@@ -184,21 +181,6 @@ def make_row(key: str, fields: Mapping[str, Field], where: str, *, keys: str, so
     return Row(key, dict(sorted(fields.items())), where, key != given)
 
 
-def clean_key(key: str) -> str:
-    """Return a key that all readers accept unchanged. In any other key, `_` replaces each character that is no letter,
-    digit, `_`, `+`, `-` or slash between names.
-
-    Empty names, `.` and `..` are left out. Several `_` at the start of a name become one, because webdataset ignores
-    the name `__a`.
-    """
-    try:
-        check_key(key)
-    except KeyRuleError:
-        parts = [_UNCLEAN.sub("_", part) for part in key.split("/") if part not in {"", ".", ".."}]
-        return "/".join(part if not part.startswith("__") else f"_{part.lstrip('_')}" for part in parts)
-    return key
-
-
 def size_of(data: Field) -> int:
     """Return the bytes of a field. A label counts as one byte: every number fits the same block of a tar."""
     if isinstance(data, File):
@@ -275,42 +257,26 @@ class SourceFiles:
         return [self._read(part) for part in parts]
 
     def _read(self, part: File) -> bytes:
-        with self._opened(part) as fd:
-            data = os.pread(fd, part.num_bytes, part.offset)
-        if len(data) == part.num_bytes:
-            return data
-        memory = bytearray(part.num_bytes)  # one read may return less: a network disk, or over `MAX_READ_BYTES`
-        self.read_into(part, memoryview(memory))
-        return bytes(memory)
-
-    def read_into(self, part: File, memory: memoryview) -> None:
-        """Read a part into `memory`, which has its size. The errors are those of `read`."""
-        with self._opened(part) as fd:
-            done = 0
-            while done < len(memory):
-                got = os.preadv(fd, [memory[done : done + MAX_READ_BYTES]], part.offset + done)
-                if not got:
-                    raise ValueError(f"{part.path}: the file stops at byte {part.offset + done}")
-                done += got
-
-    @contextlib.contextmanager
-    def _opened(self, part: File) -> Iterator[int]:
-        """Yield a descriptor of the file. ValueError: After the block, the file is not what it was."""
-        is_whole = part.num_bytes == part.file_bytes
-        fd = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC) if is_whole else self._open(part.path)
+        path, offset, num_bytes, file_bytes, mtime_ns = part
+        is_whole = num_bytes == file_bytes
+        fd = None if is_whole else self._fds.get(path)
+        if fd is None:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            if not is_whole:
+                if len(self._fds) == _MAX_OPEN:
+                    os.close(self._fds.popitem(last=False)[1])
+                self._fds[path] = fd
         try:
-            yield fd
+            data = os.pread(fd, num_bytes, offset)
+            while len(data) < num_bytes:  # one read may return less: a network disk, or over 2 GiB
+                more = os.pread(fd, num_bytes - len(data), offset + len(data))
+                if not more:
+                    raise ValueError(f"{path}: the file stops at byte {offset + len(data)}")
+                data += more
             status = os.fstat(fd)
-            if (status.st_size, status.st_mtime_ns) != (part.file_bytes, part.mtime_ns):
-                raise ValueError(f"{part.path}: the file was changed after packing began")
         finally:
             if is_whole:
                 os.close(fd)
-
-    def _open(self, path: str) -> int:
-        fd = self._fds.get(path)
-        if fd is None:
-            if len(self._fds) == _MAX_OPEN:
-                os.close(self._fds.popitem(last=False)[1])
-            fd = self._fds[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return fd
+        if (status.st_size, status.st_mtime_ns) != (file_bytes, mtime_ns):
+            raise ValueError(f"{path}: the file was changed after packing began")
+        return data

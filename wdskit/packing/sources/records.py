@@ -134,7 +134,7 @@ def labelled_json(own: Mapping[str, Any], about: Mapping[str, str], *, has_label
     if has_label and CLASS_FIELD in own:
         raise ValueError(f"its json has a {CLASS_FIELD!r}, but classes are numbered by their names")
     added = {name: value for name, value in about.items() if name not in own}
-    parts = to_json(own)[1:-1], b'"cls":\0' if has_label else b"", to_json(added)[1:-1]
+    parts = to_json(own)[1:-1] if own else b"", b'"cls":\0' if has_label else b"", to_json(added)[1:-1]
     data = b"{%b}" % b",".join(filter(None, parts))
     return LabelledJson(data) if has_label else data
 
