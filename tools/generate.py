@@ -21,9 +21,9 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from wdskit import _PUBLIC as PUBLIC
-from wdskit.config.spec import StageSpec
+from wdskit.config.types import StageSpec
 from wdskit.loader.make import make_loader
-from wdskit.pipeline.settings import json_schema
+from wdskit.pipeline.settings import _models
 from wdskit.stages.registry import STAGES
 
 ROOT = Path(__file__).parents[1]
@@ -255,8 +255,10 @@ def plain_type(text: str) -> str:
 
 
 def schema() -> str:
-    """Return docs/wdskit.schema.json."""
-    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+    """Return the JSON schema of configuration files: in the package, and for editors under docs/."""
+    import config_schema  # next to this script, and found only when it runs
+
+    return json.dumps(config_schema.json_schema(_models()), indent=2, ensure_ascii=False) + "\n"
 
 
 def package_init() -> str:
@@ -274,6 +276,7 @@ FILES: dict[str, Callable[[], str]] = {
     "wdskit/pipeline/methods.py": methods,
     "docs/stages.md": stages_page,
     "docs/wdskit.schema.json": schema,
+    "wdskit/pipeline/wdskit.schema.json": schema,
 }
 
 

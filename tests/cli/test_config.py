@@ -64,7 +64,7 @@ def test_check_of_a_good_file() -> None:
 def test_check_of_a_bad_file() -> None:
     """It prints every problem on a line of stderr."""
     err = (
-        "bad.yaml:7: pipelines.train[3].batched: 0 is too small; it must be at least 1.\n"
+        "bad.yaml:7: pipelines.train[3].batched.size: Input should be greater than or equal to 1, not 0.\n"
         "bad.yaml:9: pipelines.val[0]: `strem` is not a stage. Did you mean `stream`?\n"
     )
     assert run("check", "bad.yaml") == (1, "", err)

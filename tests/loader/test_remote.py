@@ -738,7 +738,7 @@ def test_a_configuration_says_where_parts_are_kept(there, tmp_path):
         wdskit.make_loader({**config, "cache": {"dir": "x"}})
     with pytest.raises(ConfigError, match=r"`small` does nothing without a folder."):
         wdskit.make_loader({**config, "cache": {"small": "ranges"}})
-    with pytest.raises(ConfigError, match=r"`2 apples` is text; a size is needed, as in 500GB."):
+    with pytest.raises(ConfigError, match=r"a size is needed, as in 500GB, not `2 apples`."):
         wdskit.make_loader(config, overrides=["cache.dir=x", "cache.size=2 apples"])
 
 

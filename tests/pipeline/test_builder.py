@@ -157,7 +157,7 @@ def test_shards_may_be_paths(tmp_path, six):
 @pytest.mark.parametrize("value", [np.array([0.5]), torch.tensor([0.5, 0.5, 0.5]), {"a": 1}, 0.5])
 def test_arrays_are_refused_in_plain_words(value):
     """The code must not ask for the truth value of an array."""
-    with pytest.raises(ConfigError, match=r"^Pipeline\.normalize: normalize\.mean: .*; a list is needed, as in \["):
+    with pytest.raises(ConfigError, match=r"^Pipeline\.normalize: normalize\.mean: a list is needed, as in \["):
         BASE.normalize(mean=value, std=value)
 
 
@@ -180,7 +180,7 @@ def test_webdatasets_sources_stand_first_only(six):
     source = webdataset.SimpleShardList([six])
     assert len(Pipeline().stage(source).stages) == 1
     assert len(Pipeline().stage(webdataset.DataPipeline(source)).stages) == 1
-    with pytest.raises(PipelineError, match="stage 1: it is a SimpleShardList"):
+    with pytest.raises(PipelineError, match="stage 1: a value of the type SimpleShardList"):
         BASE.stage(source)
 
 
@@ -205,9 +205,9 @@ def test_the_repr_names_the_stages():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"threads": 0}, "Pipeline.build: threads: 0 is too small; it must be at least 1"),
-        ({"threads": "2"}, "Pipeline.build: threads: `2` is text; a whole number is needed. Remove the quotes"),
-        ({"ranks_per_node": 0}, "Pipeline.build: ranks_per_node: 0 is too small; it must be at least 1"),
+        ({"threads": 0}, "Pipeline.build: threads: Input should be greater than or equal to 1, not 0"),
+        ({"threads": "2"}, "Pipeline.build: threads: Input should be a valid integer, not `2`"),
+        ({"ranks_per_node": 0}, "Pipeline.build: ranks_per_node: Input should be greater than or equal to 1, not 0"),
     ],
 )
 def test_build_checks_its_threads_and_ranks_per_node(six, settings, message):

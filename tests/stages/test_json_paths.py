@@ -145,10 +145,10 @@ def test_multi_hot_has_a_1_for_each_label(folder: str):
 @pytest.mark.parametrize(
     ("classes", "message"),
     [
-        (0, r"classes: 0 is too small; it must be at least 1\.$"),
-        ([1], r"classes\[0\]: it is 1; text is needed"),
-        (None, r"classes: it is null; a whole number is needed\.$"),
-        ({"a": 1}, r"classes: it is a mapping; a whole number is needed\.$"),
+        (0, r"classes: Input should be greater than or equal to 1, not 0\.$"),
+        ([1], r"classes\[0\]: Input should be a valid string, not 1"),
+        (None, r"classes: Input should be a valid integer, not null\.$"),
+        ({"a": 1}, r"classes: Input should be a valid integer, not a mapping\.$"),
     ],
 )
 def test_wrong_classes_of_multi_hot_have_one_message(classes: Any, message: str) -> None:

@@ -8,8 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from wdskit.config.messages import show, wrong_kind
-from wdskit.config.spec import parse_settings
+from wdskit.config.types import parse_settings, show, wrong_kind
 from wdskit.engine.stream import StreamPipeline
 from wdskit.errors import ConfigError, PipelineError, Problem
 from wdskit.loader.base import Loader

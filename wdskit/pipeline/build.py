@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from wdskit.config.spec import StageSpec
+from wdskit.config.types import StageSpec
 from wdskit.engine.program import Program
 from wdskit.engine.reader import SampleReader
 from wdskit.engine.sample import SampleStages, StreamStages

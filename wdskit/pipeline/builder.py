@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from typing_extensions import Self
 
-from wdskit.config.rules import check_order
-from wdskit.config.spec import parse_settings
+from wdskit.config.order import check_order
+from wdskit.config.types import parse_settings
 from wdskit.errors import PipelineError
 from wdskit.pipeline.class_check import check_pipelines
 from wdskit.pipeline.methods import StageMethods

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_validator
 
-from wdskit.config import export
-from wdskit.config.load import Models, Stage, load
-from wdskit.config.messages import did_you_mean, listing, show, wrong_kind
-from wdskit.config.spec import StageSpec, refuse
-from wdskit.config.values import Bool, Budget, Cluster, Count, Device, Natural, Text, Timeout
+from wdskit.config.load import Models, Stage, load, to_yaml
+from wdskit.config.types import (
+    Bool,
+    Budget,
+    Cluster,
+    Count,
+    Device,
+    Natural,
+    StageSpec,
+    Text,
+    Timeout,
+    did_you_mean,
+    listing,
+    refuse,
+    show,
+    wrong_kind,
+)
 from wdskit.dataset.remote import PART_BYTES
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import ConfigError, Problem
@@ -227,7 +241,7 @@ class Config:
             del used["loader"]["workers"]
         if self.cache == CacheSpec():
             del used["cache"]
-        text = export.to_yaml(self.pipelines, used, self.origin)
+        text = to_yaml(self.pipelines, used, self.origin)
         if {"workers", "threads"} <= self.loader.model_fields_set:
             return text
         for name, stages in self.pipelines.items():
@@ -269,7 +283,8 @@ def json_schema() -> dict[str, Any]:
 
     The schema has names, types and ranges. It cannot check the order of stages; `wdskit config check` does.
     """
-    return export.json_schema(_models())
+    document: dict[str, Any] = json.loads(Path(__file__).with_name("wdskit.schema.json").read_bytes())
+    return document
 
 
 class WorkerCount(NamedTuple):

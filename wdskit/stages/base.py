@@ -22,8 +22,7 @@ import numpy as np
 from numpy.random import Generator
 from pydantic import PlainValidator, WithJsonSchema
 
-from wdskit.config.messages import show, unknown_setting, wrong_kind
-from wdskit.config.spec import Kind, StageSpec, refuse
+from wdskit.config.types import Kind, StageSpec, refuse, show, unknown_setting, wrong_kind
 from wdskit.errors import PROCESS_ERRORS, PipelineError, SampleError, WdskitError, error_text
 from wdskit.order.buckets import Buckets
 from wdskit.order.keys import PositionRng

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from wdskit.config.spec import Kind, refuse
-from wdskit.config.values import Bool, Count, FieldNames
+from wdskit.config.types import Bool, Count, FieldNames, Kind, refuse
 from wdskit.errors import PipelineError
 from wdskit.stages.base import Context, Function, FunctionFailed, Origin, Run, add_origin_note, cause_of, stage_error
 from wdskit.stages.collate import FRESH, Collate, Memory, as_tensors

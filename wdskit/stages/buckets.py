@@ -11,9 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
-from wdskit.config.messages import show, wrong_kind
-from wdskit.config.spec import Kind, StageSpec, refuse
-from wdskit.config.values import Count, FieldNames
+from wdskit.config.types import Count, FieldNames, Kind, StageSpec, refuse, show, wrong_kind
 from wdskit.errors import PipelineError
 from wdskit.order.buckets import BucketPlan
 from wdskit.stages.base import Context, Function, Origin

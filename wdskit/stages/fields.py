@@ -14,9 +14,19 @@ from pydantic import Discriminator, Field, Tag, field_validator
 
 from wdskit.codecs.fields import decode_field, follow_path, is_json_field, is_path
 from wdskit.codecs.formats import INDEX_SPEC, is_image_field
-from wdskit.config.messages import describe, listing
-from wdskit.config.spec import refuse
-from wdskit.config.values import Alternatives, Bool, Count, FieldChoices, FieldName, FieldNames, ImageSpec, Items
+from wdskit.config.types import (
+    Alternatives,
+    Bool,
+    Count,
+    FieldChoices,
+    FieldName,
+    FieldNames,
+    ImageSpec,
+    Items,
+    listing,
+    refuse,
+    show,
+)
 from wdskit.errors import DecodeError, PipelineError, WdskitError
 from wdskit.limits import MAX_PIXELS
 from wdskit.stages.base import NO_ORIGIN, Context, Function, Origin, PerSampleStage, ValueFunction
@@ -458,7 +468,7 @@ class UserStage(PerSampleStage):
         ValueError: `value` is neither a mapping nor None.
         """
         if value is not None and not isinstance(value, Mapping):
-            raise ValueError(f"{describe(value)}; settings of `{cls.name}` are a mapping, as in {{strength: 3}}.")
+            raise ValueError(f"{show(value)}: settings of `{cls.name}` are a mapping, as in {{strength: 3}}.")
         return {} if value is None else {"settings": dict(value)}
 
     def bind(self, context: Context, label: str) -> ValueFunction:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from wdskit.config.messages import describe
-from wdskit.config.spec import StageSpec
+from wdskit.config.types import StageSpec, show
 from wdskit.errors import PipelineError
 from wdskit.stages.base import FOREIGN, Origin, Run
 
@@ -28,7 +27,7 @@ def check_stage(stage: object, at: int) -> None:
     if at == 0 and _is_torch_source(stage):
         return
     way_out = "a stage is a spec or a callable from iterator to iterator. Write .shuffle(200) for wdskit's own."
-    raise PipelineError(f"stage {at}: {describe(stage)}; {way_out}")
+    raise PipelineError(f"stage {at}: {show(stage)}; {way_out}")
 
 
 def splits_nodes(stage: Any) -> bool:

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from wdskit.config.spec import StageSpec, read_stage, require_valid
+from wdskit.config.types import StageSpec, read_stage, require_valid
 from wdskit.errors import PipelineError
 from wdskit.stages import batching, buckets, fields, shard_reader, sources, stream_source, streaming, vision
 from wdskit.stages.base import check_settings, is_function_name

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
-from wdskit.config.spec import Kind
+from wdskit.config.types import Kind
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.samples import ShardReader, refuse_divided
 from wdskit.dataset.shard import changed_bytes, check_digest, offsets_path, read_offsets

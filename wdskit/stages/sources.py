@@ -17,9 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, PlainValidator, Strict, ValidationInfo, WithJsonSchema, model_validator
 
-from wdskit.config.messages import dotted, show, wrong_kind
-from wdskit.config.spec import Kind, Stages, StageSpec, read_item, refuse
-from wdskit.config.values import CLASSES, WHOLE, Classes, Count, Natural, Shards
+from wdskit.config.types import (
+    CLASSES,
+    WHOLE,
+    Classes,
+    Count,
+    Kind,
+    Natural,
+    Shards,
+    Stages,
+    StageSpec,
+    dotted,
+    read_item,
+    refuse,
+    show,
+    wrong_kind,
+)
 from wdskit.dataset.classes import check_labels
 from wdskit.dataset.columns import check_column_name
 from wdskit.dataset.conditions import Where

@@ -15,9 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from wdskit.config.messages import listing
-from wdskit.config.spec import Kind, refuse
-from wdskit.config.values import CLASSES, Bool, Classes, Natural, Shards, Text, Weights
+from wdskit.config.types import CLASSES, Bool, Classes, Kind, Natural, Shards, Text, Weights, listing, refuse
 from wdskit.dataset.classes import check_labels
 from wdskit.dataset.index import read_index
 from wdskit.dataset.patterns import ShardList, check_found, find_shards, refuse_doubles

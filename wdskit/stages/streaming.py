@@ -15,9 +15,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from wdskit.config.messages import show
-from wdskit.config.spec import Kind, StageSpec, refuse
-from wdskit.config.values import Count, Natural
+from wdskit.config.types import Count, Kind, Natural, StageSpec, refuse, show
 from wdskit.dataset.patterns import ShardList
 from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws, share

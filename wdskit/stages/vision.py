@@ -13,8 +13,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from wdskit.config.messages import show, unknown_setting, wrong_kind
-from wdskit.config.spec import refuse
+from wdskit.config.types import refuse, show, unknown_setting, wrong_kind
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, Origin, PerSampleStage, Run
 from wdskit.stages.fields import check_dict, pick

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.config.spec import parse_settings
+from wdskit.config.types import parse_settings
 from wdskit.dataset.remote import open_remote_shards, part_edges
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import PipelineError

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wdskit.codecs.fields import decode_field
-from wdskit.config.spec import parse_settings
+from wdskit.config.types import parse_settings
 from wdskit.dataset.classes import read_classes
 from wdskit.engine.reader import SampleReader
 from wdskit.errors import PipelineError, StorageError, WdskitError

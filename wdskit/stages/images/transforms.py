@@ -15,9 +15,17 @@ import numpy as np
 from pydantic import Field, Strict, model_validator
 
 from wdskit.codecs.formats import image_format, is_image_field
-from wdskit.config.messages import listing
-from wdskit.config.spec import refuse
-from wdskit.config.values import Channels, FieldChoices, Natural, PositiveChannels, Range, ShareRange, Size
+from wdskit.config.types import (
+    Channels,
+    FieldChoices,
+    Natural,
+    PositiveChannels,
+    Range,
+    ShareRange,
+    Size,
+    listing,
+    refuse,
+)
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, Origin, PerSampleStage, Run
 from wdskit.stages.fields import list_fields

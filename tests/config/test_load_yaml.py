@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdskit.config.yaml_reader import MAX_FLAWS, MAX_NODES, Document, read_yaml
+from wdskit.config.load import MAX_NODES, Reader
 from wdskit.limits import MAX_CONFIG_BYTES, MAX_CONFIG_DEPTH
 
 SCALARS = [
@@ -25,20 +25,22 @@ SCALARS = [
 ]  # fmt: skip
 
 
-def read(text: str | bytes, **environment: str) -> Document:
+def read(text: str | bytes, **environment: str) -> Reader:
+    reader = Reader("train.yaml")
     with patch.dict(os.environ, environment, clear=True):
-        return read_yaml(text)
+        reader.read_yaml(text)
+    return reader
 
 
-def rules(document: Document) -> str:
-    return " ".join(flaw.rule for flaw in document.flaws)
+def rules(document: Reader) -> str:
+    return " ".join(rule for _, _, _, rule in document.problems)
 
 
 @pytest.mark.parametrize(("text", "value"), [pair for pair in SCALARS if pair[0] != "-"])
 def test_plain_scalars_follow_yaml_1_2(text: str, value: object) -> None:
     """The core schema: `no` is text, `1e-3` a number, a date text."""
     document = read(f"x: {text}")
-    assert not document.flaws
+    assert not document.problems
     assert document.tree == {"x": value}
     assert type(document.tree["x"]) is type(value)
 
@@ -55,21 +57,21 @@ def test_what_readers_disagree_about_is_refused(text: str) -> None:
     """The message says to quote the scalar."""
     document = read(f"x: {text}")
     assert "quotes" in rules(document)
-    assert [flaw.path for flaw in document.flaws] == [("x",)]
+    assert [path for _, _, path, _ in document.problems] == [("x",)]
 
 
 def test_lines_are_those_of_the_file() -> None:
     """Each path has its line, items of lists included."""
     document = read("# first\na:\n  - b: 1\n  -\n    c: 2\n\nd: [x,\n  y]\n")
     wanted = {(): 2, ("a",): 2, ("a", 0): 3, ("a", 0, "b"): 3, ("a", 1): 5, ("a", 1, "c"): 5}
-    assert document.lines == wanted | {("d",): 7, ("d", 0): 7, ("d", 1): 8}
+    assert {path: line for path, (line, _) in document.places.items()} == wanted | {("d",): 7, ("d", 0): 7, ("d", 1): 8}
 
 
 def test_variables() -> None:
     """They are filled in before types are assigned; quoted scalars stay text; values are not searched for variables."""
     text = 'a: ${N}\nb: "${N}"\nc: ${NO:-1.5}\nd: ${EMPTY:-x}${EMPTY}\ne: $$N $$${N} $N\nf: ${NEST}\ng: ${NO:-}\n'
     document = read(text, N="5", EMPTY="", NEST="${N}")
-    assert not document.flaws
+    assert not document.problems
     assert document.tree == {"a": 5, "b": "5", "c": 1.5, "d": "x", "e": "$N $5 $N", "f": "${N}", "g": None}
 
 
@@ -77,14 +79,14 @@ def test_variables() -> None:
 def test_a_variable_that_cannot_be_filled_in_is_a_problem(text: str) -> None:
     """It is never replaced by an empty text."""
     document = read(f'x: "{text}"', B="b")
-    assert len(document.flaws) == 1
-    assert [flaw.path for flaw in document.flaws] == [("x",)]
+    assert len(document.problems) == 1
+    assert [path for _, _, path, _ in document.problems] == [("x",)]
 
 
 def test_a_value_with_a_control_character_is_a_problem() -> None:
     """This includes values of the environment, and half characters of a broken locale."""
     assert "U+0001" in rules(read("x: ${A}", A="a\1"))
-    assert "half of a character" in rules(read("x: ${A}", A="a\udcff"))
+    assert "U+DCFF" in rules(read("x: ${A}", A="a\udcff"))
 
 
 def test_variables_cannot_fill_the_memory() -> None:
@@ -94,8 +96,8 @@ def test_variables_cannot_fill_the_memory() -> None:
 
 def test_reading_goes_on_behind_a_problem() -> None:
     """All problems of a file are listed at once."""
-    document = read("a: 00012\nb: *x\nc: &y !!str 5\nd: ${NO}\na: 2\n<<: {}\n3: 4\ne: fine\n")
-    assert [flaw.line for flaw in document.flaws] == [1, 2, 3, 3, 4, 5, 6, 7]
+    document = read("a: 00012\nd: ${NO}\na: 2\n<<: {}\n[x]: 4\ne: fine\n")
+    assert [line for line, *_ in document.problems] == [1, 2, 3, 4, 5]
     assert document.tree["e"] == "fine"
 
 
@@ -131,13 +133,13 @@ def test_hostile_text_is_refused_quickly(name: str) -> None:
     start = time.process_time()
     document = read(ATTACKS[name])
     assert time.process_time() - start < 20  # the slowest takes seconds on a busy machine; without limits, minutes
-    assert 1 <= len(document.flaws) <= MAX_FLAWS
-    assert len(rules(document)) < 50_000
+    assert document.problems
+    assert all(len(rule) < 500 for _, _, _, rule in document.problems)
 
 
 def test_depth_is_allowed_up_to_its_limit() -> None:
     """One level more is refused."""
-    assert not read("[" * MAX_CONFIG_DEPTH + "]" * MAX_CONFIG_DEPTH).flaws
+    assert not read("[" * MAX_CONFIG_DEPTH + "]" * MAX_CONFIG_DEPTH).problems
     assert "deeper" in rules(read("[" * (MAX_CONFIG_DEPTH + 1) + "]" * (MAX_CONFIG_DEPTH + 1)))
 
 
@@ -152,7 +154,7 @@ YAML_PIECES = st.sampled_from([
 def test_any_text_is_read_or_refused(data: str | bytes) -> None:
     """The reader raises nothing. A tree has only plain values, and every value has a line."""
     document = read(data)
-    assert document.lines or document.flaws
+    assert document.places or document.problems
     stack = [document.tree]
     while stack:
         value = stack.pop()
@@ -174,4 +176,4 @@ def test_any_text_is_read_or_refused(data: str | bytes) -> None:
 def test_a_variable_needs_no_quotes_in_brackets(text: str, tree: object) -> None:
     """The text in `${...}` is not YAML syntax, in block style and in flow style."""
     document = read(text, Y="q,r]")
-    assert (document.tree, document.flaws) == (tree, [])
+    assert (document.tree, document.problems) == (tree, [])

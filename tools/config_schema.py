@@ -1,88 +1,18 @@
-"""Write a configuration as YAML text, and the JSON schema of configuration files."""
+"""The JSON schema of configuration files, for `generate.py`."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from wdskit.config.load import SINGLE, VERSION, Models, Stage
-from wdskit.config.spec import StageSpec
-from wdskit.config.yaml_reader import ScalarError, type_plain
-from wdskit.errors import ConfigError, Problem
+from wdskit.config.load import VERSION, Models
+from wdskit.config.types import StageSpec
 
-_PLAIN = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]*")
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 """Schema of text with a variable, such as `${SIZE}`, which may replace a number or a truth value."""
 
 _REFERENCE = "#/$defs/{model}"
-
-
-def to_yaml(pipelines: Mapping[str, tuple[Stage, ...]], sections: Mapping[str, Mapping[str, Any]], origin: str) -> str:
-    """Return a configuration as YAML text with every setting that is not null. `load` reads the same settings from it.
-
-    Args:
-        pipelines: The stages of each pipeline by name.
-        sections: The settings of `loader`, `errors` and `cache` that are not null.
-        origin: The path of the file, for messages.
-
-    Raises:
-        ConfigError: The configuration contains a function, which YAML text can only name.
-    """
-    single = list(pipelines) == [SINGLE]
-    indent = "" if single else "  "
-    lines = [f"version: {VERSION}"] + ([] if single else ["pipelines:"])
-    try:
-        for name, stages in pipelines.items():
-            lines.append(f"{indent}{_scalar(name)}:")
-            lines += [f"{indent}  - {_stage(stage)}" for stage in stages]
-        lines += [f"{name}: {_value(settings)}" for name, settings in sections.items() if settings]
-    except TypeError as err:
-        rule = "it holds a function, which YAML can only name. Register it and use the name."
-        raise ConfigError(problems=(Problem(origin, "", rule),)) from err
-    return "\n".join(lines) + "\n"
-
-
-def _stage(stage: Stage) -> str:
-    if not isinstance(stage, StageSpec):
-        raise TypeError(stage)
-    value = stage.write_settings()
-    return stage.name if value is None else f"{stage.name}: {_value(value)}"
-
-
-def _value(value: Any) -> str:
-    """Return a value as YAML on one line.
-
-    Raises:
-        TypeError: The value is, or contains, a function or another object that YAML cannot hold.
-    """
-    if isinstance(value, Mapping):
-        # `$` is not doubled in names, because names have no variables
-        names = (_scalar(str(name)).replace("$$", "$") for name in value)
-        return (
-            "{" + ", ".join(f"{name}: {_value(item)}" for name, item in zip(names, value.values(), strict=True)) + "}"
-        )
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    if isinstance(value, str):
-        return _scalar(value)
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if not isinstance(value, (int, float)):
-        raise TypeError(value)
-    return repr(value)
-
-
-def _scalar(text: str) -> str:
-    text = text.replace("$", "$$")
-    try:
-        is_plain = _PLAIN.fullmatch(text) and isinstance(type_plain(text), str)
-    except ScalarError:
-        is_plain = False
-    return text if is_plain else json.dumps(text, ensure_ascii=False)
 
 
 def json_schema(models: Models) -> dict[str, Any]:

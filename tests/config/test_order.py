@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from wdskit.config.rules import check_order
+from wdskit.config.order import check_order
 from wdskit.stages.registry import STAGES, parse_stage
 
 VALUES = {

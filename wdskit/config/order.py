@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from wdskit.config.messages import Flaw, Path
+from wdskit.config.types import Flaw, Path
 from wdskit.dataset.patterns import expand_parts
 from wdskit.errors import StorageError
 
 _ONCE = {"splitter", "open", "epoch"}
 """Kinds of stages that may appear only once in a pipeline."""
 
-_WAYS_OUT = {
-    "select": 'Write the condition into the source: `where: "width >= 256"`, over columns that `wdskit index FOLDER '
-    "--columns width` makes; or use the source `stream`.",
-    "shuffle": "Its order is shuffled already: see `window` and `lanes` of the source. Remove it.",
+_STREAM_ONLY = {
+    "select": 'Write `where: "width >= 256"` into the source, over columns of `wdskit index FOLDER --columns width`.',
+    "shuffle": "Its order is shuffled already: see `window` and `lanes` of the source.",
     "slice": "Use `range` of the source, or `with_epoch`.",
-    "unbatched": "Put what belongs to samples before `batched`, or use the source `stream`.",
-    "split_by_node": "Each rank gets its own positions already. Remove it.",
-    "split_by_worker": "Each worker gets its own batches already. Remove it.",
-    "tarfile_to_samples": "It reads samples through their offsets. Remove it.",
-    "with_length": "Its length is known. Remove it.",
+    "unbatched": "Put what belongs to samples before `batched`.",
+    "split_by_node": "Each rank gets its own positions already.",
+    "split_by_worker": "Each worker gets its own batches already.",
+    "tarfile_to_samples": "It reads samples through their offsets.",
+    "with_length": "Its length is known.",
 }
 """Maps each stage that is allowed after the source `stream` only to advice for a planned source."""
 
@@ -99,8 +98,8 @@ class _OrderChecker:
         if kind == "source":
             second = "this is a second source; a pipeline has one, its first item. Join shards with `::`."
             return second if index else ""
-        if self.planned and name in _WAYS_OUT:
-            return f"`{name}` cannot follow `{self.source}`. {_WAYS_OUT[name]}"
+        if self.planned and name in _STREAM_ONLY:
+            return f"`{name}` cannot follow `{self.source}`. {_STREAM_ONLY[name]}"
         if kind in _ONCE and name in self.seen:
             return f"`{name}` is already at [{self.seen[name]}]; a pipeline can have it only once. Remove one."
         if kind == "open" and self.opened:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from configs import FORMS, TEXT, load
-from wdskit.config.yaml_reader import read_yaml
+from wdskit.config.load import Reader
 from wdskit.dataset.patterns import expand_parts
 from wdskit.errors import ConfigError, StorageError
 from wdskit.pipeline.settings import LoaderSpec, json_schema, load_config
@@ -122,7 +122,9 @@ def test_the_repositorys_configurations_fit(repository: Path) -> None:
     files = sorted((repository / "configs").glob("*.yaml"))
     assert files
     for file in files:
-        assert fits(read_yaml(file.read_bytes()).tree, SCHEMA), file
+        reader = Reader(str(file))
+        reader.read_yaml(file.read_bytes())
+        assert fits(reader.tree, SCHEMA), file
 
 
 def test_every_setting_is_described() -> None:

@@ -1,0 +1,440 @@
+"""Settings: the base class of the settings of stages, the types of single settings, and the words of messages.
+
+pydantic checks settings and words its errors; `problems_of` puts the path and the value beside them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    Strict,
+    ValidationError,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+from wdskit.errors import ConfigError, Problem
+from wdskit.text import as_int, hide_secrets
+
+Path = tuple[str | int, ...]
+Model = TypeVar("Model", bound=BaseModel)
+Kind = Literal["source", "splitter", "open", "each", "stream", "batch", "epoch"]
+
+_MAX_SHOWN = 60
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
+_MARKS = ("[key]", "[number]", "[names]")  # pydantic's mark for a dict's key, and the tags of `NumberOrNames`
+
+
+class Flaw(NamedTuple):
+    """One problem of a value: the path of the setting inside the value, and the message."""
+
+    path: Path
+    rule: str
+
+
+def dotted(path: Path) -> str:
+    """Return a path as text: `("pipelines", "train", 2, "shuffle")` becomes `pipelines.train[2].shuffle`."""
+    return "".join(
+        f".{part}" if isinstance(part, str) and re.fullmatch(r"[^\s.\[\]:=]{1,60}", part) else f"[{_bare(part)}]"
+        for part in path
+    ).removeprefix(".")
+
+
+def _bare(part: str | int) -> str:
+    return str(part) if isinstance(part, int) else show(part)
+
+
+def show(value: object) -> str:
+    """Return any value as one short line for messages: a text in backticks, `5`, `true`, `[1, 2]`, or "a mapping".
+
+    This function never raises.
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int):
+        return str(int(value)) if value.bit_length() <= 128 else "a number of more than 38 digits"
+    if isinstance(value, float):
+        return float.__repr__(value)
+    if isinstance(value, str):
+        if not value:
+            return '""'
+        text = str.__str__(value[: _MAX_SHOWN + 1])
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in text)
+        return f"`{text}`" if len(value) <= _MAX_SHOWN else f"`{text[: _MAX_SHOWN - 1]}…`"
+    if isinstance(value, list | tuple):
+        items = ["…" if isinstance(item, list | tuple | Mapping) else show(item) for item in value[:4]]
+        return f"[{', '.join([*items, '…'] if len(value) > 4 else items)}]"
+    if isinstance(value, Mapping):
+        return "a mapping" if value else "an empty mapping"
+    return f"a value of the type {type(value).__name__}"
+
+
+def wrong_kind(value: object, need: str) -> str:
+    """Return the message for a value of the wrong kind. `need` is, for example, "a list is needed"."""
+    return f"{need}, not {show(value)}."
+
+
+def listing(names: Iterable[str]) -> str:
+    """Join names to "`a`, `b` and `c`"; one name to "`a`", and no names to ""."""
+    quoted = [f"`{name}`" for name in names]
+    return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ` Did you mean ...?` with the name in `known` that is nearest to `name`; "" if no name is similar."""
+    names, lowered = [*known], name[: 2 * _MAX_SHOWN].lower().replace("-", "_")
+    # `batch_size` means `size`, although `global_size` shares more letters with it
+    near = [part for part in reversed([*lowered.split("_"), lowered]) if part in names]
+    near = near or difflib.get_close_matches(lowered, names, n=1)
+    return f" Did you mean `{near[0]}`?" if near else ""
+
+
+def unknown_setting(name: str, owner: str, known: list[str]) -> str:
+    """Return the message for a setting `name` that does not exist.
+
+    `owner` is the stage or section as text, such as "`batched`". `known` are the names of its settings.
+    """
+    if owner in {"`batched`", "`bucketed`"} and name in {"tail", "drop_last"}:
+        return "no such setting. The source has it: `exact: {shards: ..., tail: drop}`, or `tail: pad`."
+    has = f" {owner} has {listing(known)}." if known else f" {owner} takes no arguments."
+    return f"no such setting.{did_you_mean(name, known) or has}"
+
+
+def forbidden_character(text: str) -> str:
+    """Return the message for text with a control character or a lone surrogate; "" for all other text."""
+    bad = _CONTROL.search(text)
+    return "" if bad is None else f"{show(text)} holds the character U+{ord(bad[0]):04X}; remove it."
+
+
+class StageSpec(BaseModel):
+    """The settings of one stage: validated, frozen, comparable. It holds no state and opens no file.
+
+    Attributes:
+        name: Name of the stage in YAML, in the builder and in messages.
+        kind: Effect on the stream: "source" yields the stream, "splitter" selects shards, "open" opens shards, "each"
+            maps one value to one value, "stream" reorders, drops or unpacks values, "batch" makes batches, "epoch" sets
+            a number of items.
+        shorthand: The setting that a bare value sets (`shuffle: 200`); None if the stage takes no arguments.
+        is_mapping: Whether a whole YAML mapping is the value of `shorthand` (`rename: {image: jpg}`).
+        is_starred: Name of the `*arguments` of the Python method, if the method takes the items of `shorthand` as
+            separate arguments; else empty.
+        takes_any: Whether the stage maps a value of any type to a value of any type, as a user's function may.
+        is_planned: Whether the stage is a source that knows the position of every sample before the run.
+        items: For each setting that is a list of mappings: the class that checks one mapping.
+        example: Settings for an example in the documentation, if the required settings alone make no example.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+    name: ClassVar[str]
+    kind: ClassVar[Kind]
+    shorthand: ClassVar[str | None] = None
+    is_mapping: ClassVar[bool] = False
+    is_starred: ClassVar[str] = ""
+    takes_any: ClassVar[bool] = False
+    is_planned: ClassVar[bool] = False
+    items: ClassVar[dict[str, type[BaseModel]]] = {}
+    example: ClassVar[dict[str, Any]] = {}
+
+    def __repr__(self) -> str:
+        return hide_secrets(super().__repr__())
+
+    __str__ = __repr__
+
+    @classmethod
+    def expand(cls, value: object) -> dict[str, Any]:
+        """Return the settings as a dict, not yet checked. `value` is the value after the stage's name in YAML.
+
+        None gives {}. A mapping of settings is copied. A short form, such as 200 in `shuffle: 200`, gives
+        `{shorthand: value}`; so does every mapping if `is_mapping` is True.
+
+        Raises:
+            ValueError: The stage takes no arguments, but `value` is neither None nor a mapping.
+        """
+        if value is None:
+            return {}
+        if isinstance(value, Mapping) and not cls.is_mapping:
+            return dict(value)
+        if cls.shorthand is None:
+            raise ValueError(f"it takes no arguments, but {show(value)} was given. Write `- {cls.name}`.")
+        return {cls.shorthand: value}
+
+    def write_settings(self) -> Any:
+        """Return the value to write after the stage's name in YAML, without settings that are null.
+
+        The value is None if all settings are null. It is the short form if only the setting `shorthand` is not null,
+        and `expand` reads the same setting from it.
+        """
+        fields = {name: value for name, value in self if value is not None}
+        name = self.shorthand
+        if name is not None and list(fields) == [name] and (self.is_mapping or not isinstance(fields[name], Mapping)):
+            return (fields[name] or None) if self.is_mapping else fields[name]
+        return fields or None
+
+    def written(self) -> Any:
+        """Return the stage as an item of a list of stages in YAML: `{name: value}`, or the name if the value is None.
+
+        The value is the result of `write_settings`.
+        """
+        value = self.write_settings()
+        return self.name if value is None else {self.name: value}
+
+
+Stages = Mapping[str, type[StageSpec]]
+"""Maps the name of each stage to its class."""
+
+
+def refuse(rule: str) -> PydanticCustomError:
+    """Return the error that a validator raises to refuse a value, with `rule` as its message."""
+    return PydanticCustomError("wdskit", "{rule}", {"rule": rule})
+
+
+def parse_settings(model: type[Model], settings: Mapping[str, Any], *, where: str) -> Model:
+    """Check settings and return them as an object of the class `model`.
+
+    Raises:
+        ConfigError: Settings are invalid; all problems are listed. Messages start with `where`.
+    """
+    return require_valid(*read_settings(model, settings), where=where)
+
+
+def require_valid(read: Model | None, flaws: list[Flaw], *, where: str) -> Model:
+    """Return `read`, or raise a ConfigError that lists all flaws if it is None. Messages start with `where`."""
+    if read is None:
+        raise ConfigError(problems=tuple(Problem(where, dotted(flaw.path), flaw.rule) for flaw in flaws))
+    return read
+
+
+def read_settings(
+    model: type[Model], settings: Mapping[Any, Any], *, stages: Stages | None = None
+) -> tuple[Model | None, list[Flaw]]:
+    """Check settings. Return (an object of the class `model`, no flaws), or (None, flaws) if settings are invalid.
+
+    `stages` are the classes of stages by name, for settings that contain stages.
+    """
+    try:
+        return model.model_validate(settings, context=stages), []
+    except ValidationError as err:
+        errors = err.errors(include_url=False)
+        inner = {error["loc"][:size] for error in errors for size in range(1, len(error["loc"]))}
+        # a list of which no item is valid is not also empty
+        found = [error for error in errors if error["type"] != "too_short" or error["loc"] not in inner]
+        return None, [*dict.fromkeys(_flaw(model, error) for error in found)]
+
+
+def _flaw(model: type[BaseModel], error: Mapping[str, Any]) -> Flaw:
+    path: Path = tuple(part for part in error["loc"] if part not in _MARKS)
+    rule = error["msg"] if error["type"] in {"wdskit", "missing"} else f"{error['msg']}, not {show(error['input'])}"
+    rule = "it is empty; name at least one" if error["type"] == "too_short" else rule
+    if error["type"] == "extra_forbidden":
+        inner = getattr(model, "items", {}).get(path[0]) if len(path) > 1 else None
+        owner = f"`{getattr(model, 'name', model.__name__.removesuffix('Spec').lower())}`"
+        known = [one.alias or name for name, one in (inner or model).model_fields.items()]
+        rule = unknown_setting(str(path[-1]), f"an item of `{path[0]}`" if inner else owner, known)
+    return Flaw(path, rule if rule.endswith((".", "?")) else f"{rule}.")
+
+
+def read_item(stages: Stages, item: object) -> tuple[StageSpec | None, list[Flaw]]:
+    """Read an item of a list of stages: `name`, `{name: value}`, or a `StageSpec`, which is returned unchanged.
+
+    Returns:
+        (stage, no flaws), or (None, flaws) if the item is invalid. The path of a flaw starts with the name of the
+        stage; it is empty if the item does not name a known stage.
+    """
+    if isinstance(item, StageSpec):
+        return item, []
+    if isinstance(item, Mapping) and len(item) == 1:
+        [(name, value)] = item.items()
+        return read_stage(stages, name, value)
+    if isinstance(item, str):
+        return read_stage(stages, item, None)
+    if isinstance(item, Mapping) and item:
+        names = listing([*map(str, item)][:5])
+        return None, [Flaw((), f"a stage has one name, but this one has {names}. Check the indentation.")]
+    return None, [Flaw((), wrong_kind(item, "a stage is needed, as in `- shuffle: 200` or `- split_by_node`"))]
+
+
+def read_stage(stages: Stages, name: str, value: object) -> tuple[StageSpec | None, list[Flaw]]:
+    """Read a stage from its name and the value after it: None, a bare value, or a mapping of settings.
+
+    Returns:
+        (stage, no flaws), or (None, flaws) if the stage is invalid. The path of a flaw starts with `name`; it is empty
+        if no stage has this name.
+    """
+    if name not in stages:
+        own = " To use your own function, register it and write its name, or `- map: its_name`."
+        return None, [Flaw((), f"{show(name)} is not a stage.{did_you_mean(name, stages) or own}")]
+    try:
+        settings = stages[name].expand(value)
+    except ValueError as err:
+        return None, [Flaw((name,), str(err))]
+    spec, flaws = read_settings(stages[name], settings, stages=stages)
+    return spec, [Flaw((name, *flaw.path), flaw.rule) for flaw in flaws]
+
+
+def _check_text(text: str) -> str:
+    if not text.strip():
+        raise refuse("the text is empty.")
+    if rule := forbidden_character(text):
+        raise refuse(rule)
+    return text
+
+
+def _check_field_name(name: str) -> str:
+    if ";" in name:
+        raise refuse(f"{show(name)} names several fields; one is needed here.")
+    return _check_alternatives(name)
+
+
+def _check_alternatives(names: str) -> str:
+    _check_text(names)
+    if re.search(r"\s", names) or not all(names.split(";")):
+        raise refuse(f"{show(names)} is not a field name. Write `jpg`, or alternatives as `jpg;png`.")
+    return names
+
+
+def _check_items(value: object) -> object:
+    if isinstance(value, list | tuple):
+        return value
+    raise refuse(wrong_kind(value, "a list is needed, as in [a, b]"))
+
+
+def _split_names(value: object) -> object:
+    return value.split() if isinstance(value, str) else _check_items(value)
+
+
+def _check_shards(value: object) -> object:
+    items = [value] if isinstance(value, (str, os.PathLike)) else value
+    if not isinstance(items, (list, tuple)):
+        raise refuse(wrong_kind(value, "a path, a pattern or a list of them is needed"))
+    if not items:
+        raise refuse("the list is empty; name at least one shard.")
+    texts = tuple(_shard_text(item) for item in items)
+    return texts if items is value else texts[0]
+
+
+def _shard_text(item: object) -> str:
+    text = os.fspath(item) if isinstance(item, os.PathLike) else item
+    if not isinstance(text, str):
+        raise refuse(wrong_kind(item, "shards are paths, patterns or URLs"))
+    return _check_text(text)
+
+
+def _check_size(value: object) -> object:
+    sides = [as_int(side) for side in (value if isinstance(value, list | tuple) else [value])]
+    is_pair = isinstance(value, list | tuple)
+    if len(sides) != 1 + is_pair or not all(type(side) is int and 1 <= side <= 65_535 for side in sides):
+        raise refuse(f"{show(value)} is not a size in pixels, 1 to 65535: one number, or [height, width].")
+    return tuple(sides) if is_pair else sides[0]
+
+
+def _check_range(value: object) -> tuple[float, float]:
+    pair = value if isinstance(value, list | tuple) and len(value) == 2 else (0, 0)
+    if not all(type(item) in (int, float) for item in pair) or not 0 < pair[0] <= pair[1] < math.inf:
+        raise refuse(f"{show(value)} is not [low, high] with two numbers, 0 < low <= high.")
+    return float(pair[0]), float(pair[1])
+
+
+def _check_share(value: object) -> tuple[float, float]:
+    low, high = _check_range(value)
+    if high > 1:
+        raise refuse(f"{show(value)} is above 1; it is a share of the image's area.")
+    return low, high
+
+
+def _check_budget(value: object) -> int | str:
+    value = as_int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
+        return value
+    if isinstance(value, str) and (match := _SHARE.fullmatch(value)) and float(match[1]) <= 100:
+        return value if float(match[1]) else 0
+    raise refuse(wrong_kind(value, "a number of samples is needed, or a share such as `0.1%`"))
+
+
+def _check_device(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch(r"cuda(:\d+)?", value):
+        return value
+    raise refuse(wrong_kind(value, "`cuda` or `cuda:1` is needed"))
+
+
+def _check_cluster(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch(_CLUSTER, value):
+        return value
+    need = "`ray` is needed, or the address of a cluster, as in ray://head:10001"
+    if isinstance(value, str) and "@" in value:  # it may be a password
+        raise refuse(f"an address with a user or password is refused; {need}.")
+    raise refuse(wrong_kind(value, need))
+
+
+def _check_channels(values: tuple[float, ...]) -> tuple[float, ...]:
+    if len(values) not in {1, 3}:
+        raise refuse(f"{show(values)} has {len(values)} items; it needs 1 (grey) or 3 (red, green, blue).")
+    if any(not 0 <= value <= 1 for value in values):
+        raise refuse(f"{show(values)} is not within 0..1, as the pixels are. Divide numbers for 0..255 by 255.")
+    return values
+
+
+_NAMES_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+_CLUSTER = r"ray(://[^\s/:@]+:[0-9]{1,5})?"
+_SIDE_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 65_535}
+_RANGE_SCHEMA = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
+
+Items = BeforeValidator(_check_items)
+ImageSpec = Literal[
+    "l8", "rgb8", "rgba8", "l", "rgb", "rgba", "torchl8", "torchrgb8", "torchrgba8", "torchl", "torchrgb", "torch",
+    "torchrgba", "pill", "pil", "pilrgb", "pilrgba", "index",
+]  # fmt: skip
+WHOLE = BeforeValidator(as_int)
+"""Accepts integers of numpy and torch. It must be last in an annotation, so that the schema keeps the bounds."""
+Natural = Annotated[int, Strict(), Field(ge=0, lt=2**63), WHOLE]
+Count = Annotated[int, Strict(), Field(ge=1, lt=2**63), WHOLE]
+Budget = Annotated[
+    int | str,
+    PlainValidator(_check_budget),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9.]+%$"}]}),
+]
+Device = Annotated[
+    str, PlainValidator(_check_device), WithJsonSchema({"type": "string", "pattern": r"^cuda(:[0-9]+)?$"})
+]
+Cluster = Annotated[str, PlainValidator(_check_cluster), WithJsonSchema({"type": "string", "pattern": f"^{_CLUSTER}$"})]
+Bool = Annotated[bool, Strict()]
+Number = Annotated[float, Strict()]
+Text = Annotated[str, Strict(), AfterValidator(_check_text)]
+Positive = Annotated[float, Strict(), Field(gt=0)]
+Timeout = Annotated[float, Strict(), Field(ge=0, lt=math.inf)]
+FieldName = Annotated[str, Strict(), AfterValidator(_check_field_name)]
+Alternatives = Annotated[str, Strict(), AfterValidator(_check_alternatives)]
+FieldNames = Annotated[
+    tuple[FieldName, ...], Field(min_length=1), BeforeValidator(_split_names), WithJsonSchema(_NAMES_SCHEMA)
+]
+FieldChoices = Annotated[
+    tuple[Alternatives, ...], Field(min_length=1), BeforeValidator(_split_names), WithJsonSchema(_NAMES_SCHEMA)
+]
+Shards = Annotated[str | tuple[str, ...], PlainValidator(_check_shards), WithJsonSchema(_NAMES_SCHEMA)]
+Classes = Literal["same", "any"]
+CLASSES: Any = Field(
+    "same", description="Whether the `classes.json` of all folders must name the same classes, or may differ."
+)
+Weights = Annotated[tuple[Positive, ...], Field(min_length=1), Items]
+Size = Annotated[
+    int | tuple[int, int],
+    PlainValidator(_check_size),
+    WithJsonSchema({"anyOf": [_SIDE_SCHEMA, {"type": "array", "items": _SIDE_SCHEMA, "minItems": 2, "maxItems": 2}]}),
+]
+Range = Annotated[tuple[float, float], PlainValidator(_check_range), WithJsonSchema(_RANGE_SCHEMA)]
+ShareRange = Annotated[tuple[float, float], PlainValidator(_check_share), WithJsonSchema(_RANGE_SCHEMA)]
+Channels = Annotated[tuple[Number, ...], Items, AfterValidator(_check_channels)]
+PositiveChannels = Annotated[tuple[Positive, ...], Items, AfterValidator(_check_channels)]
