@@ -1,4 +1,4 @@
-"""Write the generated files: the methods of `Pipeline`, the schema of configurations, reference pages and pictures.
+"""Write the generated files: the stub of `Pipeline`, the schema of configurations, reference pages and pictures.
 
     python tools/generate.py [--check]
 
@@ -7,6 +7,7 @@ With `--check` nothing is written, and the exit code is 1 if a file differs from
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
@@ -28,42 +29,24 @@ from wdskit.stages.registry import STAGES
 
 ROOT = Path(__file__).parents[1]
 
-HEAD = '''"""The typed methods of `Pipeline`: one method per stage, and `loader`.
+HEAD = """# `tools/generate.py` writes this file from builder.py and the settings of the stages.
 
-`tools/generate.py` writes this file from the settings of the stages. Change the stages instead of this file.
-"""
-
-from __future__ import annotations
-
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from typing_extensions import Self
 
-if TYPE_CHECKING:
-    from os import PathLike
-    from typing import TypeAlias
+from wdskit.engine.program import Program
+from wdskit.engine.stream import StreamPipeline
+from wdskit.loader.base import Loader
+from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec
 
-    from wdskit.loader.base import Loader
-
-    Shards: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
-    Function: TypeAlias = str | Callable[..., Any]
-    Size: TypeAlias = int | Sequence[int]
-    Fields: TypeAlias = str | Sequence[str]
-
-
-class StageMethods(ABC):
-    """The methods of `Pipeline` for its stages. Each method returns a new pipeline with one more stage.
-    ConfigError: A setting is invalid.
-    """
-
-    @abstractmethod
-    def _with(self, name: str, value: object = None) -> Self:
-        """Return a new pipeline: this pipeline and one more stage. `value` is the value after the stage's name in YAML.
-        ConfigError: The value is invalid.
-        """
-'''
+Shards: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
+Function: TypeAlias = str | Callable[..., Any]
+Size: TypeAlias = int | Sequence[int]
+Fields: TypeAlias = str | Sequence[str]
+"""
 
 # Maps types of settings to types in a signature.
 TYPES = {
@@ -123,11 +106,8 @@ def stage_method(name: str, stage: type[StageSpec]) -> str:
         inner = re.sub(r"^(?:dict|Sequence)\[(?:\w+, )?(.*)\]$", r"\1", annotation_of(stage, first))
         inner = inner.replace("Fields", "str")
         signature = f"self, /, **{first}: {inner}" if stage.is_mapping else f"self, *{stage.is_starred}: {inner}"
-        value = first if stage.is_mapping else stage.is_starred
-        call = f'self._with("{name}", {value})' if stage.is_mapping else f'self._with("{name}", _one_or_all({value}))'
-        if inner.startswith("Function"):  # a function is not a list
-            call = f'self._with("{name}", {value})'
-        arguments = {f"{'**' if stage.is_mapping else '*'}{value}": fields[first].description or ""}
+        shown = f"**{first}" if stage.is_mapping else f"*{stage.is_starred}"
+        arguments = {shown: fields[first].description or ""}
     else:
         ordered = sorted(fields, key=lambda each: each != first)
         parameters = [parameter(stage, each, fields[each]) for each in ordered]
@@ -139,13 +119,8 @@ def stage_method(name: str, stage: type[StageSpec]) -> str:
             parameters.pop()
         signature = ", ".join(["self", *parameters])
         signature += "," if len(signature) > 70 else ""
-        if "range: " in signature:
-            signature = signature.replace(" range: ", "\n range: ")
-            signature = signature.replace("None, seed", "None,  # noqa: A002 (as in YAML)\n seed")
-        values = ", ".join(f'"{each}": {each}' for each in ordered)
-        call = f'self._with("{name}", {{{values}}})' if ordered else f'self._with("{name}")'
         arguments = {each: fields[each].description or "" for each in ordered}
-    return method(name, signature, "Self", docstring(text, arguments), f"return {call}")
+    return method(name, signature, "Self", docstring(text, arguments))
 
 
 def docstring(text: str, arguments: dict[str, str]) -> str:
@@ -156,43 +131,43 @@ def docstring(text: str, arguments: dict[str, str]) -> str:
     return f"{text}\n\nArgs:\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
 
 
-def method(name: str, signature: str, returns: str, text: str, body: str) -> str:
-    """Return the source of a method."""
-    head = f"def {name}({signature}) -> {returns}:\n"
-    inner = f'"""{text}"""\n' + body
-    return textwrap.indent(head + textwrap.indent(inner, "    "), "    ")
+def method(name: str, signature: str, returns: str, text: str) -> str:
+    """Return the signature of a method, with its docstring."""
+    return f'def {name}({signature}) -> {returns}:\n    """' + textwrap.indent(text, "    ").lstrip() + '"""\n'
 
 
 def loader_method() -> str:
-    """Return the source of `loader`, with all arguments of `make_loader` but `pipeline` and `overrides`."""
+    """Return the signature of `loader`, with all arguments of `make_loader` but `pipeline` and `overrides`."""
     source = inspect.getsource(make_loader)
     arguments = source[source.index("    *,\n") : source.index(") -> Loader:")]
     arguments = "".join(
         line for line in arguments.splitlines(keepends=True) if not line.strip().startswith(("pipeline:", "overrides:"))
     )
-    names = re.findall(r"^    (\w+):", arguments, re.MULTILINE)
     whole = inspect.getdoc(make_loader) or ""
     start, stop = whole.index("    transforms:"), whole.index("Raises:")
     about = {name: re.sub(r"\s+", " ", text).strip() for name, text in _ARGUMENT.findall(whole[start:stop])}
     text = docstring("Make the loader of this pipeline for this rank: `wdskit.make_loader(self, ...)`.", about)
-    body = "import wdskit  # the public name, because the loader is a layer above\n\npipeline: Any = self\n"
-    body += f"return wdskit.make_loader(pipeline, {', '.join(f'{each}={each}' for each in names)})"
-    return method("loader", "self,\n" + arguments, "Loader", text, body)
+    return method("loader", "self,\n" + arguments, "Loader", text)
 
 
-TAIL = '''
-
-def _one_or_all(values: Sequence[Any]) -> Any:
-    """Return the only argument, or all arguments if there are several."""
-    return values[0] if len(values) == 1 else values
-'''
-
-
-def methods() -> str:
-    """Return wdskit/pipeline/methods.py."""
-    found = [stage_method(name, stage) for name, stage in STAGES.items()]
-    source = HEAD + "\n" + "\n\n".join([*found, loader_method()]) + "\n" + TAIL
-    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "methods.py", "-"]
+def builder_stub() -> str:
+    """Return wdskit/pipeline/builder.pyi: the public names of builder.py, and a method for each stage."""
+    methods = "\n".join([*(stage_method(name, stage) for name, stage in STAGES.items()), loader_method()])
+    tree = ast.parse((ROOT / "wdskit/pipeline/builder.py").read_text())
+    parts = [HEAD]
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            is_pipeline = node.name == "Pipeline"
+            for inner in node.body if isinstance(node, ast.ClassDef) else [node]:
+                if isinstance(inner, ast.FunctionDef):
+                    inner.body = inner.body[:1] if ast.get_docstring(inner) else [ast.Expr(ast.Constant(...))]
+            if is_pipeline:
+                hidden = ("loader", "__repr__")
+                node.body = [each for each in node.body if getattr(each, "name", "") not in hidden]
+                node.body.insert(1, ast.parse("stages: tuple[Any, ...]").body[0])
+            parts.append(ast.unparse(node) + ("\n" + textwrap.indent(methods, "    ") if is_pipeline else ""))
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "builder.pyi", "-"]
+    source = "\n".join(parts)
     return subprocess.run(command, cwd=ROOT, input=source, capture_output=True, text=True, check=True).stdout
 
 
@@ -273,7 +248,7 @@ def package_init() -> str:
 
 FILES: dict[str, Callable[[], str]] = {
     "wdskit/__init__.py": package_init,
-    "wdskit/pipeline/methods.py": methods,
+    "wdskit/pipeline/builder.pyi": builder_stub,
     "docs/stages.md": stages_page,
     "docs/wdskit.schema.json": schema,
     "wdskit/pipeline/wdskit.schema.json": schema,

@@ -15,7 +15,6 @@ import webdataset
 import yaml
 from shards import listed, number_of, write_numbers
 
-import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, RankError
 from wdskit.engine import stream
 from wdskit.pipeline.settings import load_config
@@ -60,13 +59,6 @@ def test_each_line_of_the_stage_table_is_a_stage(load_tool):
         written, value = next(iter(item.items())) if isinstance(item, dict) else (item, None)
         assert written == name
         assert parse_stage(name, value).name == name
-
-
-def test_loader_takes_what_make_loader_takes():
-    own, whole = (inspect.signature(each).parameters for each in (Pipeline.loader, wdskit.make_loader))
-    assert {name: one.default for name, one in own.items() if name != "self"} == {
-        name: one.default for name, one in whole.items() if name not in {"config", "pipeline", "overrides"}
-    }
 
 
 BAD = [

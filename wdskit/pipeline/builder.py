@@ -1,27 +1,30 @@
-"""Describe pipelines in Python, with the names of stages in YAML, and open the pipelines of a configuration."""
+"""Describe pipelines in Python, with the names of stages in YAML, and open the pipelines of a configuration.
+
+Each stage is a method of `Pipeline`, which is made from the settings of the stage. `tools/generate.py` writes their
+signatures and docstrings into `builder.pyi`, for editors and type checkers.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from typing_extensions import Self
-
 from wdskit.config.order import check_order
-from wdskit.config.types import parse_settings
+from wdskit.config.types import StageSpec, parse_settings
 from wdskit.errors import PipelineError
 from wdskit.pipeline.class_check import check_pipelines
-from wdskit.pipeline.methods import StageMethods
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, load_config
 from wdskit.stages.foreign import check_stage
-from wdskit.stages.registry import parse_stage
+from wdskit.stages.registry import STAGES, parse_stage
 
 if TYPE_CHECKING:
     from wdskit.engine.program import Program
     from wdskit.engine.stream import StreamPipeline
+    from wdskit.loader.base import Loader
 
 
-class Pipeline(StageMethods):
+class Pipeline:
     """An immutable description of a pipeline: one source, then stages. Each method returns a new, longer pipeline.
 
     ```python
@@ -50,12 +53,6 @@ class Pipeline(StageMethods):
     def __repr__(self) -> str:
         names = (str(getattr(stage, "name", getattr(stage, "__name__", repr(stage)))) for stage in self.stages)
         return f"Pipeline({' -> '.join(names)})"
-
-    def _with(self, name: str, value: object = None) -> Self:
-        """Return a new pipeline: this pipeline and one more stage. `value` is the value after the stage's name in YAML.
-        ConfigError: The value is invalid.
-        """
-        return type(self)((*self.stages, parse_stage(name, value, where=f"Pipeline.{name}")))
 
     def stage(self, stage: Callable[..., Any]) -> Pipeline:
         """Return a new pipeline with one more stage, from outside wdskit.
@@ -143,6 +140,44 @@ class Pipeline(StageMethods):
             raise PipelineError(
                 "\n".join(f"stage {at} ({names[at] if names else 'none'}): {rule}" for at, rule in problems)
             )
+
+    def loader(self, **settings: Any) -> Loader:
+        """Make the loader of this pipeline for this rank: `wdskit.make_loader(self, ...)`."""
+        import wdskit  # the public name, because the loader is a layer above
+
+        return wdskit.make_loader(self, **settings)
+
+
+def _stage_method(stage: type[StageSpec]) -> Callable[..., Pipeline]:
+    """Return the method that adds a stage. It takes the settings of the stage, the short form without its name."""
+    short, kind = stage.shorthand, inspect.Parameter
+    parameters = [kind("self", kind.POSITIONAL_ONLY)]
+    if stage.is_mapping or stage.is_starred:
+        parameters.append(kind(short or "", kind.VAR_KEYWORD if stage.is_mapping else kind.VAR_POSITIONAL))
+    else:
+        for name, info in sorted(stage.model_fields.items(), key=lambda each: each[0] != short):
+            default = kind.empty if info.is_required() else info.default
+            place = kind.POSITIONAL_OR_KEYWORD if name == short else kind.KEYWORD_ONLY
+            parameters.append(kind(name, place, default=default))
+    signature = inspect.Signature(parameters)
+
+    def add(*args: Any, **settings: Any) -> Pipeline:
+        given = signature.bind(*args, **settings).arguments
+        pipe = given.pop("self")
+        value: Any = given
+        if stage.is_mapping or stage.is_starred:
+            value = given.get(short or "", {} if stage.is_mapping else ())
+        if stage.is_starred and len(value) == 1 and short != "fns":
+            value = value[0]  # a list, or one text, with all names
+        return Pipeline((*pipe.stages, parse_stage(stage.name, value, where=f"Pipeline.{stage.name}")))
+
+    add.__name__, add.__qualname__, add.__doc__ = stage.name, f"Pipeline.{stage.name}", stage.__doc__
+    add.__signature__ = signature  # type: ignore[attr-defined]
+    return add
+
+
+for _stage in STAGES.values():
+    setattr(Pipeline, _stage.name, _stage_method(_stage))
 
 
 class OpenedPipeline(NamedTuple):

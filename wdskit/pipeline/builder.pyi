@@ -1,39 +1,102 @@
-"""The typed methods of `Pipeline`: one method per stage, and `loader`.
+# `tools/generate.py` writes this file from builder.py and the settings of the stages.
 
-`tools/generate.py` writes this file from the settings of the stages. Change the stages instead of this file.
-"""
-
-from __future__ import annotations
-
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from typing_extensions import Self
 
-if TYPE_CHECKING:
-    from os import PathLike
-    from typing import TypeAlias
+from wdskit.engine.program import Program
+from wdskit.engine.stream import StreamPipeline
+from wdskit.loader.base import Loader
+from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec
 
-    from wdskit.loader.base import Loader
+Shards: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
+Function: TypeAlias = str | Callable[..., Any]
+Size: TypeAlias = int | Sequence[int]
+Fields: TypeAlias = str | Sequence[str]
 
-    Shards: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
-    Function: TypeAlias = str | Callable[..., Any]
-    Size: TypeAlias = int | Sequence[int]
-    Fields: TypeAlias = str | Sequence[str]
+class Pipeline:
+    """An immutable description of a pipeline: one source, then stages. Each method returns a new, longer pipeline.
 
+    ```python
+    pipe = (Pipeline()
+            .stream("train-*.tar", seed=7, resampled=True).split_by_node().split_by_worker().shuffle(2000)
+            .decode("rgb8").random_resized_crop(224).normalize("imagenet")
+            .to_tuple("jpg;png", "cls").batched(64).with_epoch(1000))
+    loader = pipe.loader(workers=4)
+    ```
 
-class StageMethods(ABC):
-    """The methods of `Pipeline` for its stages. Each method returns a new pipeline with one more stage.
-    ConfigError: A setting is invalid.
+    Methods that take a function accept a callable or the name of a registered function. A callable with a parameter
+    `rng` gets a numpy Generator that depends only on the seed and on the sample's position.
+
+    Args:
+        stages: The first stages: callables, and settings of stages such as `stages.streaming.Shuffle(size=200)`.
+
+    Raises:
+        PipelineError: An item of `stages` is neither a stage nor a callable.
     """
 
-    @abstractmethod
-    def _with(self, name: str, value: object = None) -> Self:
-        """Return a new pipeline: this pipeline and one more stage. `value` is the value after the stage's name in YAML.
-        ConfigError: The value is invalid.
+    stages: tuple[Any, ...]
+
+    def __init__(self, stages: Sequence[Any] = ()) -> None: ...
+    def stage(self, stage: Callable[..., Any]) -> Pipeline:
+        """Return a new pipeline with one more stage, from outside wdskit.
+
+        Args:
+            stage: A stage of webdataset, or a callable that takes an iterator and returns an iterator.
+
+        Raises:
+            PipelineError: `stage` is neither a stage nor a callable.
         """
 
+    def build(
+        self,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: Any = None,
+        ranks_per_node: int | None = None,
+        threads: int = 1,
+        max_workers: int = 16,
+        transforms: Mapping[str, Callable[..., Any]] | None = None,
+        errors: Mapping[str, Any] | ErrorsSpec | None = None,
+        cache: Mapping[str, Any] | CacheSpec | None = None,
+    ) -> StreamPipeline | Program:
+        """Build the running form of the pipeline for this rank.
+
+        The result is a `webdataset.DataPipeline` for a stream. It is a `Program`, which only a loader can run, for a
+        planned source such as `exact`.
+
+        Args:
+            rank: Rank of this process; needs `world_size`. Default: from `process_group`, torch.distributed, torchrun
+                or Slurm, in this order; else rank 0 of 1.
+            world_size: Number of ranks; needs `rank`.
+            process_group: A torch.distributed group, or one dimension of a DeviceMesh, that gives rank and world size.
+                If `rank` is also passed, it must be the rank in this group.
+            ranks_per_node: Ranks of each machine. Default: from torchrun or Slurm; 1 if neither started the process,
+                or if `rank` or `process_group` is passed.
+            threads: Threads in each process, for one-to-one stages.
+            max_workers: The largest number of DataLoader workers that will run the pipeline.
+            transforms: Functions by name, used before registered functions.
+            errors: What to do with bad samples, as under `errors` in YAML.
+            cache: Where to keep parts of remote shards, as under `cache` in YAML.
+
+        Raises:
+            ConfigError: `ranks_per_node`, `threads`, `errors` or `cache` is not valid.
+            PipelineError: The stages do not fit together or do not fit the shards, or a function is unknown.
+            StorageError, FolderIndexError: The shards cannot be listed, a planned source has no index, two folders use
+                a label for different classes, or the cache's folder cannot be used.
+            SelectionError: A split, condition or column of a planned source is missing or invalid.
+            RankError: The rank, the world size or the ranks per node are invalid or contradict each other.
+        """
+
+    def check(self) -> None:
+        """Check that the stages fit together.
+
+        Raises:
+            PipelineError: Stages do not fit together. Each line of the message names a stage and the broken rule.
+        """
     def exact(
         self,
         shards: Shards | None = None,
@@ -42,7 +105,7 @@ class StageMethods(ABC):
         schedule: Literal["step", "linear"] = "step",
         split: str | None = None,
         where: str | None = None,
-        range: Sequence[int | str] | None = None,  # noqa: A002 (as in YAML)
+        range: Sequence[int | str] | None = None,
         seed: int = 0,
         classes: Literal["same", "any"] = "same",
         lanes: int | None = None,
@@ -78,24 +141,6 @@ class StageMethods(ABC):
             tail: What to do with an incomplete last global batch: `drop` leaves it out, `pad` fills it. With `pad`,
                 each batch has a mask of the valid rows.
         """
-        return self._with(
-            "exact",
-            {
-                "shards": shards,
-                "mixture": mixture,
-                "schedule": schedule,
-                "split": split,
-                "where": where,
-                "range": range,
-                "seed": seed,
-                "classes": classes,
-                "lanes": lanes,
-                "window": window,
-                "homes": homes,
-                "repeat": repeat,
-                "tail": tail,
-            },
-        )
 
     def resampled(
         self,
@@ -105,7 +150,7 @@ class StageMethods(ABC):
         schedule: Literal["step", "linear"] = "step",
         split: str | None = None,
         where: str | None = None,
-        range: Sequence[int | str] | None = None,  # noqa: A002 (as in YAML)
+        range: Sequence[int | str] | None = None,
         seed: int = 0,
         classes: Literal["same", "any"] = "same",
         weights: str | None = None,
@@ -140,25 +185,6 @@ class StageMethods(ABC):
             tail: What to do with an incomplete last global batch: `drop` leaves it out, `pad` fills it. With `pad`,
                 each batch has a mask of the valid rows.
         """
-        return self._with(
-            "resampled",
-            {
-                "shards": shards,
-                "mixture": mixture,
-                "schedule": schedule,
-                "split": split,
-                "where": where,
-                "range": range,
-                "seed": seed,
-                "classes": classes,
-                "weights": weights,
-                "balance": balance,
-                "chunk": chunk,
-                "lanes": lanes,
-                "window": window,
-                "tail": tail,
-            },
-        )
 
     def sequential(
         self,
@@ -168,7 +194,7 @@ class StageMethods(ABC):
         schedule: Literal["step", "linear"] = "step",
         split: str | None = None,
         where: str | None = None,
-        range: Sequence[int | str] | None = None,  # noqa: A002 (as in YAML)
+        range: Sequence[int | str] | None = None,
         seed: int = 0,
         classes: Literal["same", "any"] = "same",
         tail: Literal["drop", "pad"] = "pad",
@@ -193,20 +219,6 @@ class StageMethods(ABC):
             tail: What to do with an incomplete last global batch: `drop` leaves it out, `pad` fills it. With `pad`,
                 each batch has a mask of the valid rows.
         """
-        return self._with(
-            "sequential",
-            {
-                "shards": shards,
-                "mixture": mixture,
-                "schedule": schedule,
-                "split": split,
-                "where": where,
-                "range": range,
-                "seed": seed,
-                "classes": classes,
-                "tail": tail,
-            },
-        )
 
     def stream(
         self,
@@ -235,32 +247,15 @@ class StageMethods(ABC):
                 `sha256`: also its digest. `none`: nothing.
             classes: Whether the `classes.json` of all folders must name the same classes, or may differ.
         """
-        return self._with(
-            "stream",
-            {
-                "shards": shards,
-                "seed": seed,
-                "shuffle_shards": shuffle_shards,
-                "resampled": resampled,
-                "weights": weights,
-                "upsampling": upsampling,
-                "split": split,
-                "check": check,
-                "classes": classes,
-            },
-        )
 
     def split_by_node(self) -> Self:
         """Keep the shards that belong to this rank."""
-        return self._with("split_by_node")
 
     def split_by_worker(self) -> Self:
         """Keep the shards that belong to this worker process."""
-        return self._with("split_by_worker")
 
     def tarfile_to_samples(self) -> Self:
         """Open the shards here. Without this stage, they are opened before the first stage that is not a splitter."""
-        return self._with("tarfile_to_samples")
 
     def shuffle(self, size: int, *, initial: int | None = None) -> Self:
         """Shuffle the values in a buffer.
@@ -269,7 +264,6 @@ class StageMethods(ABC):
             size: Number of values in the buffer.
             initial: Number of values in the buffer before the first one comes out. Default: 100, at most `size`.
         """
-        return self._with("shuffle", {"size": size, "initial": initial})
 
     def select(self, fn: Function) -> Self:
         """Keep the values for which a function returns true.
@@ -277,7 +271,6 @@ class StageMethods(ABC):
         Args:
             fn: A function, or the name of a registered one.
         """
-        return self._with("select", {"fn": fn})
 
     def slice(self, *bounds: int | None) -> Self:
         """Keep a range of the values, like a slice in Python.
@@ -289,7 +282,6 @@ class StageMethods(ABC):
             *bounds: The end of the range, which is excluded; or its start and end; or start, end and step. No number is
                 negative. null: no end.
         """
-        return self._with("slice", _one_or_all(bounds))
 
     def decode(
         self,
@@ -313,7 +305,6 @@ class StageMethods(ABC):
                 resized as uint8 and become floats after it.
             max_pixels: Largest width x height that an image's header may give.
         """
-        return self._with("decode", {"images": images, "only": only, "fuse": fuse, "max_pixels": max_pixels})
 
     def map(self, fn: Function, *, global_rng: bool = False) -> Self:
         """Call a function for each value; its result is the new value.
@@ -324,7 +315,6 @@ class StageMethods(ABC):
             global_rng: Whether to seed random, numpy and torch before each call, from the seed and the position of the
                 sample.
         """
-        return self._with("map", {"fn": fn, "global_rng": global_rng})
 
     def map_dict(self, /, **fields: Function) -> Self:
         """Call a function for each named field; its result is the new value of the field. A missing field is an error.
@@ -332,7 +322,6 @@ class StageMethods(ABC):
         Args:
             **fields: Field name: a function, or the name of a registered one.
         """
-        return self._with("map_dict", fields)
 
     def map_tuple(self, *fns: Function | None) -> Self:
         """Call a function for each item of a tuple; its result is the new item. null leaves an item unchanged.
@@ -342,7 +331,6 @@ class StageMethods(ABC):
         Args:
             *fns: Functions, or names of registered ones; null leaves an item unchanged.
         """
-        return self._with("map_tuple", fns)
 
     def rename(self, /, **names: str) -> Self:
         """Give fields new names; other fields stay. A missing field, or a new name that another field has, is an error.
@@ -350,7 +338,6 @@ class StageMethods(ABC):
         Args:
             **names: New name: old name, or alternatives joined by `;`, the first that exists.
         """
-        return self._with("rename", names)
 
     def resize(
         self,
@@ -366,7 +353,6 @@ class StageMethods(ABC):
             fields: The image fields to transform. Default: the sample's only image field.
             masks: Fields to transform with the same random values and nearest neighbour, such as segmentation masks.
         """
-        return self._with("resize", {"size": size, "fields": fields, "masks": masks})
 
     def center_crop(
         self,
@@ -386,9 +372,6 @@ class StageMethods(ABC):
             fill: The value of the pixels around a smaller image: 0 to 255, or 0 or 1 for images of 0..1.
             mask_fill: The number around a mask that is smaller, such as 255. Without it such a mask is an error.
         """
-        return self._with(
-            "center_crop", {"size": size, "fields": fields, "masks": masks, "fill": fill, "mask_fill": mask_fill}
-        )
 
     def random_resized_crop(
         self,
@@ -408,9 +391,6 @@ class StageMethods(ABC):
             scale: Share of the image's area to crop, [low, high].
             ratio: Width over height of the crop, [low, high].
         """
-        return self._with(
-            "random_resized_crop", {"size": size, "fields": fields, "masks": masks, "scale": scale, "ratio": ratio}
-        )
 
     def random_flip(
         self,
@@ -426,7 +406,6 @@ class StageMethods(ABC):
             fields: The image fields to transform. Default: the sample's only image field.
             masks: Fields to transform with the same random values and nearest neighbour, such as segmentation masks.
         """
-        return self._with("random_flip", {"p": p, "fields": fields, "masks": masks})
 
     def normalize(
         self,
@@ -444,7 +423,6 @@ class StageMethods(ABC):
             mean: 1 or 3 numbers, for values in 0..1. Needs `std`.
             std: 1 or 3 numbers, for values in 0..1. Needs `mean`.
         """
-        return self._with("normalize", {"preset": preset, "fields": fields, "mean": mean, "std": std})
 
     def to_tensor(self, fields: Fields | None = None) -> Self:
         """Convert images to torch float32 (C, H, W) in 0..1.
@@ -452,7 +430,6 @@ class StageMethods(ABC):
         Args:
             fields: The image fields to transform. Default: the sample's only image field.
         """
-        return self._with("to_tensor", {"fields": fields})
 
     def resize_to_bucket(
         self,
@@ -468,7 +445,6 @@ class StageMethods(ABC):
             masks: Fields to transform with the same random values and nearest neighbour, such as segmentation masks.
             crop: Which part is kept.
         """
-        return self._with("resize_to_bucket", {"fields": fields, "masks": masks, "crop": crop})
 
     def torchvision(
         self,
@@ -489,7 +465,6 @@ class StageMethods(ABC):
                 xyxy} or {boxes: cxcywh}. The result for a path in JSON is stored as a field with the path as its name.
                 Default: the only image field; after `batched`, the first two values of a tuple: images and labels.
         """
-        return self._with("torchvision", {"transforms": transforms, "fields": fields})
 
     def multi_hot(self, *, source: str, classes: int | Fields, to: str = "multi_hot") -> Self:
         """Make a vector of the labels of a sample: 1 for each class that it has, 0 for the others; float32 (classes,).
@@ -500,7 +475,6 @@ class StageMethods(ABC):
             classes: The number of classes, whose labels are 0, 1, ..., or the names of the classes in order.
             to: The field that gets the vector.
         """
-        return self._with("multi_hot", {"source": source, "classes": classes, "to": to})
 
     def to_tuple(self, *fields: str) -> Self:
         """Make a tuple of the named fields.
@@ -509,7 +483,6 @@ class StageMethods(ABC):
             *fields: Fields, or paths in JSON, in order; `jpg;png` takes the first that a sample has. A missing field is
                 an error.
         """
-        return self._with("to_tuple", _one_or_all(fields))
 
     def to_dict(self, *fields: str) -> Self:
         """Make a dict of the named fields, each under the name of its first alternative.
@@ -518,7 +491,6 @@ class StageMethods(ABC):
             *fields: Fields, or paths in JSON, in order; `jpg;png` takes the first that a sample has. A missing field is
                 an error.
         """
-        return self._with("to_dict", _one_or_all(fields))
 
     def batched(
         self,
@@ -539,14 +511,9 @@ class StageMethods(ABC):
             collate: Function from a list of samples to a batch.
             ragged: Fields with arrays of different lengths, which become values and offsets.
         """
-        return self._with(
-            "batched",
-            {"size": size, "global_size": global_size, "partial": partial, "collate": collate, "ragged": ragged},
-        )
 
     def unbatched(self) -> Self:
         """Split each batch into its samples again."""
-        return self._with("unbatched")
 
     def bucketed(
         self,
@@ -579,19 +546,6 @@ class StageMethods(ABC):
             collate: Function from a list of samples to a batch.
             ragged: Fields with arrays of different lengths, which become values and offsets.
         """
-        return self._with(
-            "bucketed",
-            {
-                "by": by,
-                "shapes": shapes,
-                "edges": edges,
-                "global_size": global_size,
-                "budget": budget,
-                "divisor": divisor,
-                "collate": collate,
-                "ragged": ragged,
-            },
-        )
 
     def with_epoch(self, n: int) -> Self:
         """End an epoch after `n` values on each rank. The next epoch continues with the next value.
@@ -599,7 +553,6 @@ class StageMethods(ABC):
         Args:
             n: Number per rank: of samples before `batched`, of batches after it.
         """
-        return self._with("with_epoch", {"n": n})
 
     def with_length(self, n: int) -> Self:
         """Set the length that `len(loader)` returns. The values of an epoch do not change.
@@ -607,7 +560,6 @@ class StageMethods(ABC):
         Args:
             n: The length.
         """
-        return self._with("with_length", {"n": n})
 
     def loader(
         self,
@@ -675,31 +627,34 @@ class StageMethods(ABC):
             cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrides the
                 configuration's `cache`.
         """
-        import wdskit  # the public name, because the loader is a layer above
 
-        pipeline: Any = self
-        return wdskit.make_loader(
-            pipeline,
-            transforms=transforms,
-            plugins=plugins,
-            rank=rank,
-            world_size=world_size,
-            process_group=process_group,
-            ranks_per_node=ranks_per_node,
-            workers=workers,
-            threads=threads,
-            on=on,
-            prefetch=prefetch,
-            persistent_workers=persistent_workers,
-            start_method=start_method,
-            timeout=timeout,
-            pin_memory=pin_memory,
-            device=device,
-            errors=errors,
-            cache=cache,
-        )
+class OpenedPipeline(NamedTuple):
+    """A checked pipeline, its name, and the settings of its configuration."""
 
+    pipe: Pipeline
+    name: str
+    loader: LoaderSpec
+    errors: ErrorsSpec
+    cache: CacheSpec
 
-def _one_or_all(values: Sequence[Any]) -> Any:
-    """Return the only argument, or all arguments if there are several."""
-    return values[0] if len(values) == 1 else values
+def open_pipeline(
+    config: Any, pipeline: str | None, overrides: Sequence[str], functions: Iterable[str] = (), *, caller: str
+) -> OpenedPipeline:
+    """Check a configuration and open one of its pipelines, or check a `Pipeline`. A `Pipeline` gets the name "pipeline"
+    and default settings.
+
+    Args:
+        config: The path of a YAML file, the content as a dict, or a `Pipeline`.
+        pipeline: Name of the pipeline; None for the only pipeline of the configuration, or with a `Pipeline`.
+        overrides: Settings to change, each as `a.b.c=VALUE`, applied in order before any check.
+        functions: Further names to accept as stages.
+        caller: Name of the function or command, for messages.
+
+    Raises:
+        ConfigError: The configuration has problems; the first 100 are listed. Or it has no pipeline with this name, or
+            has several and `pipeline` is None.
+        StorageError: The file cannot be read.
+        PipelineError: The stages do not fit together, or `pipeline` or `overrides` is passed with a `Pipeline`.
+        FolderIndexError: A label means different classes in two pipelines of the configuration, or a `classes.json` is
+            invalid.
+    """
