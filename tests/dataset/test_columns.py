@@ -34,9 +34,9 @@ from wdskit.dataset.columns import (
     list_columns,
     pack_values,
 )
-from wdskit.dataset.conditions import Where
 from wdskit.dataset.index import ShardEntry, read_index, write_index
 from wdskit.dataset.subset import Subset
+from wdskit.dataset.where import Where
 
 NAMES = "cls,json.score,json.kind,cap=json.caption.length,boxes=json.boxes.length,txt.length,json.deep.n"
 
@@ -472,19 +472,6 @@ def test_verify_knows_the_columns(folder: Path, tmp_path: Path) -> None:
         assert finding.kind == "index"
         assert told in finding.problem
         path.write_bytes(right)
-
-
-def test_a_value_of_the_split_column_is_no_bool_column(tmp_path) -> None:
-    """`split: x` would mean both."""
-    rows = [{"__key__": f"{n}", "json": {"part": "xyz"[n % 3], "is_y": n == 0}} for n in range(9)]
-    pack(rows, tmp_path / "d", columns="part=json.part,x=json.is_y", disk=HastyDisk())
-    before = (tmp_path / "d" / "columns.json").read_bytes()
-    problem = r"[de]: column split: its value '[xy]' is also the name of a column of true and false"
-    with pytest.raises(SelectionError, match=problem):
-        index_folder(tmp_path / "d", columns="split=json.part")
-    assert (tmp_path / "d" / "columns.json").read_bytes() == before
-    with pytest.raises(SelectionError, match=problem):
-        pack(rows, tmp_path / "e", columns="split=json.part,y=json.is_y", disk=HastyDisk())
 
 
 def test_an_added_value_that_does_not_fit_a_column_says_how_to_go_on(tmp_path) -> None:

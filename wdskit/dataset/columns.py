@@ -250,23 +250,6 @@ def write_columns(
     return [*(_file_name(item["name"], item["sha256"]) for item in listed), COLUMNS_NAME]
 
 
-def check_split_values(columns: Mapping[str, NewColumn], place: str) -> None:
-    """Raise SelectionError if a text of the new column `split` is also the name of a new bool column, because then
-    `split: NAME` has two meanings. Do nothing without a new column `split`. `place` is the folder, for the message.
-    """
-    bools = {
-        name
-        for name, new in columns.items()
-        if all(not isinstance(part, Texts) and part.dtype.kind == "b" for part in new.parts)
-    }
-    parts = columns[SPLIT_COLUMN].parts if SPLIT_COLUMN in columns else ()
-    values = {value for part in parts if isinstance(part, Texts) for value in part.values}
-    if both := sorted(bools & values):
-        msg = f"{place}: column {SPLIT_COLUMN}: its value {both[0]!r} is also the name of a column of true and false"
-        msg += f", and `split: {both[0]}` would mean both."
-        raise SelectionError(f"{msg}\n  Give one of them another name.", folder=place)
-
-
 def _digest_of(document: Mapping[str, Any]) -> str:
     """Return the digest of `document`, the content of `columns.json` without its digest, as hex sha256."""
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -538,6 +521,7 @@ class Columns:
             StorageError: A remote file cannot be copied.
         """
         column = self.column(name)
+        column.check()
         return column.data if column.values is None else TextColumn(column.data, column.values)
 
     def __contains__(self, name: object) -> bool:
@@ -557,29 +541,21 @@ class Columns:
         return f"Columns({self.place!r}: {', '.join(self)})"
 
     def of_split(self, name: str) -> NDArray[np.bool_]:
-        """Return which samples belong to a split: bool (num_samples,). The array may be read-only.
-
-        If the column `split` has the text `name`, the split is the samples with this text. Otherwise the split is the
-        samples that are True in the bool column `name`.
+        """Return which samples have the text `name` in the column `split`: bool (num_samples,).
 
         Raises:
             SelectionError: The split does not exist (the message lists the existing splits), or its column is damaged.
             StorageError: A remote file cannot be copied.
         """
         splits = self._columns.get(SPLIT_COLUMN)
-        if splits is not None and splits.values is not None and name in splits.values:
-            splits.check()
-            return np.equal(splits.data, splits.values.index(name))
-        if name in self._columns and self._columns[name].dtype == "|b1":
-            self._columns[name].check()
-            return self._columns[name].data
-        there = list((splits.values or ()) if splits else ())
-        there += [each for each, column in self._columns.items() if column.dtype == "|b1"]
-        known = f"The folder has {', '.join(there)}" if there else "The folder has no split"
-        make = "Make it with `wdskit split`"
-        own = f"A split of `wdskit pack --split` has its own shards: {self.place.rstrip('/')}/{name}-*.tar"
-        msg = f"{self.place}: there is no split {name!r}. {known}.\n  {make}. {own}."
-        raise SelectionError(msg, folder=self.place)
+        known = (splits.values or ()) if splits else ()
+        if splits is None or name not in known:
+            there = f"The folder has {', '.join(known)}" if known else "The folder has no split"
+            own = f"A split of `wdskit pack --split` has its own shards: {self.place.rstrip('/')}/{name}-*.tar"
+            msg = f"{self.place}: there is no split {name!r}. {there}.\n  Make it with `wdskit split`. {own}."
+            raise SelectionError(msg, folder=self.place)
+        splits.check()
+        return np.equal(splits.data, known.index(name))
 
 
 def columns(folder: str | Path) -> Columns:

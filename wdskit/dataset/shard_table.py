@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.columns import COLUMNS_NAME, Column, Columns, ColumnView, list_columns
-from wdskit.dataset.conditions import Where
 from wdskit.dataset.index import Index, ShardEntry, read_index
 from wdskit.dataset.patterns import check_found, find_shards, refuse_doubles
 from wdskit.dataset.remote import read_copy
 from wdskit.dataset.subset import Subset
+from wdskit.dataset.where import Where
 from wdskit.errors import FolderIndexError
 from wdskit.storage.urls import is_local
 

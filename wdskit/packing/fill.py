@@ -24,7 +24,7 @@ from wdskit.files import DISK, Disk, describe_foreign, describe_os_error, publis
 from wdskit.packing.change import Change
 from wdskit.packing.plan import Rows, with_dtypes
 from wdskit.packing.row import Field, File, Label, LabelledJson, Row, SourceFiles, Values, bad_row
-from wdskit.shards.column_values import ColumnBuilder, reader_of
+from wdskit.shards.make_columns import ColumnBuilder, reader_of
 from wdskit.tar.writer import TarWriter
 
 _NOTE_VERSION = 1

@@ -27,7 +27,6 @@ from wdskit.dataset.columns import (
     Columns,
     NewColumn,
     Texts,
-    check_split_values,
     is_column_file,
     write_columns,
 )
@@ -41,7 +40,7 @@ from wdskit.files import Disk, describe_foreign, make_folders, publish_bytes, re
 from wdskit.packing.fill import Entry, parse_note, publish_note, read_entry, read_note
 from wdskit.packing.plan import SPOOL_PREFIX
 from wdskit.packing.row import OnProgress, Progress
-from wdskit.shards.column_values import pack_columns
+from wdskit.shards.make_columns import pack_columns
 from wdskit.storage.urls import LocalFile
 
 WORK_NAME = ".wdskit"
@@ -253,7 +252,6 @@ class Folder:
                 parts[name].append(part)
         made = {name: NewColumn(source, parts[name]) for name, source in columns.items()}
         try:
-            check_split_values(made, self.shown)
             return write_columns(self.work, digest_of_entries((*self.entries, *new)), made, disk=self.disk)
         except SelectionError as err:
             raise SelectionError(

@@ -33,7 +33,7 @@ from wdskit.packing.sources import find_source
 from wdskit.packing.sources.base import Reading, Source
 from wdskit.packing.sources.records import parse_fields
 from wdskit.packing.upload import open_bucket
-from wdskit.shards.column_values import parse_columns, parse_names
+from wdskit.shards.make_columns import parse_columns, parse_names
 from wdskit.shards.parallel import choose_workers, map_shards
 from wdskit.shards.split import parse_shares
 from wdskit.storage.urls import is_local, local_path

@@ -12,7 +12,7 @@ from wdskit.packing.pack import PackResult, RunOptions, run
 from wdskit.packing.row import OnProgress
 from wdskit.packing.sources.base import Reading
 from wdskit.packing.sources.tars import Shards
-from wdskit.shards.column_values import parse_names
+from wdskit.shards.make_columns import parse_names
 
 
 def reshard(

@@ -9,7 +9,6 @@ import stat
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,6 @@ from wdskit.dataset.columns import (
     Column,
     NewColumn,
     Part,
-    check_split_values,
     list_columns,
     remove_columns,
     write_columns,
@@ -44,8 +42,8 @@ from wdskit.dataset.shard import IDX_SUFFIX, are_offsets, digest_offsets, idx_by
 from wdskit.errors import FolderIndexError, SelectionError, ShardError, StorageError
 from wdskit.files import DISK, Disk, remove_temp_files
 from wdskit.limits import MAX_HELD_BYTES, MAX_IDX_BYTES, MAX_INDEX_BYTES
-from wdskit.shards.column_values import ColumnBuilder, Source, parse_columns, parse_names, reader_of
 from wdskit.shards.lazy_shard import fields_of
+from wdskit.shards.make_columns import ColumnBuilder, Source, parse_columns, parse_names, reader_of
 from wdskit.shards.parallel import Progress, choose_workers, local_folder, read_shards
 from wdskit.storage.urls import ByteStream, LocalFile, is_local, read_bytes
 from wdskit.tar.window import LargeData, size_of
@@ -133,7 +131,7 @@ def index_folder(
         before = _read_before(str(path), has_index=has_index(path), idx_urls=idx_urls)
         sizes = _in_known_order(sizes, before)
         num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
-        sources = _sources(list_columns(path), new, drop, str(path), sizes.keys())
+        sources = _sources(list_columns(path), new, drop, str(path))
         scans: list[ScannedShard] = []
         try:
             remove_temp_files(path, disk=disk)
@@ -142,8 +140,6 @@ def index_folder(
             scans += _read_all(str(path), read, paths, [*sizes.values()], num_workers, progress)
             entries = [scan.entry for scan in scans]
             columns_made = _new_columns(sources, scans)
-            if new:
-                check_split_values(columns_made, str(path))
             for scan in scans:
                 write_offsets(path / scan.entry.name, scan.offsets, disk=disk)
             write_index(path, entries, disk=disk)
@@ -197,11 +193,9 @@ def _in_the_way(url: str, folder: str) -> FolderIndexError:
 
 
 def _sources(
-    known: Mapping[str, Column], new: Mapping[str, Source], drop: Sequence[str], folder: str, shards: AbstractSet[str]
+    known: Mapping[str, Column], new: Mapping[str, Source], drop: Sequence[str], folder: str
 ) -> dict[str, Source]:
     """Return the source of each column to compute, by name: existing and new columns, without the columns in `drop`.
-    Warn of a column that selects samples of a shard that is not in `shards`, the names of the folder's shards.
-
     SelectionError: A column to drop does not exist, or a new column has the name of another existing column.
     """
     unknown = next((name for name in drop if name not in known), None)
@@ -214,10 +208,6 @@ def _sources(
             msg = f"{folder}: another column has the name {name!r}: {other}."
             raise SelectionError(f"{msg}\n  Choose another, as in other={source['path']}.", folder=folder)
     kept = {name: column.source for name, column in known.items() if name not in drop}
-    for name, source in kept.items():
-        if lost := sorted({*source.get("shards", ())} - shards):
-            msg = "columns: %s selects samples of %s, which is not in the folder. If it was renamed, select again."
-            _log.warning(msg, name, lost[0])
     return {**kept, **new}
 
 
@@ -247,12 +237,10 @@ def _index_bucket(
     listed: Mapping[str, Column] = {}
     if COLUMNS_NAME in objects and INDEX_NAME in objects:
         listed = read_copy(url, [COLUMNS_NAME], partial(list_columns, url=url))
-    sources = _sources(listed, new, drop, url, shards.keys())
+    sources = _sources(listed, new, drop, url)
     read = partial(_scan_object, columns=sources)
     scans = [*_read_all(url, read, [*shards.values()], sizes, num_workers, progress)]
     entries = [scan.entry for scan in scans]
-    if new:
-        check_split_values(_new_columns(sources, scans), url)
     for one, scan in zip(shards.values(), scans, strict=True):
         put_object(f"{one.url}{IDX_SUFFIX}", idx_bytes(scan.offsets))
     if sources or listed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from fractions import Fraction
 from math import ceil
@@ -14,8 +13,6 @@ from numpy.typing import NDArray
 from wdskit.errors import ConfigError
 from wdskit.order.keys import permutation
 
-_PURPOSE = b"wdskit sample"
-_DRAWS = 1 << 64
 _PERCENTAGE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?) ?%")
 
 
@@ -36,20 +33,6 @@ def check_seed(seed: int) -> None:
     """Raise ConfigError if `seed` is not from 0 to 2**64 - 1."""
     if type(seed) is not int or not 0 <= seed < 1 << 64:
         raise ConfigError(f"seed: {seed!r} must be a whole number, 0 or more, and below 2**64.")
-
-
-def threshold_of(share: Fraction) -> int | None:
-    """Return the threshold for a share of all keys: keys whose `draw_of_key` is below the threshold are selected. None
-    means that all keys are selected.
-    """
-    return None if share == 1 else int(share * _DRAWS)
-
-
-def draw_of_key(key: str, seed: int) -> int:
-    """Return a pseudorandom number from 0 to 2**64 - 1 that depends only on the seed and the key."""
-    salt = seed.to_bytes(16, "little")
-    data = key.encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=_PURPOSE, salt=salt).digest(), "little")
 
 
 def choose_samples(

@@ -118,7 +118,7 @@ def split(
 
     Raises:
         SelectionError: The shares, `by`, `seed` or `missing` are invalid, samples lack the value, a split would get no
-            sample, a split has the name of a bool column, or the folder has another split and `overwrite` is not set.
+            sample, or the folder has another split and `overwrite` is not set.
             Or the list of columns is damaged, or several shards are invalid.
         FolderIndexError: The folder has no index, its index does not match its shards, a run of `pack` was stopped here
             while it moved its shards into place, or another process is writing.
@@ -136,7 +136,7 @@ def split(
         refuse_commit(path)
         index = read_index(path)
         check_found([FolderShards(index.folder, index, index.names)], with_sizes=True)
-        _refuse_others(path, Columns(index), parsed, source, overwrite=overwrite)
+        _refuse_others(path, Columns(index), source, overwrite=overwrite)
         drawn = _draw_all(path, index, split_key, workers, progress)
         chosen = [choose_splits(draws, parsed) for draws, _ in drawn]
         if missing is not None:
@@ -189,14 +189,10 @@ def _source(shares: Shares, split_key: SplitKey, missing: str | None) -> dict[st
     return source | ({"seed": split_key.seed} if split_key.seed else {})
 
 
-def _refuse_others(folder: Path, known: Columns, shares: Shares, source: dict[str, Any], *, overwrite: bool) -> None:
-    """Raise SelectionError if a split has the name of a bool column, or if the folder has another split and `overwrite`
-    is False. `source` is the definition of the new split.
+def _refuse_others(folder: Path, known: Columns, source: dict[str, Any], *, overwrite: bool) -> None:
+    """Raise SelectionError if the folder has another split and `overwrite` is False. `source` is the definition of the
+    new split.
     """
-    taken = next((name for name in shares if name in known and known.column(name).dtype == "|b1"), None)
-    if taken is not None:
-        msg = f"{folder}: it has a column {taken!r} already, which `split: {taken}` reads."
-        raise SelectionError(f"{msg}\n  Choose other names.", folder=str(folder))
     if SPLIT_COLUMN in known and not overwrite and dict(known.column(SPLIT_COLUMN).source) != source:
         other = ", ".join(f"{name} {value}" for name, value in known.column(SPLIT_COLUMN).source.items())
         msg = f"{folder}: another split is already here and would be replaced: {other}."
@@ -265,6 +261,14 @@ class SplitKey:
         """The option `by` of `split`: `key` or `json:patient.id`."""
         return "key" if self.field is None else f"{self.field}:{'.'.join(self.path)}"
 
+    def text_in(self, value: Any) -> str | None:
+        """Return the value at `path` in the JSON `value`, as `canonical_text` does. ValueError: It is a list or an
+        object.
+        """
+        for part in self.path:
+            value = value.get(part) if isinstance(value, dict) else None
+        return canonical_text(value)
+
 
 class ShardDraws(NamedTuple):
     """The draws of a shard's samples.
@@ -332,10 +336,7 @@ def _text_of(file: LocalFile, path: str, sample: dict[str, Any], split_key: Spli
     name, remedy = str(split_key.field), ""
     cause: Exception | None = None
     try:
-        value: Any = decode_field(name, read_span(file, sample[name])) if name in sample else None
-        for part in split_key.path:
-            value = value.get(part) if isinstance(value, dict) else None
-        text = canonical_text(value)
+        text = split_key.text_in(decode_field(name, read_span(file, sample[name])) if name in sample else None)
         if text is not None or split_key.may_miss:
             return text
         problem = f"{split_key.text} is missing or empty" if name in sample else f"it has no field {name}"

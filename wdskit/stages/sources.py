@@ -35,11 +35,11 @@ from wdskit.config.types import (
 )
 from wdskit.dataset.classes import check_labels
 from wdskit.dataset.columns import check_column_name
-from wdskit.dataset.conditions import Where
 from wdskit.dataset.index import folder_has_labels
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.dataset.subset import Subset
 from wdskit.dataset.weights import SampleWeights, are_whole
+from wdskit.dataset.where import Where
 from wdskit.errors import PipelineError, SelectionError
 from wdskit.order.base import Order
 from wdskit.order.exact import ExactOrder

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import keyword
 import operator
+import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,10 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.columns import Column, Columns, TextColumn
-from wdskit.dataset.expressions import children_of, expression_error, parse_expression, short_repr
+from wdskit.errors import SelectionError
 
 _CHUNK = 1 << 20  # samples that are evaluated together
 _EDGE = 2.0**63
+_MAX_CHARS = 2000
+_MAX_NODES = 400
+_MAX_DEPTH = 40
+_ATTRIBUTE = re.compile(r"\.\s*(\w+)")
 
 Mask = NDArray[np.bool_]
 
@@ -59,10 +66,10 @@ class Where:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._tree = parse_expression(text, _problem, what="where")
+        self._tree = _parse(text)
         self.names = sorted(set(_names(self._tree)))
         if not self.names:
-            raise expression_error("where", text, "it names no column")
+            raise _error(text, "it names no column")
 
     def __reduce__(self) -> tuple[type[Where], tuple[str]]:
         """Return what a pickle contains: the class and the text."""
@@ -156,7 +163,7 @@ class Where:
 
     def _number(self, value: Any) -> Any:
         if isinstance(value, TextColumn | str | list) or value is None:
-            what = "a column of text" if isinstance(value, TextColumn) else short_repr(value)
+            what = "a column of text" if isinstance(value, TextColumn) else _shown(value)
             raise self._error(f"{what} is not a number")
         if isinstance(value, bool) or (isinstance(value, np.ndarray) and value.dtype == np.bool_):
             return np.asarray(value, dtype=np.int64)
@@ -170,8 +177,8 @@ class Where:
         what = "text" if isinstance(value, TextColumn | str) else "a number"
         raise self._error(f"{what} is neither true nor false; compare it, as in `width > 0`")
 
-    def _error(self, problem: str) -> Exception:
-        return expression_error("where", self.text, problem)
+    def _error(self, problem: str) -> SelectionError:
+        return _error(self.text, problem)
 
 
 def _load(column: Column, data: NDArray[Any]) -> Any:
@@ -215,4 +222,60 @@ def _dotted(node: ast.AST) -> str | None:
 def _names(node: ast.AST) -> Sequence[str]:
     """Return the names of all columns in an expression, in order and with repetitions."""
     name = _dotted(node)
-    return [name] if name is not None else [name for each in children_of(node) for name in _names(each)]
+    return [name] if name is not None else [name for each in _children(node) for name in _names(each)]
+
+
+def _parse(text: str) -> ast.expr:
+    """Return the syntax tree of a condition.
+
+    Raises:
+        SelectionError: The text is not an expression, is too long or nested too deeply, has more than 400 nodes, or
+            has a node that is not allowed. The message gives the position in the text, if known.
+    """
+    text = text.strip()
+    if len(text) > _MAX_CHARS:
+        raise _error(text, f"it has {len(text)} characters, more than the {_MAX_CHARS} allowed")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as a SyntaxWarning for an unknown escape in a text
+            tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
+        at = err.offset if isinstance(err, SyntaxError) else None
+        why = err.msg if isinstance(err, SyntaxError) else str(err) or type(err).__name__
+        if word := next(filter(keyword.iskeyword, _ATTRIBUTE.findall(text)), None):
+            way = f"`wdskit index FOLDER --columns NAME=json.{word}` gives the column another name"
+            why += f"; {word!r} is a keyword. {way}"
+        raise _error(text, f"it cannot be read: {why}", at) from err
+    pending: list[tuple[ast.AST, int]] = [(tree, 1)]
+    num_nodes = 0
+    while pending:
+        node, depth = pending.pop()
+        num_nodes += 1
+        problem = "it is nested too deeply" if depth > _MAX_DEPTH else _problem(node)
+        problem = problem if num_nodes <= _MAX_NODES else f"it has more than {_MAX_NODES} parts"
+        if problem:
+            before = text.encode(errors="replace")[: getattr(node, "col_offset", 0)]  # `ast` counts bytes
+            raise _error(text, problem, len(before.decode(errors="replace")) + 1)
+        pending += [(child, depth + 1) for child in _children(node)]
+    return tree
+
+
+def _children(node: ast.AST) -> list[ast.AST]:
+    """Return the child nodes of a node. For a call, return its positional arguments, and then, if it calls a method,
+    the object before the dot. The name of the called function or method is left out.
+    """
+    if isinstance(node, ast.Call):
+        return [*node.args, *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]
+    return list(ast.iter_child_nodes(node))
+
+
+def _error(text: str, problem: str, position: int | None = None) -> SelectionError:
+    """Return the error of a condition. `position` counts characters from 1; None if unknown."""
+    at = f" at {position}" if position else ""
+    return SelectionError(f"where{at}: {_shown(text)}: {problem}.")
+
+
+def _shown(value: object) -> str:
+    """Return the first 80 characters of a value's repr, for messages; `...` follows if the repr is longer."""
+    shown = repr(value[:200] if isinstance(value, str | list | tuple) else value)
+    return f"{shown[:80]}..." if len(shown) > 80 else shown

@@ -1,4 +1,4 @@
-"""Compute columns, such as `width`, `cls`, `json.score`, splits and filters. A column has one value per sample.
+"""Compute columns, such as `width`, `cls`, `json.score` and splits. A column has one value per sample.
 
 Each value is computed from one sample only: its key, the header of its image, and its JSON, number and text fields. The
 columns of new shards are computed while the shards are written. `wdskit index` computes all columns again.
@@ -7,7 +7,6 @@ columns of new shards are computed while the shards are written. `wdskit index` 
 from __future__ import annotations
 
 import bisect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,13 +18,11 @@ from wdskit.dataset.columns import MAX_COLUMNS, Part, check_column_name, pack_va
 from wdskit.errors import DecodeError, SelectionError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES
-from wdskit.shards.filters import Expression, ExpressionError, MissingValue
-from wdskit.shards.sampling import draw_of_key, parse_share, threshold_of
-from wdskit.shards.split import bounds_of, canonical_text, draws_of, make_draw, parse_by, parse_shares
+from wdskit.shards.split import bounds_of, draws_of, make_draw, parse_by, parse_shares
 from wdskit.tar.window import LargeData
 
 Source = Mapping[str, Any]
-"""The definition of a column: {"path": "json.score"}, or the options of `split` or `select`."""
+"""The definition of a column: {"path": "json.score"}, or the options of `split`."""
 
 ReadPart = Callable[[int], bytes]
 """Returns the given number of bytes from the start of a field; fewer if the field is shorter."""
@@ -92,63 +89,40 @@ class _SampleFields:
         return self._values[name]
 
 
-class _ColumnFunction(ABC):
-    """Computes the value of one column for a sample."""
+class _PathValue:
+    """The value of a column with a path: `width`, `jpg.height`, `cls`, `json.score`, `txt.length`. None if a sample
+    lacks the field or the value.
 
-    def wants_header(self, name: str) -> bool:  # noqa: ARG002
-        """Return whether `value` needs the header of the image field `name`."""
-        return False
-
-    @abstractmethod
-    def wants(self, name: str) -> bool:
-        """Return whether `value` needs the bytes of `name`, a field that is not an image."""
-
-    @abstractmethod
-    def value(self, key: str, fields: _SampleFields) -> object:
-        """Return the value of the sample with the key `key`: bool, int, float or str; None if the sample has no value.
-
-        Raises:
-            ValueError: The value cannot be in a column, or the sample lacks a needed field.
-            DecodeError: The bytes of a field are invalid.
-        """
-
-
-class _ImageSide(_ColumnFunction):
-    """Width or height of an image in pixels; None without an image. If the path does not name a field, all images of a
-    sample must have the same width and height; otherwise `value` raises ValueError.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._field, _, self._side = path.rpartition(".")
-
-    def wants_header(self, name: str) -> bool:
-        return name == self._field if self._field else True
-
-    def wants(self, name: str) -> bool:  # noqa: ARG002
-        return False
-
-    def value(self, key: str, fields: _SampleFields) -> object:  # noqa: ARG002
-        headers = {name: fields.headers[name] for name in fields.headers if self.wants_header(name)}
-        sizes = {(header.width, header.height) for header in headers.values()}
-        if len(sizes) > 1:
-            names = ", ".join(f"{name}.{self._side}" for name in headers)
-            raise ValueError(f"its images have different sizes. Name the field: {names}")
-        return getattr(next(iter(headers.values())), self._side) if headers else None
-
-
-class _FieldValue(_ColumnFunction):
-    """The number or the text at a path such as `cls` or `json.score`. The path starts with the name of a field. If
-    several names of fields fit, the longest name is used. None if the sample lacks the field or the value.
+    Without the name of a field, `width` and `height` are those of all images of a sample, which must be equal. Other
+    paths start with the name of a field; if several names fit, the longest name is used.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._owner, _, self._last = path.rpartition(".")
+        self._is_side = _is_side(path)
 
     def wants(self, name: str) -> bool:
-        return self._path == name or self._path.startswith(f"{name}.")
+        """Return whether `value` needs the field `name`: of an image the header, of another field the bytes."""
+        if is_image_field(name):
+            return self._is_side and self._owner in {"", name}
+        return not self._is_side and (self._path == name or self._path.startswith(f"{name}."))
 
-    def value(self, key: str, fields: _SampleFields) -> object:  # noqa: ARG002
-        name = max((name for name in fields.names if self.wants(name)), key=len, default=None)
+    def value(self, key: str, fields: _SampleFields) -> object:  # noqa: ARG002 (a split needs the key)
+        """Return the value of a sample: bool, int, float or str; None if the sample has no value.
+
+        Raises:
+            ValueError: The value cannot be in a column.
+            DecodeError: The bytes of a field are invalid.
+        """
+        names = [name for name in fields.names if self.wants(name)]
+        if self._is_side:
+            sizes = {(fields.headers[name].width, fields.headers[name].height) for name in names}
+            if len(sizes) > 1:
+                sides = ", ".join(f"{name}.{self._last}" for name in names)
+                raise ValueError(f"its images have different sizes. Name the field: {sides}")
+            return sizes.pop()[_SIDES.index(self._last)] if sizes else None
+        name = max(names, key=len, default=None)
         if name is None:
             return None
         rest = self._path[len(name) + 1 :]
@@ -157,15 +131,15 @@ class _FieldValue(_ColumnFunction):
         except KeyError:
             return None
         if isinstance(found, dict | list):
-            kind = "an object" if isinstance(found, dict) else "a list"
-            what = f"it is {kind}, not a number or a text"
-            raise ValueError(f"{what}. Its length can be a column: {self._path}.length")  # noqa: TRY004
+            what = "an object" if isinstance(found, dict) else "a list"
+            length = f"Its length can be a column: {self._path}.length"
+            raise ValueError(f"it is {what}, not a number or a text. {length}")  # noqa: TRY004
         if found is not None and not isinstance(found, bool | int | float | str):
             raise ValueError("it is neither a number nor a text")
         return found
 
 
-class _SplitName(_ColumnFunction):
+class _SplitName:
     """The name of the split to which a sample belongs. A sample without the value to split by gets the split that the
     source names as `missing`; without `missing`, `value` raises ValueError.
     """
@@ -183,56 +157,12 @@ class _SplitName(_ColumnFunction):
     def value(self, key: str, fields: _SampleFields) -> object:
         text: str | None = key
         if self._key.field is not None:
-            found = fields.value(self._key.field) if self._key.field in fields.names else None
-            for part in self._key.path:
-                found = found.get(part) if isinstance(found, dict) else None
-            text = canonical_text(found)
-        if text is None:
-            if self._missing is None:
-                raise ValueError(f"{self._key.text} is missing or empty")
-            return self._missing
-        return self._names[bisect.bisect_right(self._bounds, int(draws_of([self._draw(text)])[0]))]
-
-
-class _FilterResult(_ColumnFunction):
-    """True if the filter and the random share of a source select a sample. False for all samples of a shard that the
-    source's `shards` does not list. For a sample without a value that the filter needs: False if the source's `missing`
-    is `skip`; otherwise `value` raises MissingValue.
-    """
-
-    def __init__(self, source: Source, shard: str) -> None:
-        name = shard.rpartition("/")[2]
-        self._is_read = name in source.get("shards", [name])
-        self._skip_missing = source.get("missing") == "skip"
-        text = source["filter"]
-        self._expression = None if text is None else Expression(text)
-        sample = source.get("sample")
-        self._threshold = None if sample is None else threshold_of(parse_share(sample))
-        self._seed = source.get("seed", 0)
-
-    def wants(self, name: str) -> bool:
-        return self._is_read and self._expression is not None and name in self._expression.fields
-
-    def value(self, key: str, fields: _SampleFields) -> object:
-        if not self._is_read:
-            return False
-        if self._threshold is not None and draw_of_key(key, self._seed) >= self._threshold:
-            return False
-        try:
-            return self._expression is None or self._expression.holds(key, fields.names, fields.value)
-        except MissingValue:
-            if self._skip_missing:
-                return False
-            raise
-
-
-def _build_function(source: Source, shard: str) -> _ColumnFunction:
-    if "split" in source:
-        return _SplitName(source)
-    if "filter" in source:
-        return _FilterResult(source, shard)
-    path = str(source["path"])
-    return _ImageSide(path) if _is_side(path) else _FieldValue(path)
+            text = self._key.text_in(fields.value(self._key.field) if self._key.field in fields.names else None)
+        if text is not None:
+            return self._names[bisect.bisect_right(self._bounds, int(draws_of([self._draw(text)])[0]))]
+        if self._missing is None:
+            raise ValueError(f"{self._key.text} is missing or empty")
+        return self._missing
 
 
 def _is_side(path: str) -> bool:
@@ -248,7 +178,7 @@ class ColumnBuilder:
 
     Args:
         sources: Source of each column by name.
-        shard: Path or URL of the shard, for messages and for filters that select samples of some shards only.
+        shard: Path or URL of the shard, for messages.
 
     Raises:
         SelectionError: A source is invalid.
@@ -256,9 +186,13 @@ class ColumnBuilder:
 
     def __init__(self, sources: Mapping[str, Source], shard: str) -> None:
         try:
-            self._functions = {name: _build_function(source, shard) for name, source in sources.items()}
+            self._columns = {
+                name: _SplitName(source) if "split" in source else _PathValue(source["path"])
+                for name, source in sources.items()
+            }
         except (KeyError, TypeError, AttributeError) as err:
-            raise SelectionError(f"columns.json: the source of a column is not understood: {err}.") from err
+            msg = f"columns.json: the source of a column is not understood: {err}. Make the column again"
+            raise SelectionError(f"{msg}: `wdskit index FOLDER --drop-columns NAME --columns NAME`.") from err
         self._values: dict[str, list[object]] = {name: [] for name in sources}
         self._shard = shard
         self._fields = _SampleFields()
@@ -274,16 +208,15 @@ class ColumnBuilder:
         """
         fields = self._fields
         fields.names.append(name)
-        functions = self._functions.values()
+        if not any(column.wants(name) for column in self._columns.values()):
+            return
         try:
             if is_image_field(name):
-                if any(function.wants_header(name) for function in functions):
-                    fields.headers[name] = read_header(part)
-            elif any(function.wants(name) for function in functions):
-                if num_bytes > MAX_CHECKED_BYTES:
-                    fields.problem = f"{name}: it has {num_bytes} bytes, too many to read for a column"
-                else:
-                    fields.data[name] = part(num_bytes)
+                fields.headers[name] = read_header(part)
+            elif num_bytes > MAX_CHECKED_BYTES:
+                fields.problem = f"{name}: it has {num_bytes} bytes, too many to read for a column"
+            else:
+                fields.data[name] = part(num_bytes)
         except DecodeError as err:
             fields.problem = f"{name}: {str(err).removeprefix(f'{name}: ')}"
 
@@ -294,10 +227,10 @@ class ColumnBuilder:
         fields, self._fields = self._fields, _SampleFields()
         if fields.problem:
             raise self._error(key, fields.problem)
-        for name, function in self._functions.items():
+        for name, column in self._columns.items():
             try:
-                self._values[name].append(function.value(key, fields))
-            except (ValueError, DecodeError, ExpressionError) as err:
+                self._values[name].append(column.value(key, fields))
+            except (ValueError, DecodeError) as err:
                 raise self._error(key, f"column {name}: {err}") from err
 
     def values(self) -> dict[str, list[object]]:
