@@ -27,7 +27,6 @@ from images import image_bytes
 from shards import write_shard
 from tar_corpus import CASES, END, header, member, pax, record
 
-import wdskit
 from wdskit import (
     ConfigError,
     PackError,
@@ -35,11 +34,9 @@ from wdskit import (
     StorageError,
     WdskitError,
     info,
-    ls,
     pack,
     reshard,
     split,
-    stats,
     verify,
 )
 from wdskit.dataset.index import read_index, write_index
@@ -79,8 +76,7 @@ def test_an_index_that_claims_what_no_file_has_costs_no_memory(tmp_path, num, pa
     write_index(folder, [dataclasses.replace(first, **{part: num}), second], disk=HastyDisk())
     uses = {
         "verify": lambda: verify(folder, workers=1),
-        "ls": lambda: [*ls(str(folder))],
-        "stats": lambda: stats(str(folder), workers=1),
+        "info": lambda: info(str(folder)),
         "split": lambda: split(folder, "train=0.5,val=0.5", workers=1),
         "reshard": lambda: reshard(str(folder), tmp_path / "out"),
         "exact": lambda: next(iter(Pipeline().exact(str(folder)).to_tuple("cls").batched(2).loader(workers=0))),
@@ -371,10 +367,9 @@ def test_what_is_no_share_is_refused(text):
 @pytest.mark.parametrize("share", [0.5, 0.0, 1, ""])
 def test_a_share_that_is_no_text_is_refused_with_its_value(tmp_path, share):
     folder = shards(tmp_path / "d", {"a": {"jpg": JPG}})
-    for call in (verify, wdskit.stats):
-        with pytest.raises(ConfigError) as caught:
-            call(folder, sample=share)
-        assert str(caught.value) == f"a share of the samples is a percentage such as 1% or 0.5%, not {share!r}."
+    with pytest.raises(ConfigError) as caught:
+        verify(folder, sample=share)
+    assert str(caught.value) == f"a share of the samples is a percentage such as 1% or 0.5%, not {share!r}."
 
 
 def test_a_sample_of_the_images_is_checked_and_faults_in_it_are_found(tmp_path):

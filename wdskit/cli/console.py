@@ -149,7 +149,7 @@ def print_summary(details: Iterable[tuple[str, str]], notes: Iterable[str]) -> N
 
 def ignored_note(num_ignored: int) -> str:
     """Return the note that `num_ignored` members of a shard belong to no sample."""
-    return f"Note: {plural(num_ignored, 'member')} in no sample (`wdskit ls SHARD --members` lists all members)."
+    return f"Note: {plural(num_ignored, 'member')} in no sample (`tar tf SHARD` lists all members)."
 
 
 @contextlib.contextmanager
