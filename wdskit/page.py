@@ -36,7 +36,6 @@ from wdskit.limits import MAX_SHOWN_PIXELS
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.shards.listing import class_name
 from wdskit.shards.sampling import check_seed
-from wdskit.stages.collate import Ragged
 from wdskit.stages.registry import parse_stage
 from wdskit.stages.sources import PlannedData, Sequential
 from wdskit.storage.urls import shown_url
@@ -156,15 +155,14 @@ def _read_folder(shards: str, num: int, seed: int, where: str | None) -> tuple[s
     places = data.order.take(drawn.astype(np.int64))
     reader = reader.request(*places)
     classes = _classes_of(data)
-    shown = set(np.sort(drawn[:num]).tolist())
+    shown = {*drawn[:num].tolist()}
     cards = {}
     for row, shard, number in sorted(zip(drawn.tolist(), *(each.tolist() for each in places), strict=True)):
         try:
             path, key, _, fields = reader.read(shard, number)
+            cards[row] = _card(key, fields, classes.get(path.rpartition("/")[0], ()), is_shown=row in shown)
         except WdskitError as err:
             cards[row] = Card(problem=str(err))
-        else:
-            cards[row] = _card(key, fields, classes.get(path.rpartition("/")[0], ()), is_shown=row in shown)
     return shown_url(shards), total, [card for row, card in cards.items() if row in shown], [*cards.values()]
 
 
@@ -178,15 +176,16 @@ def _card(key: str, fields: Mapping[str, Buffer], classes: Sequence[str], *, is_
     card = Card(key, class_name(label, classes), num_bytes=sum(map(len, fields.values())))
     images = {name: bytes(data) for name, data in fields.items() if is_image_field(name)}
     masks = [name for name, data in images.items() if may_be_mask(data, max_pixels=MAX_SHOWN_PIXELS)]
-    main = next((name for name in images if name not in masks), next(iter(images), ""))
+    others = [name for name in images if name not in masks]
+    main, *others = others or [*images] or [""]
     try:
         if main:
             header = read_header(lambda size: images[main][:size])
             card.size = header.width, header.height
-        for name in [main, *(name for name in images if name not in {main, *masks})][:MAX_IMAGES] if is_shown else ():
-            if name:
-                overlays = [images[mask] for mask in masks if mask != main][:MAX_IMAGES] if name == main else []
-                card.pictures.append(_picture(images[name], overlays, _boxes_of(fields) if name == main else []))
+        if main and is_shown:
+            overlays = [images[name] for name in masks if name != main]
+            card.pictures.append(_picture(images[main], overlays[:MAX_IMAGES], _boxes_of(fields)))
+            card.pictures += [_picture(images[name], (), ()) for name in others if name not in masks][: MAX_IMAGES - 1]
     except DecodeError as err:
         card.problem = f"{main}: {err}"
     for name, data in fields.items() if is_shown else ():
@@ -248,20 +247,14 @@ def _value_card(values: Mapping[str, Any], classes: Sequence[str]) -> Card:
     card = Card(str(values.get("__key__", "")))
     arrays = {name: np.asarray(value) for name, value in values.items() if hasattr(value, "shape") and value.shape}
     for name, array in arrays.items():
-        if (
-            array.ndim == 3
-            and 1 in {array.shape[0], array.shape[2]}
-            and array.dtype.kind in "iu"
-            and array.itemsize > 1
-        ):
-            arrays[name] = array.squeeze(0 if array.shape[0] == 1 else 2)  # the numbers of a mask
-    images = {name: image for name, array in arrays.items() if (image := _as_image(array)) is not None}
-    masks = {name: array for name, array in arrays.items() if array.ndim == 2 and array.dtype.kind in "iub"}
-    for pixels in images.values() if images else map(_stretch, masks.values()):
-        if len(card.pictures) < MAX_IMAGES:
-            same = [mask for mask in masks.values() if images and mask.shape == pixels.shape[:2]]
-            card.size = card.size if card.pictures else pixels.shape[1::-1]
-            card.pictures.append(_picture(_netpbm(pixels), [_netpbm(mask) for mask in same], []))
+        if array.ndim == 3 and array.dtype.kind in "iu" and array.itemsize > 1:  # the numbers of a mask
+            arrays[name] = array[0] if array.shape[0] == 1 else array[..., 0] if array.shape[2] == 1 else array
+    images = [image for array in arrays.values() if (image := _as_image(array)) is not None]
+    masks = [array for array in arrays.values() if array.ndim == 2 and array.dtype.kind in "iub" and array.size]
+    for pixels in (images or [_stretch(mask) for mask in masks])[:MAX_IMAGES]:
+        same = [_netpbm(mask) for mask in masks if images and mask.shape == pixels.shape[:2]]
+        card.size = card.size if card.pictures else pixels.shape[1::-1]
+        card.pictures.append(_picture(_netpbm(pixels), same, ()))
     for name, value in values.items():
         if name in {"__key__", "__url__", "__valid__"}:
             continue
@@ -307,23 +300,20 @@ def _netpbm(pixels: np.ndarray[Any, Any]) -> bytes:
 def _picture(data: bytes, masks: Iterable[bytes], boxes: Iterable[tuple[list[float], str]]) -> str:
     """Return an SVG of an image with its masks and boxes. DecodeError: The image or a mask cannot be decoded."""
     thumbnail, (width, height) = make_thumbnail(data, side=SIDE, max_pixels=MAX_SHOWN_PIXELS)
-    layers = [_layer(thumbnail, "jpeg", "image")]
-    layers += [_layer(make_mask_overlay(mask, side=SIDE, max_pixels=MAX_SHOWN_PIXELS), "png", "mask") for mask in masks]
+    layers = [("image", "jpeg", thumbnail)]
+    layers += [("mask", "png", make_mask_overlay(mask, side=SIDE, max_pixels=MAX_SHOWN_PIXELS)) for mask in masks]
+    place = f'width="{width}" height="{height}" preserveAspectRatio="none"'
+    parts = [
+        f'<image class="{name}" {place} href="data:image/{kind};base64,{base64.b64encode(layer).decode()}"/>'
+        for name, kind, layer in layers
+    ]
     font = max(width, height) / 18
-    for (left, top, wide, high), label in boxes:
-        rect = f'<rect x="{left:.6g}" y="{top:.6g}" width="{wide:.6g}" height="{high:.6g}"/>'
-        text = (
-            f'<text x="{left:.6g}" y="{max(top, font) - font / 5:.6g}" font-size="{font:.6g}">{_escape(label)}</text>'
-        )
-        layers.append(f'<g class="box">{rect}{text if label else ""}</g>')
+    for (x, y, wide, high), label in boxes:
+        rect = f'<rect x="{x:.6g}" y="{y:.6g}" width="{wide:.6g}" height="{high:.6g}"/>'
+        text = f'<text x="{x:.6g}" y="{max(y, font) - font / 5:.6g}" font-size="{font:.6g}">{_escape(label)}</text>'
+        parts.append(f'<g class="box">{rect}{text}</g>')
     tiny = ' class="tiny"' if max(width, height) < SIDE / 2 else ""
-    body = "".join(layers).replace("<image ", f'<image width="{width}" height="{height}" ')
-    return f'<svg viewBox="0 0 {width} {height}" role="img"{tiny}>{body}</svg>'
-
-
-def _layer(data: bytes, kind: str, name: str) -> str:
-    encoded = base64.b64encode(data).decode()
-    return f'<image class="{name}" preserveAspectRatio="none" href="data:image/{kind};base64,{encoded}"/>'
+    return f'<svg viewBox="0 0 {width} {height}" role="img"{tiny}>{"".join(parts)}</svg>'
 
 
 def _boxes_of(fields: Mapping[str, Buffer]) -> list[tuple[list[float], str]]:
@@ -362,7 +352,7 @@ def _boxes(value: Mapping[str, Any]) -> Iterator[tuple[Any, object]]:
 
 def _text(value: Any) -> str:
     """Return a value as text: JSON indented, of an array its type, shape and range, of bytes nothing."""
-    if isinstance(value, Ragged | bytes | bytearray | memoryview):
+    if isinstance(value, bytes | bytearray | memoryview):
         return ""
     if hasattr(value, "shape"):
         array = np.asarray(value)
@@ -400,11 +390,12 @@ def _page(title: str, total: int, shown: Sequence[Card], counted: Sequence[Card]
     equal = [f"{title.lower()}: {show(each[0])}" for title, (each, show) in numbers.items() if len(set(each)) == 1]
     of = f" of {format_count(total)}" if total else ""
     facts = [f"{plural(len(shown), 'sample')}{of} shown", f"{format_count(len(counted))} counted", *equal]
-    kinds = [
-        kind for kind in ("mask", "box") if any(f'class="{kind}"' in each for one in shown for each in one.pictures)
-    ]
-    ids = {"mask": "masks", "box": "boxes"}
-    switches = "".join(f'<label><input type="checkbox" id="{ids[kind]}" checked> {ids[kind]}</label>' for kind in kinds)
+    pictures = "".join(each for card in shown for each in card.pictures)
+    switches = "".join(
+        f'<label><input type="checkbox" id="{name}" checked> {name}</label>'
+        for name, kind in (("masks", "mask"), ("boxes", "box"))
+        if f'class="{kind}"' in pictures
+    )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
