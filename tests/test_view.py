@@ -206,6 +206,29 @@ def test_a_stream_and_padded_batches_are_shown_too(folder: Path, tmp_path: Path)
     assert Page(wdskit.view(padded, out=tmp_path / "page.html", num=99)).count("figure") == NUM_SAMPLES
 
 
+def test_values_of_any_kind_are_shown(folder: Path, tmp_path: Path) -> None:
+    """Half precision, wrong numbers, no pixel: what a function of the user makes does not stop the page."""
+    import torch
+
+    made: dict[str, Any] = {
+        "half": torch.ones(3, 4, 4, dtype=torch.bfloat16),
+        "nan": np.full((4, 4, 3), np.nan, np.float32),
+        "none": np.zeros((0, 4, 3), np.uint8),
+        "wide": np.arange(48, dtype=np.int64).reshape(4, 4, 3) - 10**12,
+        "complex": np.ones(3, complex),
+        "text": IMG,
+        "set": {SCRIPT},
+        "bytes": b"<b>",
+        "cls": 1,
+    }
+    pipe = wdskit.Pipeline().exact(str(folder)).map(lambda _: dict(made))
+    shown = Page(wdskit.view(pipe, out=tmp_path / "page.html", num=2))
+    assert (shown.count("figure"), shown.count("image", "image")) == (2, 6)
+    assert {tag for tag, _ in shown.elements} <= ELEMENTS
+    for text in ("bfloat16 3 x 4 x 4", "uint8 0 x 4 x 3", "int64 4 x 4 x 3", IMG, SCRIPT, "dog"):
+        assert text in shown.text
+
+
 def test_the_command_writes_the_page_and_opens_it(folder: Path, tmp_path: Path, run, monkeypatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)

@@ -245,7 +245,7 @@ def _is_column(value: Any, num_rows: int) -> bool:
 def _value_card(values: Mapping[str, Any], classes: Sequence[str]) -> Card:
     """Return the card of the values that the stages of a pipeline made of a sample."""
     card = Card(str(values.get("__key__", "")))
-    arrays = {name: np.asarray(value) for name, value in values.items() if hasattr(value, "shape") and value.shape}
+    arrays = {name: _array(value) for name, value in values.items() if hasattr(value, "shape") and value.shape}
     for name, array in arrays.items():
         if array.ndim == 3 and array.dtype.kind in "iu" and array.itemsize > 1:  # the numbers of a mask
             arrays[name] = array[0] if array.shape[0] == 1 else array[..., 0] if array.shape[2] == 1 else array
@@ -268,6 +268,13 @@ def _value_card(values: Mapping[str, Any], classes: Sequence[str]) -> Card:
     return card
 
 
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(value)
+    except TypeError:  # a tensor of bfloat16
+        return np.asarray(value.float())
+
+
 def _as_image(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
     """Return an array as RGB, uint8 (height, width, 3); None if its shape is not an image's. Channels may be first."""
     if array.ndim == 3 and array.shape[0] in {1, 3, 4} and array.shape[2] not in {1, 3, 4}:
@@ -281,7 +288,7 @@ def _stretch(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return values as uint8. Floats outside 0..1, and whole numbers outside 0..255, are stretched to 0..255."""
     if array.dtype == np.uint8:
         return array
-    low, high = np.nanmin(array), np.nanmax(array)
+    low, high = np.fmin.reduce(array, axis=None), np.fmax.reduce(array, axis=None)
     most = 1.0 if array.dtype.kind == "f" else 255.0
     low, high = (0.0, most) if low >= 0 and high <= most else (float(low), float(high))
     scaled = (array.astype(np.float64) - low) * (255 / ((high - low) or 1.0))
@@ -355,12 +362,12 @@ def _text(value: Any) -> str:
     if isinstance(value, bytes | bytearray | memoryview):
         return ""
     if hasattr(value, "shape"):
-        array = np.asarray(value)
+        array = _array(value)
         if not array.shape:
             return str(array)
-        known = f"{array.dtype} {' x '.join(map(str, array.shape))}"
-        is_number = array.size and array.dtype.kind in "fiub"
-        text = f"{known}, {array.min():.6g} to {array.max():.6g}" if is_number else known
+        text = f"{str(value.dtype).removeprefix('torch.')} {' x '.join(map(str, array.shape))}"
+        if array.size and array.dtype.kind in "fiub":
+            text += f", {array.min():.6g} to {array.max():.6g}"
         return f"{text}\n{np.array2string(array, threshold=64)}" if array.ndim < 3 else text
     try:
         return json.dumps(value, indent=2, ensure_ascii=False)

@@ -341,7 +341,7 @@ def test_a_share_is_within_one_of_each_shard_and_exact_of_shards_of_one_size():
             for seed in (0, 1):
                 total = 0
                 for place in range(8):
-                    numbers = choose_samples(count, share, seed=seed, shard=place, purpose="verify").tolist()
+                    numbers = choose_samples(count, share, seed=seed, shard=place).tolist()
                     assert sorted(set(numbers)) == numbers
                     assert all(0 <= number < count for number in numbers)
                     assert abs(len(numbers) - share * count) < 1
@@ -352,7 +352,7 @@ def test_a_share_is_within_one_of_each_shard_and_exact_of_shards_of_one_size():
 def test_a_share_is_another_for_each_seed_and_reaches_all():
     seen: Counter[int] = Counter()
     for seed in range(400):
-        chosen = choose_samples(20, Fraction(1, 10), seed=seed, shard=0, purpose="verify")
+        chosen = choose_samples(20, Fraction(1, 10), seed=seed, shard=0)
         seen.update(chosen.tolist())
     assert sorted(seen) == list(range(20))
     assert min(seen.values()) > 15

@@ -318,7 +318,7 @@ class _ShardCheck:
         in `num_large`.
         """
         job, starts = self._job, self._report.starts.astype(np.int64)
-        chosen = choose_samples(len(starts) - 1, share, seed=job.seed, shard=job.number, purpose="verify")
+        chosen = choose_samples(len(starts) - 1, share, seed=job.seed, shard=job.number)
         with IndexedShard(job.path, open_ranges(job.path), starts, is_trusted=True) as shard:
             for number in chosen.tolist():
                 start = int(starts[number])
