@@ -86,7 +86,7 @@ sizes: $(STAMP)
 
 # `make test` runs a part of these sweeps.
 faults: $(STAMP)
-	OMP_NUM_THREADS=1 WDSKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -n auto tests/promises tests/packing tests/shards/test_export.py \
+	OMP_NUM_THREADS=1 WDSKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -n auto tests/promises tests/packing \
 		tests/dataset/test_columns.py tests/shards/test_split.py tests/shards/test_verify_shard.py tests/test_flips.py \
 		tests/engine/test_bad_samples.py tests/tar/test_reader.py
 
@@ -135,7 +135,7 @@ demo: $(DEMO_STAMP)
 		tools/train_ddp.py --config configs/demo.yaml --epochs 2 --expect-lower-loss
 	@echo
 	@echo "It works. What to try next:"
-	@echo "  $(BIN)/wdskit ls $(DEMO)/train"
+	@echo "  $(BIN)/wdskit info $(DEMO)/train"
 	@echo "  $(BIN)/wdskit verify $(DEMO)/train"
 	@echo "  DATA=$(DEMO) $(BIN)/wdskit plan configs/imagenet.yaml --pipeline train --world-size 4"
 

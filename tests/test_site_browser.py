@@ -1,4 +1,4 @@
-"""Pages and the report in a real browser: the keyboard reaches every scrolling box, and the search finds the pages."""
+"""Pages in a real browser: the keyboard reaches every scrolling box, and the search finds the pages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 from folders import REPOSITORY
 
-import wdskit
 from tests.test_site import build
-from tests.view.conftest import write_samples
 
 pytest.importorskip("zensical", reason="needs Python 3.11")
 
@@ -128,14 +126,4 @@ def test_the_search_finds_what_users_ask_for(browser: Any, address: str) -> None
         page.locator(f"dialog a[href*='{name}']").first.wait_for(timeout=5000)
         links = [link.get_attribute("href") for link in page.locator("dialog a[href]").all()[:6]]
         assert any(name in link for link in links), (words, links)
-    page.close()
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_all_that_scrolls_in_a_report_is_reached_by_keyboard(browser: Any, tmp_path: Path, width: int) -> None:
-    pytest.importorskip("jinja2", reason="wdskit[report] is not installed")
-    wdskit.write_report(write_samples(tmp_path / "data"), tmp_path / "report.html")
-    page = browser.new_page(viewport={"width": width, "height": 800})
-    page.goto((tmp_path / "report.html").as_uri())
-    assert page.evaluate(UNREACHABLE) == []
     page.close()

@@ -81,10 +81,9 @@ API_GROUPS = {
     "Train": ["Pipeline", "make_loader", "load_config", "register", "thread_safe", "gather_valid",
               "Ragged",
               "LoaderStats", "StageStats", "plan", "EpochPlan", "StreamPlan", "bench", "BenchResult"],
-    "Look at shards": ["info", "Summary", "ls", "ShardRow", "SampleRow", "MemberRow", "stats", "write_report",
-                       "ShardStats", "LocalShard", "cat", "diff", "DiffResult"],
-    "Check, index and split": ["verify", "VerifyResult", "Finding", "index_folder", "export", "ExportReport",
-                               "IndexReport", "columns", "Columns", "TextColumn", "split", "SplitReport"],
+    "Look at shards": ["info", "Summary", "ShardRow", "SampleRow", "view", "LocalShard", "cat"],
+    "Check, index and split": ["verify", "VerifyResult", "Finding", "index_folder", "IndexReport", "columns", "Columns",
+                               "TextColumn", "split", "SplitReport"],
 }  # fmt: skip
 AFTER = {
     "Pipeline": ["    options:", "      inherited_members: true"],  # a method for each stage

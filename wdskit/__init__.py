@@ -37,14 +37,12 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "loader.stats": ("LoaderStats", "StageStats"),
     "packing.pack": ("PackResult", "pack"),
     "packing.reshard": ("reshard",),
+    "page": ("view",),
     "pipeline.builder": ("Pipeline",),
     "pipeline.settings": ("load_config",),
-    "shards.diff": ("DiffResult", "diff"),
-    "shards.export": ("ExportReport", "export"),
     "shards.index": ("IndexReport", "index_folder"),
-    "shards.listing": ("MemberRow", "SampleRow", "ShardRow", "Summary", "cat", "info", "ls"),
+    "shards.listing": ("SampleRow", "ShardRow", "Summary", "cat", "info"),
     "shards.split": ("SplitReport", "split"),
-    "shards.stats": ("ShardStats", "stats"),
     "shards.verify": ("VerifyResult", "verify"),
     "shards.verify_shard": ("Finding",),
     "stages.base": ("thread_safe",),
@@ -52,7 +50,6 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "stages.registry": ("register",),
     "tune.bench": ("BenchResult", "bench"),
     "tune.plan": ("EpochPlan", "StreamPlan", "plan"),
-    "view.report": ("write_report",),
 }
 """Maps each module to its public names."""
 
@@ -87,25 +84,18 @@ if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC
     from wdskit.packing.pack import PackResult as PackResult
     from wdskit.packing.pack import pack as pack
     from wdskit.packing.reshard import reshard as reshard
+    from wdskit.page import view as view
     from wdskit.pipeline.builder import Pipeline as Pipeline
     from wdskit.pipeline.settings import load_config as load_config
-    from wdskit.shards.diff import DiffResult as DiffResult
-    from wdskit.shards.diff import diff as diff
-    from wdskit.shards.export import ExportReport as ExportReport
-    from wdskit.shards.export import export as export
     from wdskit.shards.index import IndexReport as IndexReport
     from wdskit.shards.index import index_folder as index_folder
-    from wdskit.shards.listing import MemberRow as MemberRow
     from wdskit.shards.listing import SampleRow as SampleRow
     from wdskit.shards.listing import ShardRow as ShardRow
     from wdskit.shards.listing import Summary as Summary
     from wdskit.shards.listing import cat as cat
     from wdskit.shards.listing import info as info
-    from wdskit.shards.listing import ls as ls
     from wdskit.shards.split import SplitReport as SplitReport
     from wdskit.shards.split import split as split
-    from wdskit.shards.stats import ShardStats as ShardStats
-    from wdskit.shards.stats import stats as stats
     from wdskit.shards.verify import VerifyResult as VerifyResult
     from wdskit.shards.verify import verify as verify
     from wdskit.shards.verify_shard import Finding as Finding
@@ -117,7 +107,6 @@ if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC
     from wdskit.tune.plan import EpochPlan as EpochPlan
     from wdskit.tune.plan import StreamPlan as StreamPlan
     from wdskit.tune.plan import plan as plan
-    from wdskit.view.report import write_report as write_report
 
 
 def __getattr__(name: str) -> object:

@@ -146,7 +146,7 @@ def test_every_command_that_reads_a_configuration_takes_plugins() -> None:
     readers = {
         name: options for name, options in commands(typer.main.get_command(main_app), "wdskit") if "--set" in options
     }
-    assert {"wdskit plan", "wdskit view", "wdskit bench", "wdskit cache warm", "wdskit config show"} <= {*readers}
+    assert {"wdskit plan", "wdskit view", "wdskit bench", "wdskit config show"} <= {*readers}
     assert [name for name, options in readers.items() if "--plugin" not in options] == []
 
 

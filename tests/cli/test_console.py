@@ -42,6 +42,24 @@ def test_a_log_gets_one_line_a_minute(clock: list[float], capsys: pytest.Capture
     assert capsys.readouterr().err == "4 x 2: 1 of 3\n4 x 2: 2 of 3\n"
 
 
+@pytest.mark.parametrize(
+    ("now", "text"),
+    [
+        (Progress("reading", 600, 0, None, None), "reading: 600  10 samples/s"),
+        (
+            Progress("packing", 600, 10**6, 1200, 4 * 10**6),
+            "packing: 600 of 1,200  10 samples/s  16.7 kB/s  0:03:00 left",
+        ),
+        (Progress("packing", 0, 0, 1200, None), "packing: 0 of 1,200"),
+    ],
+)  # fmt: skip
+def test_the_time_left_is_computed_from_bytes_or_else_from_samples(clock, capsys, now: Progress, text: str) -> None:
+    with console.show_packing() as show:
+        clock[0] += 60
+        show(now)
+    assert capsys.readouterr().err == f"{text}\n"
+
+
 def test_a_short_run_writes_nothing_into_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     with console.show_packing() as show:
         show(Progress("packing", 1, 1, 1, 1))

@@ -1,4 +1,4 @@
-"""The whole output of index, info and ls, and their exit codes."""
+"""The whole output of index and info, and their exit codes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ train
  size              26.6 kB (5.32 kB a sample)
  shards            2
  samples a shard   2 to 3, median 2.5
- classes           2: cat, dog
+ classes           2: cat 0, dog 5
  based on          a full read
 
  field   shards   samples   mean size      size
@@ -65,8 +65,13 @@ train
  cls        all       all         1 B       5 B
  jpg        all       all     2.50 kB   12.5 kB
  json    1 of 2    3 of 5         2 B       6 B
+
+ shard     samples      size   fields
+────────────────────────────────────────────
+ s-0.tar         2   9.22 kB   cls jpg
+ s-1.tar         3   17.4 kB   cls jpg json
 No index: every shard was read. `wdskit index train` creates one.
-Note: 1 member in no sample (`wdskit ls SHARD --members` lists all members)."""
+Note: 1 member in no sample (`tar tf SHARD` lists all members)."""
 
 INFO_INDEXED = """\
 train
@@ -81,7 +86,12 @@ train
 ────────────────
  cls        all
  jpg        all
- json    1 of 2"""
+ json    1 of 2
+
+ shard     samples      size   fields
+────────────────────────────────────────────
+ s-0.tar         2   9.22 kB   cls jpg
+ s-1.tar         3   17.4 kB   cls jpg json"""
 
 
 def test_info_of_a_folder_without_an_index_reads_it(train: Path, run) -> None:
@@ -93,13 +103,12 @@ def test_index_then_info_from_the_index(train: Path, run) -> None:
     assert (code, err) == (0, "")
     first, second = out.split("\n")
     assert first.startswith("Indexed train: 2 shards, 5 samples, 26.6 kB in ")
-    assert second == "Note: 1 member in no sample (`wdskit ls SHARD --members` lists all members)."
+    assert second == "Note: 1 member in no sample (`tar tf SHARD` lists all members)."
     assert run("info", "train") == (0, INFO_INDEXED, "")
 
 
 @pytest.mark.parametrize(
-    "words", [["info", "train"], ["stats", "train"], ["ls", "train"], ["verify", "train"],
-              ["pack", "list.csv", "out"]],
+    "words", [["info", "train"], ["info", "train/s-1.tar"], ["verify", "train"], ["pack", "list.csv", "out"]],
 )  # fmt: skip
 def test_no_line_ends_in_spaces_where_it_goes_to_a_file(train: Path, capsys, monkeypatch, words) -> None:
     Path("x.jpg").write_bytes((GOLDEN / "tiny.jpg").read_bytes())
@@ -123,36 +132,55 @@ def test_info_refuses_an_index_that_does_not_match(train: Path, run) -> None:
     assert run("info", "train/s-0.tar")[0] == 0  # the shard itself can still be read
 
 
-def test_ls_of_a_folder_is_the_same_with_and_without_an_index(train: Path, run) -> None:
-    expected = """\
-shard    samples     size  fields
-s-0.tar        2  9.22 kB  cls jpg
-s-1.tar        3  17.4 kB  cls jpg json"""
-    assert run("ls", "train") == (0, expected, "")
-    assert run("ls", "train", "--limit", "1")[1] == "\n".join(expected.split("\n")[:2])
-    run("index", "train")
-    assert run("ls", "train") == (0, expected, "")
+INFO_SHARD = """\
+train/s-1.tar
+ samples    3
+ size       17.4 kB (5.80 kB a sample)
+ classes    2: cat 0, dog 3
+ based on   a full read
+
+ field   samples   mean size      size
+───────────────────────────────────────
+ cls         all         1 B       3 B
+ jpg         all     2.50 kB   7.50 kB
+ json        all         2 B       6 B
+
+ key     number   offset   fields
+──────────────────────────────────────────────────────────
+ dog/0        0     1024   jpg 2.50 kB, cls 1 B, json 2 B
+ dog/1        1     6144   jpg 2.50 kB, cls 1 B, json 2 B
+... and 1 more: --num 3
+Note: 1 member in no sample (`tar tf SHARD` lists all members)."""
 
 
-def test_ls_of_a_shard_lists_its_samples(train: Path, run) -> None:
-    expected = """\
-number  offset  key    fields
-     0    1024  dog/0  jpg 2.50 kB, cls 1 B, json 2 B
-     1    6144  dog/1  jpg 2.50 kB, cls 1 B, json 2 B
-     2   11264  dog/2  jpg 2.50 kB, cls 1 B, json 2 B"""
-    code, out, err = run("ls", "train/s-1.tar")
-    assert (code, out, err) == (0, expected, "")
-    assert run("ls", "train/s-1.tar", "--limit", "2")[1] == "\n".join(expected.split("\n")[:3])
+def test_info_of_a_shard_lists_its_samples(train: Path, run) -> None:
+    assert run("info", "train/s-1.tar", "--num", "2") == (0, INFO_SHARD, "")
+    assert "dog/0" not in run("info", "train/s-1.tar", "--num", "0")[1]
 
 
-def test_ls_of_members_lists_those_of_no_sample_too(train: Path, run) -> None:
-    code, out, err = run("ls", "train/s-1.tar", "--members", "--limit", "2")
-    assert (code, err) == (0, "")
-    assert out.split("\n") == ["offset     size  member", "     0      5 B  README", "  1024  2.50 kB  dog/0.jpg"]
-    assert run("ls", "train", "--members")[0] == 2
+def test_info_lists_as_many_shards_as_asked_for(train: Path, run) -> None:
+    lines = run("info", "train", "--num", "1")[1].split("\n")
+    assert lines[-4].split() == ["s-0.tar", "2", "9.22", "kB", "cls", "jpg"]
+    assert lines[-3] == "... and 1 more: --num 2"
 
 
-@pytest.mark.parametrize("words", [["ls"], ["info"], ["stats"], ["verify"]])
+def test_info_counts_the_values_of_columns_and_the_classes(train: Path, run) -> None:
+    for name in ("s-0.tar", "s-1.tar"):
+        members = {f"{name[2]}{number}.cls": b"%d" % (number % 3 - 1) for number in range(150)}
+        members |= {f"{name[2]}{number}.json": b'{"n": %d, "x": %d.5}' % (number, number) for number in range(150)}
+        write_shard(train / name, dict(sorted(members.items())))
+    run("index", "train", "--columns", "cls,n=json.n,x=json.x")
+    text = run("info", "train")[1]
+    assert " classes           3: cat 100, dog 100, -1 100\n" in text
+    assert re.search(r"cls +int +cls +-1 100, 0 100, 1 100\n", text)
+    assert re.search(r"n +int +json.n +0 to 149\n", text)
+    assert re.search(r"x +float +json.x +0.5 to 149.5\n", text)
+    summary = wdskit.info("train")
+    assert summary.class_counts == {"cat": 100, "dog": 100, "-1": 100}
+    assert summary.columns[0].values == {"-1": 100, "0": 100, "1": 100}
+
+
+@pytest.mark.parametrize("words", [["info"], ["verify"]])
 def test_several_folders_are_joined_by_two_colons_in_every_command(train: Path, run, words) -> None:
     """The first folder has no slash, and must not be taken for the scheme of a URL."""
     (train.parent / "more").mkdir()
@@ -163,12 +191,11 @@ def test_several_folders_are_joined_by_two_colons_in_every_command(train: Path, 
     assert "train::more" in out or "m-0.tar" in out or "6 samples" in out
 
 
-def test_ls_in_python_gives_the_same_rows(train: Path) -> None:
-    assert [(row.name, row.num_samples) for row in wdskit.ls("train")] == [("s-0.tar", 2), ("s-1.tar", 3)]
-    assert [(row.key, row.offset) for row in wdskit.ls("train/s-1.tar", limit=2)] == [("dog/0", 1024), ("dog/1", 6144)]
-    assert next(wdskit.ls("train/s-1.tar", members=True)).name == "README"
-    with pytest.raises(wdskit.ConfigError, match="train is a folder, but members belong to one shard"):
-        list(wdskit.ls("train", members=True))
+def test_info_in_python_gives_the_same_rows(train: Path) -> None:
+    assert [(row.name, row.num_samples) for row in wdskit.info("train").shards] == [("s-0.tar", 2), ("s-1.tar", 3)]
+    assert [(row.key, row.offset) for row in wdskit.info("train/s-1.tar", num=2).samples] == [
+        ("dog/0", 1024), ("dog/1", 6144),
+    ]  # fmt: skip
 
 
 def test_json_of_every_command_parses(train: Path, run) -> None:
@@ -177,31 +204,21 @@ def test_json_of_every_command_parses(train: Path, run) -> None:
     assert folder["samples_per_shard"] == {"min": 2, "median": 2.5, "max": 3}
     assert (folder["source"], folder["classes"]) == ("scan", ["cat", "dog"])
     assert json.loads(run("index", "train", "--json")[1])["num_samples"] == 5
-    shards = [json.loads(line) for line in run("ls", "train", "--json")[1].split("\n")]
-    assert [shard["shard"] for shard in shards] == ["s-0.tar", "s-1.tar"]
-    samples = [json.loads(line) for line in run("ls", "train/s-0.tar", "--json")[1].split("\n")]
-    assert samples[1]["key"] == "cat/1"
-    assert samples[1]["fields"] == {"jpg": 2500, "cls": 1}
-    member = json.loads(run("ls", "train/s-1.tar", "--members", "--json", "--limit", "1")[1])
-    assert member == {"offset": 0, "num_bytes": 5, "member": "README"}
+    assert [shard["name"] for shard in folder["shards"]] == ["s-0.tar", "s-1.tar"]
+    samples = json.loads(run("info", "train/s-0.tar", "--json")[1])["samples"]
+    assert samples[1] == {"number": 1, "key": "cat/1", "offset": 4096, "fields": {"jpg": 2500, "cls": 1}}
 
 
-def test_a_cut_shard_is_shown_up_to_its_fault(train: Path, run) -> None:
+def test_a_cut_shard_is_an_error_at_its_fault(train: Path, run) -> None:
     shard = train / "s-0.tar"
     shard.write_bytes(shard.read_bytes()[:7300])
     fault = "train/s-0.tar, byte 7300: the shard stops inside"
-    code, out, err = run("ls", "train/s-0.tar")
-    assert (code, len(out.split("\n"))) == (1, 2)
-    assert err.startswith(fault)
     for words in (("info", "train/s-0.tar"), ("info", "train"), ("index", "train")):
         code, out, err = run(*words)
         assert (code, out) == (1, "")
         assert fault in err
         assert "Traceback" not in err
     assert not (train / "index.json").exists()
-    code, out, err = run("ls", "train")
-    assert (code, out.split("\n")[1].split()[0]) == (1, "s-1.tar")
-    assert fault in err
 
 
 def test_what_is_no_shard_is_an_error(tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,10 +227,9 @@ def test_what_is_no_shard_is_an_error(tmp_path: Path, run, monkeypatch: pytest.M
     (tmp_path / "a.tar").write_bytes(b"\x1f\x8b" + bytes(2000))
     (tmp_path / "b.tar").write_bytes(b"hello")
     gzip = "a.tar, byte 0: this is a gzip file, not a tar (0 samples read).\n  Shards are plain tars: unpack it first."
-    assert run("ls", "a.tar") == (1, "number  offset  key  fields", gzip)
     assert run("info", "a.tar") == (1, "", gzip)
     assert run("info", "b.tar")[2].startswith("b.tar, byte 5: the shard stops inside a header")
-    for command in ("info", "ls", "index"):
+    for command in ("info", "index"):
         code, out, err = run(command, "nothing")
         assert (code, out, err.startswith("nothing: there is no such")) == (1, "", True)
         code, out, err = run(command, "empty")
@@ -227,35 +243,31 @@ def test_hostile_names_never_reach_the_terminal_raw(tmp_path: Path, run, monkeyp
     write_shard(folder / "a.tar", {"e\x1b[31m\u202evil.j\x07pg": b"1", "e\x1b]0;t\x9b.cls": b"2"})
     write_shard(folder / "b.tar", {"k.jpg": b"1", "k.jpg\x1b": b"2", "j\x1b.jpg": b"2", "k.jpg2": b""})
     (folder / "classes.json").write_text(json.dumps(["\x1b[2J"]))
-    for words in (
-        ("ls", "x/a.tar"),
-        ("ls", "x/a.tar", "--members"),
-        ("info", "x/a.tar"),
-        ("info", "x\x1b"),
-        ("ls", "x"),
-    ):
+    for words in (("info", "x/a.tar"), ("info", "x\x1b"), ("info", "x")):
         for json_flag in ((), ("--json",)):
             _, out, err = run(*words, *json_flag)
             assert (out + err).replace("\n", "").isprintable()
-    assert r"e\x1b[31m\u202evil  j\x07pg 1 B" in run("ls", "x/a.tar")[1]
-    code, _, err = run("ls", "x/b.tar")
+    assert r"e\x1b[31m\u202evil        0        0   j\x07pg 1 B" in run("info", "x/a.tar")[1]
+    code, _, err = run("info", "x/b.tar")
     assert code == 1
     assert "key 'k' is in two places" in err
 
 
-def test_head_ends_ls_silently(tmp_path: Path) -> None:
+def test_head_ends_info_silently(tmp_path: Path) -> None:
     """The pipe breaks while lines are written, or at the last flush."""
     for num_samples in (5, 5000):
         shard = tmp_path / "many.tar"
         write_shard(shard, {f"{i:06d}.cls": b"1" for i in range(num_samples)})
-        process = subprocess.Popen([*RUN, "ls", str(shard)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            [*RUN, "info", shard, "--num", "5000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         assert process.stdout is not None
         process.stdout.close()
         _, err = process.communicate()
         assert err == b""
 
 
-@pytest.mark.parametrize("command", ["info", "ls", "stats", "verify"])
+@pytest.mark.parametrize("command", ["info", "verify"])
 def test_a_folder_that_may_not_be_entered_is_an_error(train: Path, run, monkeypatch, command: str) -> None:
     def refuse(path: Path, *_: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
@@ -270,14 +282,14 @@ def test_a_folder_that_may_not_be_entered_is_an_error(train: Path, run, monkeypa
 def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path: Path) -> None:
     pipe = tmp_path / "p.tar"
     os.mkfifo(pipe)
-    process = subprocess.Popen([*RUN, "ls", str(pipe)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen([*RUN, "info", str(pipe)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with pipe.open("wb"):  # opens when the command reads; the command then waits for bytes that never come
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert (process.returncode, out, err) == (130, b"", b"")
 
 
-@pytest.mark.parametrize("words", [["info", "train"], ["ls", "train"], ["--help"], ["config", "schema"], ["--version"]])
+@pytest.mark.parametrize("words", [["info", "train"], ["--help"], ["config", "schema"], ["--version"]])
 def test_a_full_or_closed_stdout_is_told_in_one_line(train: Path, words: list[str], monkeypatch) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # with it, there are no bytes left for a second write
     with open("/dev/full", "wb") as full:  # noqa: PTH123 (a device)
@@ -315,7 +327,7 @@ def server(train: Path) -> Iterator[str]:
 def test_remote_shards_are_streamed_and_remote_folders_told_by_their_index(server: str, run) -> None:
     shard = json.loads(run("info", f"{server}/train/s-1.tar", "--json")[1])
     assert (shard["kind"], shard["num_samples"], shard["num_ignored"]) == ("shard", 3, 1)
-    assert run("ls", f"{server}/train/s-0.tar")[1].count("\n") == 2
+    assert [one["key"] for one in shard["samples"]] == ["dog/0", "dog/1", "dog/2"]
     pattern = json.loads(run("info", f"{server}/train/s-{{0..1}}.tar", "--json")[1])
     assert (pattern["kind"], pattern["source"], pattern["num_shards"]) == ("pattern", "scan", 2)
     assert run("info", f"{server}/nothing.tar")[0] == 1
@@ -326,7 +338,7 @@ def test_remote_shards_are_streamed_and_remote_folders_told_by_their_index(serve
 
 
 def test_a_wrong_command_line_exits_2(run) -> None:
-    for words in (("info",), ("ls", "x", "--limit", "0"), ("inf",), ("index", "x", "--workers", "0"), ()):
+    for words in (("info",), ("info", "x", "--num", "-1"), ("inf",), ("index", "x", "--workers", "0"), ()):
         code, _, err = run(*words)
         assert code == 2
         assert "Traceback" not in err

@@ -25,9 +25,7 @@ from rays import FakeRay
 from shards import bytes_in, samples_in
 
 from wdskit.cli import app
-from wdskit.cli.console import _rates
 from wdskit.dataset.columns import columns
-from wdskit.packing.row import Progress
 
 RUN = [sys.executable, "-c", "from wdskit.cli import main; main()"]
 
@@ -163,24 +161,6 @@ def test_a_part_says_what_comes_last(run, photos):
         out.splitlines()[-1]
         == "This is part 0/2. When all parts are done, the same command without --part completes the folder."
     )
-
-
-@pytest.mark.parametrize(
-    ("now", "text"),
-    [
-        (Progress("reading", 0, 0, None, None), "0"),
-        (Progress("reading", 12_000, 0, None, None), "12,000  6,000 samples/s"),
-        (Progress("packing", 0, 0, 40_000, 10**9), "0 of 40,000"),
-        (Progress("packing", 30, 10**9, 40, 5 * 10**9), "30 of 40  15 samples/s  500 MB/s  0:00:08 left"),
-        (Progress("packing", 4000, 10**9, 4000, 10**9), "4,000 of 4,000  2,000 samples/s  500 MB/s  0:00:00 left"),
-        (Progress("packing", 7, 70_000, None, None), "7  4 samples/s  35.0 kB/s"),
-        (Progress("packing", 10, 70_000, 40, None), "10 of 40  5 samples/s  35.0 kB/s  0:00:06 left"),
-    ],
-)  # fmt: skip
-def test_the_facts_beside_the_bar(now, text):
-    """They are shown after two seconds; the time left is computed from bytes, or else from samples."""
-    assert _rates(now, 2.0) == text
-    assert _rates(now, 0.0) == text.split("  ")[0]
 
 
 # Refusals.

@@ -29,7 +29,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("reshard", "data", "out", "--where", "cls == 1", "--where", "json.n > 3"),
         ("reshard", "data", "out", "--keep", "cls", "--keep", "json"),
         ("index", "data", "--columns", "cls", "--columns", "json.n"),
-        ("export", "data", "--for", "timm", "--for", "dali"),
+        ("info", "data", "--num", "1", "--num", "2"),
         ("plan", "c.yaml", "--world-size", "2", "--world-size", "4"),
     ],
 )
@@ -58,8 +58,8 @@ def test_a_part_without_shards_is_no_error(run: Any, data: str) -> None:
     assert run("verify", "out")[0] == 0
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "shard", "report"])
-def test_a_report_replaces_only_a_report(run: Any, data: str, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["link", "pipe", "shard", "page"])
+def test_a_page_replaces_only_a_page(run: Any, data: str, kind: str) -> None:
     file, shard = Path("file"), Path("data/data-000000.tar")
     if kind == "link":
         file.symlink_to(shard)
@@ -68,19 +68,19 @@ def test_a_report_replaces_only_a_report(run: Any, data: str, kind: str) -> None
     else:
         file.write_bytes(shard.read_bytes() if kind == "shard" else b"<!DOCTYPE html><p>old")
     before = shard.read_bytes()
-    code, _, err = run("stats", "data", "--html", "file")
+    code, _, err = run("view", "data", "--out", "file", "--no-open")
     assert shard.read_bytes() == before
-    if kind == "report":
+    if kind == "page":
         assert code == 0
         assert b"old" not in file.read_bytes()[:200]
     else:
         assert code == 1
-        assert "the report cannot be written" in err
+        assert "the page cannot be written" in err
         assert kind != "shard" or file.read_bytes() == before
 
 
 @pytest.mark.parametrize("closed", ["<&-", "2>&-", ">&-"])
-@pytest.mark.parametrize("command", ["verify data", "pack none out", "stats data --json"])
+@pytest.mark.parametrize("command", ["verify data", "pack none out", "info data --json"])
 def test_closed_streams_are_like_the_null_device(data: str, command: str, closed: str) -> None:
     line = f"exec {sys.executable} -m wdskit.cli {command} {closed}"
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
@@ -90,7 +90,7 @@ def test_closed_streams_are_like_the_null_device(data: str, command: str, closed
 
 
 def test_output_that_is_too_large_is_an_error_with_its_reason(data: str) -> None:
-    line = f"ulimit -f 0; exec {sys.executable} -m wdskit.cli ls data > out"
+    line = f"ulimit -f 0; exec {sys.executable} -m wdskit.cli info data > out"
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (1, "the output cannot be written: File too large.\n")
 
@@ -106,12 +106,10 @@ def test_a_plugin_that_exits_is_an_error(run: Any, data: str) -> None:
 @pytest.mark.parametrize(
     ("command", "text"),
     [
-        (("stats", "data", "--sample", "50%", "--seed", str(2**64)), f"seed: {2**64} must be a whole number"),
+        (("view", "data", "--no-open", "--seed", str(2**64)), f"seed: {2**64} must be a whole number"),
         (("verify", "data", "--sample", "50%", "--seed", str(2**64)), f"seed: {2**64} must be a whole number"),
         (("index", ""), "an empty path: name the folder that can be indexed"),
-        (("export", " ", "--for", "timm"), "an empty path: name the folder that can be exported"),
-        (("view", "", "--no-browser"), "an empty path or split"),
-        (("view", "data", "--split", "", "--no-browser"), "an empty path or split"),
+        (("view", "", "--no-open"), "view: shards: "),
     ],
 )
 def test_a_value_out_of_range_and_an_empty_path_are_errors_in_words(

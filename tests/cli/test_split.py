@@ -130,7 +130,7 @@ def test_long_values_leave_the_names_of_columns_readable(run, tmp_path, monkeypa
     wdskit.pack(rows, "data", columns=f"json.path,caption_of_the_image=json.path,x={path}")
     wdskit.split("data", "train=0.5,val=0.5")
     out = run("info", "data")[1]
-    lines = out[out.index(" column ") :].splitlines()
+    lines = out[out.index(" column ") : out.index("\n shard ")].splitlines()
     assert max(map(len, lines)) <= int(width)
     assert len(lines) < 40
     names = [line.split()[0] for line in lines if line.split()[1:2] == ["text"]]
@@ -142,12 +142,13 @@ def test_info_lists_the_columns_and_what_is_wrong_with_them(data: Path, run) -> 
     run("split", "data", "train=0.8,val=0.1,test=0.1")
     code, out, err = run("info", "data")
     assert (code, err) == (0, "")
-    assert out.endswith(INFO)
+    assert INFO in out
     document = json.loads(run("info", "data", "--json")[1])["columns"]
     assert document["split"] == {
         "source": "split train=0.8,val=0.1,test=0.1",
         "kind": "text",
         "values": {"test": 3, "train": 55, "val": 2},
+        "limits": None,
         "problem": None,
     }
     [path] = data.glob("split.*.npy")

@@ -211,9 +211,9 @@ def list_everything(folder: Path) -> list[str]:
     from wdskit import LocalShard
 
     errors = [command("index", folder / "shards")]
-    errors += [command(*words, folder / "shards") for words in (["info"], ["ls"], ["ls", "--json"])]
+    errors += [command(*words, folder / "shards") for words in (["info"], ["info", "--json"])]
     for path in sorted((folder / "shards").glob("*.tar")):
-        errors += [command("ls", "--members", path), command("ls", "--json", path), command("info", path)]
+        errors += [command("info", path), command("info", "--json", path)]
         with LocalShard(path) as shard:
             errors += [quietly(bytes, data) for at in (0, 1) for data in shard[at].values()]
     return errors
@@ -269,7 +269,7 @@ def name_everything(folder: Path) -> list[str]:
         errors.append(quietly(make_loader, {"pipeline": stages[:1]}, overrides=[f"pipeline.stream={text}"], workers=0))
         errors.append(quietly(lambda text=text: list(Pipeline().stream(text).build())))
         errors.append(command("config", "show", "config.yaml", "--set", f"pipeline.stream={text}"))
-        errors += [command(word, text) for word in ("index", "info", "ls")]
+        errors += [command(word, text) for word in ("index", "info")]
         errors.append(command("pack", text, folder / "packed" / "c"))
     return errors
 

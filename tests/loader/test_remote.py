@@ -742,27 +742,6 @@ def test_a_configuration_says_where_parts_are_kept(there, tmp_path):
         wdskit.make_loader(config, overrides=["cache.dir=x", "cache.size=2 apples"])
 
 
-@pytest.mark.usefixtures("small_parts")
-def test_warming_fetches_all_before_it_is_asked_for(run, here, there, tmp_path, asked):
-    source = f"{{shards: 's3://{there}/numbers/', window: 7, lanes: 5}}"
-    stages = f"  - exact: {source}\n  - to_tuple: [cls, __key__]\n  - batched: 10\n"
-    (tmp_path / "c.yaml").write_text(f"version: 1\npipeline:\n{stages}cache: {{dir: {tmp_path}/kept, size: 1GB}}\n")
-    code, out, _ = run("cache", "warm", str(tmp_path / "c.yaml"))
-    assert (code, out.endswith(" kB are kept.")) == (0, True)
-    asked.clear()
-    loader = wdskit.make_loader(tmp_path / "c.yaml", workers=0)
-    assert digest(loader) == digest(SOURCES["columns"](here).loader(workers=0))
-    assert len([url for url in asked if url.endswith(".tar")]) == 3  # the version of each shard
-    assert run("cache", "ls", f"{tmp_path}/kept")[0] == 0
-    sizes = [path.stat().st_size for path in sorted((here / "numbers").glob("*.tar"))]
-    small = f"cache={{dir: {tmp_path}/small, size: {sum(sizes[:2]) + 2000}, small: ranges}}"
-    code, out, _ = run("cache", "warm", str(tmp_path / "c.yaml"), "--set", small)
-    assert (code, out.endswith(" kB are kept. 2 of 3 shards fit.")) == (0, True)
-    assert 0.9 * sum(sizes[:2]) < sum(part.num_bytes for part in parts_of(tmp_path / "small")) < sum(sizes[:2]) + 2000
-    code, _, err = run("cache", "warm", str(tmp_path / "c.yaml"), "--set", "cache=null")
-    assert (code, "sets no cache folder" in err) == (1, True)
-
-
 FETCHING = """
 import sys, time
 from wdskit import Pipeline

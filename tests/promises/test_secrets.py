@@ -83,7 +83,7 @@ COMMANDS = {
     "bench": [["{config}", "--seconds", "0.1"]],
     "verify": [["{url}"], ["{url}", "--json"]],
     "cat": [["{url}", "n000001.cls"], ["{url}", "nothing.cls"]],
-    "view": [["{url}", "--no-browser"]],
+    "view": [["{url}", "--no-open"]],
     "config check": [["{config}"], ["{config}", "--set", "pipeline.0={url}"], ["{config}", "--set", "{url}"]],
     "config show": [["{config}"], ["{config}", "--set", "loader.workers={url}"]],
     "config schema": [["{url}"]],

@@ -2,7 +2,7 @@
 
 `--help` loads the modules of all commands, so a command imports slow modules inside its function. Exit codes: 0 for
 success, 1 for an error with a message or a finding, 2 for a wrong command line or a command that could not start its
-check (`verify`, `diff`, `config`), 130 for Ctrl-C.
+check (`verify`, `config`), 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -20,21 +20,16 @@ import typer
 
 from wdskit import __version__
 from wdskit.cli.bench import bench_command
-from wdskit.cli.cache import app as cache_app
 from wdskit.cli.cat import cat_command
 from wdskit.cli.config import app as config_app
 from wdskit.cli.console import print_error
-from wdskit.cli.diff import diff_command
-from wdskit.cli.export import export_command
 from wdskit.cli.index import index_command
 from wdskit.cli.info import info_command
-from wdskit.cli.ls import ls_command
 from wdskit.cli.options import Command, Group
 from wdskit.cli.pack import pack_command
 from wdskit.cli.plan import plan_command
 from wdskit.cli.reshard import reshard_command
 from wdskit.cli.split import split_command
-from wdskit.cli.stats import stats_command
 from wdskit.cli.verify import verify_command
 from wdskit.cli.view import view_command
 from wdskit.errors import StorageError, WdskitError
@@ -75,20 +70,15 @@ def _wdskit(
 
 app.command("pack", cls=Command, context_settings={"allow_extra_args": True})(pack_command)
 app.command("index", cls=Command)(index_command)
-app.command("export", cls=Command)(export_command)
 app.command("info", cls=Command)(info_command)
-app.command("ls", cls=Command)(ls_command)
-app.command("stats", cls=Command)(stats_command)
 app.command("reshard", cls=Command)(reshard_command)
 app.command("split", cls=Command)(split_command)
 app.command("plan", cls=Command)(plan_command)
 app.command("bench", cls=Command)(bench_command)
 app.command("verify", cls=Command)(verify_command)
 app.command("cat", cls=Command)(cat_command)
-app.command("diff", cls=Command)(diff_command)
 app.command("view", cls=Command)(view_command)
 app.add_typer(config_app, name="config")
-app.add_typer(cache_app, name="cache")
 
 
 def main() -> None:

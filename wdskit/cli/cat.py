@@ -12,7 +12,9 @@ _TO_FILE = "Send it to a file: wdskit cat ... > file"
 
 def cat_command(
     shard: Annotated[str, typer.Argument(metavar="SHARD", help="A shard: a path, or a URL.")],
-    name: Annotated[str, typer.Argument(metavar="KEY.FIELD", help="As in `wdskit ls`: photos/cat/000003.json.")],
+    name: Annotated[
+        str, typer.Argument(metavar="KEY.FIELD", help="As in `wdskit info SHARD`: photos/cat/000003.json.")
+    ],
 ) -> None:
     """Write one field of one sample to stdout, byte for byte.
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
@@ -149,164 +148,102 @@ def print_summary(details: Iterable[tuple[str, str]], notes: Iterable[str]) -> N
 
 def ignored_note(num_ignored: int) -> str:
     """Return the note that `num_ignored` members of a shard belong to no sample."""
-    return f"Note: {plural(num_ignored, 'member')} in no sample (`wdskit ls SHARD --members` lists all members)."
+    return f"Note: {plural(num_ignored, 'member')} in no sample (`tar tf SHARD` lists all members)."
+
+
+Show: TypeAlias = Callable[[str, int, int | None, str], None]
+"""Takes the name of the running step, the amount done, the whole amount (None if unknown), and both as text."""
 
 
 @contextlib.contextmanager
-def _show_bar(*columns: Any, **options: Any) -> Iterator[Any]:
-    """Show rich's progress bar on stderr while the `with` block runs. If stderr is not a terminal, nothing is shown.
-
-    `columns` and `options` are the arguments of `rich.progress.Progress`.
-
-    Yields:
-        The bar. Its `disable` is True if stderr is not a terminal.
+def _show_progress() -> Iterator[Show]:
+    """Show a progress bar on stderr while the `with` block runs. If stderr is not a terminal, print a line once a
+    minute instead.
     """
-    from rich.progress import Progress
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    console = make_console(stderr=True)
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal, **options)
+    console, start_s = make_console(stderr=True), time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[text]}"))
+    bar = Progress(*columns, console=console, transient=True, expand=True)
+    task = bar.add_task("", total=None, text="")
+    next_s, shown = start_s + (0 if console.is_terminal else _LOG_EVERY_S), ""
+
+    def show(step: str, done: int, total: int | None, text: str) -> None:
+        nonlocal next_s, shown
+        now_s, is_end = time.monotonic(), step != shown or done == total
+        if console.is_terminal and (is_end or now_s >= next_s):
+            next_s, shown = now_s + _REFRESH_S, step
+            bar.update(task, description=escape(step), completed=done, total=total, text=escape(text), refresh=is_end)
+        elif not console.is_terminal and now_s >= next_s:
+            next_s = now_s + _LOG_EVERY_S
+            print(escape(f"{step}: {text}"), file=sys.stderr, flush=True)
+
     # Entered on a terminal only: rich before 14.3 prints an empty line after a disabled bar.
     with bar if console.is_terminal else contextlib.nullcontext():
-        yield bar
+        yield show
 
 
-class _ProgressLog:
-    """Prints the progress once a minute as a line on stderr, for runs without a bar. If `is_silent`, prints nothing."""
-
-    def __init__(self, *, is_silent: bool) -> None:
-        self._start_s = time.monotonic()
-        self._next_s = math.inf if is_silent else self._start_s + _LOG_EVERY_S
-
-    def note(self, make_line: Callable[[float], str]) -> None:
-        """Print a line, if a minute has passed since the start or the last line.
-
-        `make_line` takes the seconds since the start and returns the line.
-        """
-        now_s = time.monotonic()
-        if now_s >= self._next_s:
-            self._next_s = now_s + _LOG_EVERY_S
-            print(escape(make_line(now_s - self._start_s)), file=sys.stderr, flush=True)
+def _time_left(done: int, total: int | None, seconds: float) -> str:
+    """Return the time left, such as `  0:00:48 left`, if the first `done` of `total` took `seconds`; "" if unknown."""
+    return f"  {timedelta(seconds=round(seconds * (total - done) / done))} left" if done and total is not None else ""
 
 
 @contextlib.contextmanager
 def show_bytes(title: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a progress bar with the text `title`, MB/s and the time left on stderr while the `with` block runs.
-
-    If stderr is not a terminal, print a line once a minute instead.
+    """Show the progress of reading as `_show_progress` does. `title` is the name of the step.
 
     Yields:
         A function to call with the number of bytes so far and the total number of bytes (None if unknown).
     """
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    start_s = time.monotonic()
+    with _show_progress() as show:
 
-    numbers = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with _show_bar(TextColumn("{task.description}"), BarColumn(), *numbers) as bar:
-        task, log = bar.add_task(escape(title), total=None), _ProgressLog(is_silent=not bar.disable)
-
-        def show(done: int, total: int | None) -> None:
-            bar.update(task, completed=done, total=total)
+        def show_done(done: int, total: int | None) -> None:
+            seconds = time.monotonic() - start_s or 1e-9
             size = format_bytes(done) + ("" if total is None else f" of {format_bytes(total)}")
-            log.note(
-                lambda seconds: "  ".join(
-                    [f"{title}: {size}", f"{format_bytes(done / seconds)}/s", *_time_left(done, total, seconds)]
-                )
-            )
+            show(title, done, total, f"{size}  {format_bytes(done / seconds)}/s{_time_left(done, total, seconds)}")
 
-        yield show
+        yield show_done
 
 
 @contextlib.contextmanager
 def show_steps() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar on stderr while the `with` block runs.
-
-    If stderr is not a terminal, print a line once a minute instead.
+    """Show the progress of a run of equal steps as `_show_progress` does.
 
     Yields:
         A function to call with the name of the next step, the number of finished steps, and the number of all steps.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with _show_bar(*columns) as bar:
-        task, log = bar.add_task("starting", total=None), _ProgressLog(is_silent=not bar.disable)
-
-        def show(what: str, done: int, total: int) -> None:
-            bar.update(task, description=escape(what), completed=done, total=total)
-            log.note(lambda _: f"{what}: {format_count(done)} of {format_count(total)}")
-
-        yield show
+    with _show_progress() as show:
+        yield lambda what, done, total: show(what, done, total, f"{format_count(done)} of {format_count(total)}")
 
 
 @contextlib.contextmanager
 def show_packing() -> Iterator[OnProgress]:
-    """Show a progress bar on stderr for each stage of packing while the `with` block runs.
-
-    If stderr is not a terminal, print a line once a minute instead. After Ctrl-C, print how packing continues, and
-    raise KeyboardInterrupt again.
+    """Show the progress of each stage of packing as `_show_progress` does. After Ctrl-C, print how packing continues,
+    and raise KeyboardInterrupt again.
 
     Yields:
         A function to call with the `Progress` so far.
     """
-    from rich.progress import BarColumn, Task, TextColumn
-    from rich.text import Text
+    start_s = time.monotonic()
 
-    class Rates(TextColumn):
-        def render(self, task: Task) -> Text:
-            return Text(_rates(task.fields["now"], task.elapsed or 0))
+    def rates(now: Progress) -> str:
+        """Return `1,200 of 40,000  812 samples/s  95.1 MB/s  0:00:48 left`, without what is unknown."""
+        seconds = time.monotonic() - start_s
+        text = format_count(now.num_samples)
+        text += "" if now.total_samples is None else f" of {format_count(now.total_samples)}"
+        if seconds > 0 and now.num_samples:
+            text += f"  {format_count(round(now.num_samples / seconds))} samples/s"
+            text += f"  {format_bytes(now.num_bytes / seconds)}/s" if now.num_bytes else ""
+        by_bytes = (now.num_bytes, now.total_bytes)
+        return text + _time_left(*((now.num_samples, now.total_samples) if by_bytes[1] is None else by_bytes), seconds)
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), Rates(""))
     try:
-        with _show_bar(*columns, expand=True) as bar:
-            stage, next_s, log = "", 0.0, _ProgressLog(is_silent=not bar.disable)
-
-            def show(now: Progress) -> None:
-                nonlocal stage, next_s
-                log.note(lambda seconds: f"{now.stage}: {_rates(now, seconds)}")
-                if bar.disable:
-                    return
-                is_last = now.num_samples == now.total_samples
-                if now.stage == stage and time.monotonic() < next_s and not is_last:
-                    return
-                if now.stage != stage:
-                    for task in bar.task_ids:
-                        bar.remove_task(task)
-                    bar.add_task(now.stage, total=now.total_samples, now=now)
-                stage, next_s = now.stage, time.monotonic() + _REFRESH_S
-                bar.update(bar.task_ids[0], completed=now.num_samples, now=now, refresh=is_last)
-
-            yield show
+        with _show_progress() as show:
+            yield lambda now: show(now.stage, now.num_samples, now.total_samples, rates(now))
     except KeyboardInterrupt:
         print(
             "Stopped. Every file with its final name is complete, and the same command continues from there.",
             file=sys.stderr,
         )
         raise
-
-
-def _rates(now: Progress, seconds: float) -> str:
-    """Return progress as text: `1,200 of 40,000  812 samples/s  95.1 MB/s  0:00:48 left`.
-
-    `seconds` is the time since the start. What is unknown is left out of the text.
-    """
-    rates = [format_count(now.num_samples)]
-    if now.total_samples is not None:
-        rates[0] += f" of {format_count(now.total_samples)}"
-    if seconds > 0 and now.num_samples:
-        rates.append(f"{format_count(round(now.num_samples / seconds))} samples/s")
-        if now.num_bytes:
-            rates.append(f"{format_bytes(now.num_bytes / seconds)}/s")
-        if now.total_bytes is None:
-            rates += _time_left(now.num_samples, now.total_samples, seconds)
-        else:
-            rates += _time_left(now.num_bytes, now.total_bytes, seconds)
-    return "  ".join(rates)
-
-
-def _time_left(done: int, total: int | None, seconds: float) -> list[str]:
-    """Return a list with the time left, such as `0:00:48 left`; an empty list if `done` is 0 or `total` is None.
-
-    `seconds` is the time that the first `done` of `total` items or bytes took.
-    """
-    if not done or total is None:
-        return []
-    return [f"{timedelta(seconds=round(seconds * (total - done) / done))} left"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -40,9 +39,7 @@ def index_command(
         wdskit index data/train
         wdskit index data/train --columns width,height,cls,json.score
     """
-    from wdskit.shards.export import describe_outdated
     from wdskit.shards.index import index_folder
-    from wdskit.storage.urls import is_local, local_path
 
     start = time.perf_counter()
     with show_bytes("indexing") as show:
@@ -61,8 +58,6 @@ def index_command(
     )
     if report.columns:
         print(f"Columns: {escape(', '.join(report.columns))}.")
-    if is_local(folder) and (note := describe_outdated(Path(local_path(folder)))):
-        print(f"Note: {escape(note)}")
     if report.changed:
         print(
             f"Note: {plural(len(report.changed), 'shard')} of the same size as before, but with other bytes, first "

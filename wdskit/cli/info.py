@@ -1,4 +1,4 @@
-"""`wdskit info`: what a shard or a folder of shards holds, in a few numbers."""
+"""`wdskit info`: what a shard or a folder of shards holds."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from wdskit.cli.console import (
     print_tables,
     show_bytes,
 )
-from wdskit.cli.options import PathArgument
+from wdskit.cli.options import JsonOption, PathArgument
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wdskit.shards.listing import Summary
+    from wdskit.shards.listing import ColumnSummary, Summary
 
 NUM_CLASSES_SHOWN = 8
 NUM_VALUES_SHOWN = 5
@@ -33,23 +33,29 @@ MAX_VALUE_CHARS_SHOWN = 40
 
 
 def info_command(
-    path: PathArgument, json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+    path: PathArgument,
+    num: Annotated[
+        int, typer.Option(metavar="N", min=0, help="List the first N shards of a folder, or samples of a shard.")
+    ] = 5,
+    json: JsonOption = False,
 ) -> None:
     """Show what a shard or a folder of shards holds.
 
-    A folder with an index is summarized from it, without opening a shard. Shards without one, and a single shard, are
-    read from end to end. PATH may be a URL: s3://bucket/train/.
+    Counts samples, fields, classes and the values of columns, and lists the shards of a folder or the samples of a
+    shard: number, byte offset, key, fields with sizes. A folder with an index is described from it, without opening a
+    shard. Other shards are read from end to end. PATH may be a URL: s3://bucket/train/.
 
     In Python: wdskit.info
 
     Examples:
         wdskit info data/train
+        wdskit info data/train/train-000000.tar --num 20
         wdskit info https://host/data/train-000000.tar
     """
     from wdskit.shards.listing import info
 
     with show_bytes("reading") as show:
-        summary = info(path, progress=show)
+        summary = info(path, num=num, progress=show)
     if json:
         between = dict(zip(("min", "median", "max"), summary.samples_per_shard, strict=True))
         rows = {"fields": by_name(summary.fields), "columns": by_name(summary.columns)}
@@ -60,7 +66,12 @@ def info_command(
         tables.append(_fields(summary))
     if summary.columns:
         tables.append(_columns(summary))
+    if summary.shards or summary.samples:
+        tables.append(_rows(summary))
     print_tables(tables)
+    total = summary.num_samples if summary.kind == "shard" else summary.num_shards
+    if num and (num_more := total - len(summary.shards or summary.samples)):
+        print(f"... and {format_count(num_more)} more: --num {total}")
     if summary.num_others:
         print(f"Note: {plural(summary.num_others, 'other tar')} beside the index: not part of the data.")
     if summary.is_unfinished:
@@ -81,10 +92,10 @@ def _details(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "shards", format_count(summary.num_shards)
         least, median, most = map(format_count, summary.samples_per_shard)
         yield "samples a shard", f"{least} in each" if least == most else f"{least} to {most}, median {median}"
-    if summary.classes is not None:
-        shown = ", ".join(summary.classes[:NUM_CLASSES_SHOWN])
-        more = ", ..." if len(summary.classes) > NUM_CLASSES_SHOWN else ""
-        yield "classes", f"{format_count(len(summary.classes))}: {shown}{more}"
+    counts = summary.class_counts or {}
+    if names := [*dict.fromkeys([*(summary.classes or ()), *counts])]:
+        shown = ", ".join(_counted(name, counts.get(name, 0) if counts else None) for name in names[:NUM_CLASSES_SHOWN])
+        yield "classes", f"{format_count(len(names))}: {shown}{', ...' if len(names) > NUM_CLASSES_SHOWN else ''}"
     if summary.source == "scan":
         yield "based on", "a full read"
     else:
@@ -114,21 +125,43 @@ def _fields(summary: Summary) -> Table:
 
 def _columns(summary: Summary) -> Table:
     """Return a table with one line per column of the index. A line has at most 5 values, with their sample counts."""
-    has_problems = any(column.problem for column in summary.columns)
-    rows = []
-    for column in summary.columns:
-        counts = list((column.values or {}).items())
-        shown = ", ".join(f"{_value(value)} {format_count(count)}" for value, count in counts[:NUM_VALUES_SHOWN])
-        shown += ", ..." if len(counts) > NUM_VALUES_SHOWN else ""
-        row = [column.name, column.kind, column.source, shown or "-"]
-        rows.append([*row, column.problem or ""] if has_problems else row)
-    titles = ["column", "kind", "made from", "samples by value", *(["problem"] if has_problems else [])]
-    return numbers_table(titles, rows, texts=titles[2:])
+    rows = [[one.name, one.kind, one.source, one.problem or _values(one)] for one in summary.columns]
+    return numbers_table(
+        ["column", "kind", "made from", "samples by value"], rows, texts=["made from", "samples by value"]
+    )
 
 
-def _value(text: str) -> str:
-    """Return the value of a column as the table shows it: `(none)` for "", and `...` after 40 characters."""
-    return text[:MAX_VALUE_CHARS_SHOWN] + ("..." if len(text) > MAX_VALUE_CHARS_SHOWN else "") or "(none)"
+def _values(column: ColumnSummary) -> str:
+    if column.values is None:
+        return "-" if column.limits is None else "{:,.6g} to {:,.6g}".format(*column.limits)
+    shown = ", ".join(_counted(*each) for each in [*column.values.items()][:NUM_VALUES_SHOWN])
+    return f"{shown}, ..." if len(column.values) > NUM_VALUES_SHOWN else shown or "-"
+
+
+def _counted(name: str, count: int | None) -> str:
+    """Return a value and its number of samples: `cat 12`; `(none)` for "", and `...` after 40 characters."""
+    shown = name[:MAX_VALUE_CHARS_SHOWN] + ("..." if len(name) > MAX_VALUE_CHARS_SHOWN else "") or "(none)"
+    return shown if count is None else f"{shown} {format_count(count)}"
+
+
+def _rows(summary: Summary) -> Table:
+    """Return a table of the first shards of a folder, or of the first samples of a shard."""
+    if summary.shards:
+        shards = [
+            [one.name, format_count(one.num_samples), format_bytes(one.num_bytes), " ".join(one.fields)]
+            for one in summary.shards
+        ]
+        return numbers_table(["shard", "samples", "size", "fields"], shards, texts=["fields"])
+    samples = [
+        [
+            one.key,
+            str(one.number),
+            str(one.offset),
+            ", ".join(f"{name} {format_bytes(size)}" for name, size in one.fields.items()),
+        ]
+        for one in summary.samples
+    ]
+    return numbers_table(["key", "number", "offset", "fields"], samples, texts=["fields"])
 
 
 def _part(count: int, total: int) -> str:

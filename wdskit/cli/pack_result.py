@@ -90,27 +90,14 @@ def format_names(shards: Sequence[ShardEntry | PlannedShard]) -> str:
 
 def to_json(result: PackResult) -> dict[str, object]:
     """Return the result as the object that `--json` prints."""
+    names = ("source", "dry_run", "was_done", "num_samples", "num_bytes", "num_cleaned", "num_other", "seconds")
+    columns = ("name", "num_samples", "num_bytes", "sha256")  # a planned shard has no digest
     return {
-        "source": result.source,
+        **{name: getattr(result, name) for name in names},
         "folder": str(result.folder),
-        "dry_run": result.dry_run,
-        "was_done": result.was_done,
-        "num_samples": result.num_samples,
-        "num_bytes": result.num_bytes,
-        "shards": [
-            {
-                "name": shard.name,
-                "num_samples": shard.num_samples,
-                "num_bytes": shard.num_bytes,
-                "sha256": getattr(shard, "sha256", None),
-            }
-            for shard in _written(result)
-        ],
+        "shards": [{name: getattr(shard, name, None) for name in columns} for shard in _written(result)],
         "splits": {split: [shard.name for shard in shards] for split, shards in result.splits.items() if split},
         "classes": dict(result.classes),
         "num_rejected": len(result.rejected),
-        "num_cleaned": result.num_cleaned,
-        "num_other": result.num_other,
         "notes": list(result.notes),
-        "seconds": result.seconds,
     }

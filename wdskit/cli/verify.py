@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -12,8 +11,6 @@ from wdskit.cli.console import escape, exit_2_on_error, format_bytes, ignored_no
 from wdskit.cli.options import JsonOption, PathArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from wdskit.codecs.checks import ImageCheck
     from wdskit.shards.verify import VerifyResult
 
@@ -98,8 +95,16 @@ def _print(result: VerifyResult, seconds: float) -> None:
 
     for finding in result.findings:
         print(escape(f"Note: {finding}" if finding.kind in NOTES else str(finding)))
-    for line in _advice(result):
-        print(line)
+    kinds = {finding.kind for finding in result.findings}
+    if not result.is_indexed and "unfinished" not in kinds:
+        print("No index: sizes and digests could not be compared. `wdskit index FOLDER` creates one.")
+    if kinds & _DAMAGE:
+        print("Damaged or missing shards: fetch or pack them again, into a new folder.")
+    if "structure" in kinds:
+        print("`wdskit pack --skip-bad SHARD.tar DEST` saves the samples before the damage.")
+    stale = [one for one in result.findings if one.kind in _STALE and not one.file.endswith("classes.json")]
+    if stale and not kinds & _DAMAGE and "unfinished" not in kinds:
+        print("If the shards are right, `wdskit index FOLDER` writes their index and offsets again.")
     if result.num_ignored:
         print(ignored_note(result.num_ignored))
     if result.num_large:
@@ -113,41 +118,3 @@ def _print(result: VerifyResult, seconds: float) -> None:
         f"{plural(result.num_samples, 'sample')}, {plural(result.num_images, 'image')}, "
         f"{format_bytes(result.num_bytes)} in {seconds:.1f} s ({format_bytes(result.num_bytes / seconds)}/s)."
     )
-
-
-def _advice(result: VerifyResult) -> Iterator[str]:
-    """Yield sentences that say what the user can do about the findings."""
-    from wdskit.dataset.classes import CLASSES_NAME
-    from wdskit.dataset.columns import COLUMNS_NAME
-    from wdskit.dataset.patterns import split_url
-    from wdskit.storage.urls import is_local, scheme_of
-
-    kinds = {finding.kind for finding in result.findings}
-    path = Path(result.path)
-    is_remote = not is_local(result.path)
-    folders = {str(Path(finding.file).parent) for finding in result.findings}
-    of_pattern = folders.pop() if len(folders) == 1 else "FOLDER"
-    if is_remote:
-        of_pattern = split_url(result.path)[0] or result.path
-        if scheme_of(result.path) in ("http", "https"):
-            of_pattern = "FOLDER"  # on the machine of the web server
-    folder = escape(str(path) if path.is_dir() else str(path.parent) if path.is_file() else of_pattern)
-    if not result.is_indexed and "unfinished" not in kinds:
-        yield f"No index: sizes and digests could not be compared. `wdskit index {folder}` creates one."
-    if kinds & _DAMAGE:
-        if is_remote:
-            yield "Damaged or missing shards: upload them again."
-            return
-        yield "Damaged or missing shards: fetch them again, or pack them again into a new folder."
-        if "structure" in kinds:
-            yield "`wdskit pack --skip-bad SHARD.tar DEST` saves the samples before the damage."
-        elif "digest" in kinds:
-            yield "The index has a digest of each shard, so the changed sample is not known."
-    elif "unfinished" not in kinds:
-        names = {Path(finding.file).name for finding in result.findings if finding.kind in _STALE}
-        if names - {CLASSES_NAME}:
-            yield f"If the shards are right, `wdskit index {folder}` writes their index and offsets again."
-        if COLUMNS_NAME in names:
-            yield f"If {COLUMNS_NAME} cannot be read, remove it first, and add --columns NAMES."
-        if CLASSES_NAME in names:
-            yield f"Restore {CLASSES_NAME}, or pack again."

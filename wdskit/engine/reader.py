@@ -20,7 +20,7 @@ from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import ShardError, WdskitError
 from wdskit.native import native
 from wdskit.order.base import Ints
-from wdskit.storage.cache import MAX_FETCHING, PartCache
+from wdskit.storage.cache import PartCache
 from wdskit.storage.traffic import NO_TRAFFIC, Traffic
 from wdskit.storage.urls import shown_url
 
@@ -140,36 +140,6 @@ class SampleReader:
         from wdskit.storage.requests import loop_of_this_process  # needs obstore
 
         return loop_of_this_process("").take_count()
-
-    def warm(self, progress: Callable[[int, int], None]) -> int:
-        """Fetch remote shards into the cache, in order, as long as they fit into the cache together. Wait for the
-        fetches. A failed fetch is only logged. The reader must have a cache.
-
-        Args:
-            progress: Called for each shard that fits, with the number of these shards so far and of all shards. The
-                last shards may still be being fetched.
-
-        Returns:
-            The number of shards before the first one that does not fit. Local shards count too.
-
-        Raises:
-            ShardError: A shard is damaged.
-            StorageError, FolderIndexError: A shard cannot be opened, or its `.idx` file belongs to another file.
-        """
-        assert self.cache is not None
-        num_shards, num_fit, num_bytes = int(self._stops[-1]), 0, 0
-        for shard in range(num_shards):
-            opened = self._shard(shard)
-            if isinstance(opened, RemoteShard):
-                num_bytes += int(opened.offsets[-1])
-                if num_bytes > self.cache.num_bytes:  # further parts would replace the first ones
-                    break
-                opened.keep(range(len(opened)))
-                self.cache.wait(MAX_FETCHING)
-            num_fit += 1
-            progress(num_fit, num_shards)
-        self.cache.wait()
-        return num_fit
 
     def _find_table(self, shard: int) -> tuple[int, ShardTable, int]:
         """Return (index of a shard's table in `tables`, the table, number of the shard in the table)."""

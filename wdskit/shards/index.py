@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from wdskit.dataset.columns import (
@@ -49,14 +49,8 @@ from wdskit.storage.urls import ByteStream, LocalFile, is_local, read_bytes
 from wdskit.tar.window import LargeData, size_of
 from wdskit.text import format_bytes, plural
 
-if TYPE_CHECKING:
-    from wdskit.storage.buckets import ObjectInfo
-
 _HEAD_BYTES = 200  # of an `index.json`, which say that wdskit wrote it
 _log = logging.getLogger(__name__)
-
-S = TypeVar("S")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -122,41 +116,116 @@ def index_folder(
     """
     new, drop = parse_columns(columns) if columns else {}, parse_names(drop_columns)
     if not is_local(str(folder)):
-        return _index_bucket(str(folder).rstrip("/"), new, drop, workers=workers, progress=progress)
+        url = str(folder).rstrip("/")
+        found = _find_objects(url)
+        write_all = partial(_put_index, had_columns=bool(found.columns))
+        return _index(url, found, new, drop, workers=workers, progress=progress, write=write_all)
     path = local_folder(folder, command="index", done="indexed")
     with lock_folder(path):
         refuse_commit(path)
-        sizes = _find_shards(path)
-        idx_urls = {name: str(file) for name in sizes if (file := offsets_path(path / name)).exists()}
-        before = _read_before(str(path), has_index=has_index(path), idx_urls=idx_urls)
-        sizes = _in_known_order(sizes, before)
-        num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
-        sources = _sources(list_columns(path), new, drop, str(path))
-        scans: list[ScannedShard] = []
-        try:
-            remove_temp_files(path, disk=disk)
-            paths = [str(path / name) for name in sizes]
-            read = partial(scan_shard, columns=sources)
-            scans += _read_all(str(path), read, paths, [*sizes.values()], num_workers, progress)
-            entries = [scan.entry for scan in scans]
-            columns_made = _new_columns(sources, scans)
-            for scan in scans:
-                write_offsets(path / scan.entry.name, scan.offsets, disk=disk)
-            write_index(path, entries, disk=disk)
-            names = []
-            if sources:
-                names = write_columns(path, Index.of("", entries).digest, columns_made, disk=disk)
-            remove_columns(path, keep=names, disk=disk)
-        except OSError as err:
-            raise StorageError(f"{path}: the index cannot be written: {err.strerror}.", url=str(path)) from err
-    return _report(Index.of(str(folder), entries), scans, num_workers, before, sources)
+        write = partial(_write_index, disk=disk)
+        return _index(str(path), _find_files(path), new, drop, workers=workers, progress=progress, write=write)
 
 
-def _in_known_order(shards: Mapping[str, T], known: Iterable[str]) -> dict[str, T]:
-    """Return `shards` in the order of the names `known`, then the other shards in their order. States of loaders
-    depend on the order of the shards, so the order of an earlier index is kept.
+class _Found(NamedTuple):
+    """The files of a folder.
+
+    Attributes:
+        shards: Each shard by its name.
+        idx_urls: Path or URL of each `.idx` that exists, by the name of its shard.
+        has_index: Whether the folder has an `index.json`.
+        columns: The columns that the folder has, by name.
     """
-    return {name: shards[name] for name in (*(name for name in known if name in shards), *shards)}
+
+    shards: dict[str, _ListedShard]
+    idx_urls: dict[str, str]
+    has_index: bool
+    columns: Mapping[str, Column]
+
+
+class _ListedShard(NamedTuple):
+    """Path or URL of a shard, its size, and its ETag in quotes (None for a local file, and without ETags)."""
+
+    url: str
+    num_bytes: int
+    etag: str | None = None
+
+
+def _index(
+    folder: str,
+    found: _Found,
+    new: Mapping[str, Source],
+    drop: Sequence[str],
+    *,
+    workers: int | None,
+    progress: Progress | None,
+    write: Callable[[str, Sequence[_ListedShard], Sequence[ScannedShard], Mapping[str, NewColumn]], None],
+) -> IndexReport:
+    """Read all shards, and let `write` write the index. `index_folder` lists the errors.
+
+    `new` maps the names of new columns to their sources. `drop` has the names of columns to remove.
+    """
+    if not found.shards:
+        raise StorageError(f"{folder}: there are no shards (*.tar) in this folder.", url=folder)
+    known = _read_before(folder, has_index=found.has_index, idx_urls=found.idx_urls)
+    # States of loaders depend on the order of the shards, so the order of an earlier index is kept.
+    names = dict.fromkeys([*(name for name in known if name in found.shards), *found.shards])
+    shards = [found.shards[name] for name in names]
+    sizes = [one.num_bytes for one in shards]
+    num_workers = choose_workers(len(sizes), sum(sizes)) if workers is None else workers
+    sources = _sources(found.columns, new, drop, folder)
+    scans = [*_read_all(folder, partial(_scan_file, columns=sources), shards, sizes, num_workers, progress)]
+    columns = {name: NewColumn(source, [scan.columns[name] for scan in scans]) for name, source in sources.items()}
+    write(folder, shards, scans, columns)
+    index = Index.of(folder, [scan.entry for scan in scans])
+    return IndexReport(
+        index=index,
+        num_ignored=sum(scan.num_ignored for scan in scans),
+        workers=min(num_workers, len(scans)),
+        changed=tuple(
+            one.name
+            for one in index.entries
+            if (old := known.get(one.name)) and old.num_bytes == one.num_bytes and old.sha256 != one.sha256
+        ),
+        columns=tuple(sources),
+    )
+
+
+def _write_index(
+    folder: str, _: object, scans: Sequence[ScannedShard], columns: Mapping[str, NewColumn], *, disk: Disk
+) -> None:
+    path, entries = Path(folder), [scan.entry for scan in scans]
+    try:
+        remove_temp_files(path, disk=disk)
+        for scan in scans:
+            write_offsets(path / scan.entry.name, scan.offsets, disk=disk)
+        write_index(path, entries, disk=disk)
+        kept = write_columns(path, Index.of("", entries).digest, columns, disk=disk) if columns else []
+        remove_columns(path, keep=kept, disk=disk)
+    except OSError as err:
+        raise StorageError(f"{path}: the index cannot be written: {err.strerror}.", url=folder) from err
+
+
+def _put_index(
+    url: str,
+    shards: Sequence[_ListedShard],
+    scans: Sequence[ScannedShard],
+    columns: Mapping[str, NewColumn],
+    *,
+    had_columns: bool,
+) -> None:
+    """Upload the offsets, the columns and, last, `index.json`. `had_columns`: Whether the folder had columns before."""
+    from wdskit.storage.buckets import put_object, start_upload
+    from wdskit.storage.requests import result
+
+    entries = [scan.entry for scan in scans]
+    for one, scan in zip(shards, scans, strict=True):
+        put_object(f"{one.url}{IDX_SUFFIX}", idx_bytes(scan.offsets))
+    with tempfile.TemporaryDirectory() as temp:  # `columns.json` is the last of the files
+        digest = Index.of("", entries).digest
+        for name in write_columns(Path(temp), digest, columns) if columns or had_columns else ():
+            result(start_upload(f"{url}/{quote(name)}", Path(temp) / name), f"{url}/{name}")
+    put_object(f"{url}/{INDEX_NAME}", index_json(entries))
 
 
 def _read_before(folder: str, *, has_index: bool, idx_urls: Mapping[str, str]) -> Mapping[str, ShardEntry]:
@@ -196,6 +265,7 @@ def _sources(
     known: Mapping[str, Column], new: Mapping[str, Source], drop: Sequence[str], folder: str
 ) -> dict[str, Source]:
     """Return the source of each column to compute, by name: existing and new columns, without the columns in `drop`.
+
     SelectionError: A column to drop does not exist, or a new column has the name of another existing column.
     """
     unknown = next((name for name in drop if name not in known), None)
@@ -211,107 +281,50 @@ def _sources(
     return {**kept, **new}
 
 
-def _new_columns(sources: Mapping[str, Source], scans: Sequence[ScannedShard]) -> dict[str, NewColumn]:
-    return {name: NewColumn(source, [scan.columns[name] for scan in scans]) for name, source in sources.items()}
-
-
-def _index_bucket(
-    url: str, new: Mapping[str, Source], drop: Sequence[str], *, workers: int | None, progress: Progress | None
-) -> IndexReport:
-    """Read all shards of a folder of a bucket, then upload the index and the columns. `index_folder` lists the errors.
-
-    `new` maps the names of new columns to their sources. `drop` has the names of columns to remove.
-    """
-    from wdskit.storage.buckets import check_bucket, list_objects, put_object
+def _find_objects(url: str) -> _Found:
+    """Return the files of a folder of a bucket."""
+    from wdskit.storage.buckets import check_bucket, list_objects
 
     check_bucket(url)
-    objects = {unquote(one.url.rpartition("/")[2]): one for one in list_objects(url)}
+    objects = {unquote(one.url.rpartition("/")[2]): _ListedShard(*one) for one in list_objects(url)}
     shards = {name: one for name, one in objects.items() if name.endswith(".tar") and not name.startswith(".")}
-    if not shards:
-        raise StorageError(f"{url}: there are no shards (*.tar) in this folder.", url=url)
     idx_urls = {name: objects[idx].url for name in shards if (idx := f"{name}{IDX_SUFFIX}") in objects}
-    known = _read_before(url, has_index=INDEX_NAME in objects, idx_urls=idx_urls)
-    shards = _in_known_order(shards, known)
-    sizes = [one.num_bytes for one in shards.values()]
-    num_workers = choose_workers(len(sizes), sum(sizes)) if workers is None else workers
-    listed: Mapping[str, Column] = {}
+    columns: Mapping[str, Column] = {}
     if COLUMNS_NAME in objects and INDEX_NAME in objects:
-        listed = read_copy(url, [COLUMNS_NAME], partial(list_columns, url=url))
-    sources = _sources(listed, new, drop, url)
-    read = partial(_scan_object, columns=sources)
-    scans = [*_read_all(url, read, [*shards.values()], sizes, num_workers, progress)]
-    entries = [scan.entry for scan in scans]
-    for one, scan in zip(shards.values(), scans, strict=True):
-        put_object(f"{one.url}{IDX_SUFFIX}", idx_bytes(scan.offsets))
-    if sources or listed:
-        _put_columns(url, sources, scans)
-    put_object(f"{url}/{INDEX_NAME}", index_json(entries))
-    return _report(Index.of(url, entries), scans, num_workers, known, sources)
+        columns = read_copy(url, [COLUMNS_NAME], partial(list_columns, url=url))
+    return _Found(shards, idx_urls, INDEX_NAME in objects, columns)
 
 
-def _put_columns(url: str, sources: Mapping[str, Source], scans: Sequence[ScannedShard]) -> None:
-    """Write the columns of the scanned shards, and upload them to a folder of a bucket. `columns.json` is uploaded
-    last.
+def _find_files(folder: Path) -> _Found:
+    """Return the files of a local folder, its shards sorted by name. StorageError: The folder cannot be read, or a
+    shard is not a plain file.
     """
-    from wdskit.storage.buckets import start_upload
-    from wdskit.storage.requests import result
-
-    with tempfile.TemporaryDirectory() as temp:
-        digest = Index.of("", [scan.entry for scan in scans]).digest
-        for name in write_columns(Path(temp), digest, _new_columns(sources, scans)):
-            result(start_upload(f"{url}/{quote(name)}", Path(temp) / name), f"{url}/{name}")
-
-
-def _report(
-    index: Index,
-    scans: Sequence[ScannedShard],
-    workers: int,
-    known: Mapping[str, ShardEntry],
-    sources: Mapping[str, Source],
-) -> IndexReport:
-    return IndexReport(
-        index=index,
-        num_ignored=sum(scan.num_ignored for scan in scans),
-        workers=min(workers, len(scans)),
-        changed=tuple(
-            one.name
-            for one in index.entries
-            if (old := known.get(one.name)) and old.num_bytes == one.num_bytes and old.sha256 != one.sha256
-        ),
-        columns=tuple(sources),
-    )
+    try:
+        paths = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
+        stats = {path: path.stat() for path in paths}
+    except OSError as err:
+        raise StorageError(f"{err.filename}: cannot be read: {err.strerror}.", url=str(folder)) from err
+    for path, status in stats.items():
+        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait forever
+            raise StorageError(f"{path}: this is not a file. Move it away, or rename it.", url=str(path))
+    shards = {path.name: _ListedShard(str(path), status.st_size) for path, status in stats.items()}
+    idx_urls = {path.name: str(file) for path in paths if (file := offsets_path(path)).exists()}
+    return _Found(shards, idx_urls, has_index(folder), list_columns(folder))
 
 
-def _scan_object(one: ObjectInfo, *, columns: Mapping[str, Source]) -> ScannedShard:
+def _scan_file(one: _ListedShard, *, columns: Mapping[str, Source]) -> ScannedShard:
+    if is_local(one.url):
+        return scan_shard(one.url, columns=columns)
     from wdskit.storage.objects import ObjectStream
 
     stream = ObjectStream(one.url, num_bytes=one.num_bytes, etag=one.etag)
     return scan_shard(one.url, name=unquote(one.url.rpartition("/")[2]), file=stream, columns=columns)
 
 
-def _find_shards(folder: Path) -> dict[str, int]:
-    """Return the name and the size in bytes of each shard of a folder, sorted by name. StorageError: The folder has no
-    shards or cannot be read, or a shard is not a plain file.
-    """
-    try:
-        paths = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
-        stats = {path.name: path.stat() for path in paths}
-    except OSError as err:
-        raise StorageError(f"{err.filename}: cannot be read: {err.strerror}.", url=str(folder)) from err
-    for name, status in stats.items():
-        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait forever
-            raise StorageError(
-                f"{folder / name}: this is not a file. Move it away, or rename it.", url=str(folder / name)
-            )
-    if not stats:
-        raise StorageError(f"{folder}: there are no shards (*.tar) in this folder.", url=str(folder))
-    return {name: status.st_size for name, status in stats.items()}
-
-
 def _read_all(
     folder: str,
-    scan: Callable[[S], ScannedShard],
-    shards: Sequence[S],
+    scan: Callable[[_ListedShard], ScannedShard],
+    shards: Sequence[_ListedShard],
     sizes: Sequence[int],
     workers: int,
     progress: Progress | None,

@@ -1,23 +1,22 @@
-"""Describe, list and read shards: `wdskit info`, `wdskit ls` and `wdskit cat`."""
+"""Describe shards and read one field: `wdskit info` and `wdskit cat`."""
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote
 
 import numpy as np
 
-from wdskit.dataset.classes import read_classes
-from wdskit.dataset.columns import COLUMNS_NAME, Columns, list_columns
+from wdskit.dataset.classes import CLASS_FIELD, read_classes
+from wdskit.dataset.columns import COLUMNS_NAME, Column, Columns, list_columns
 from wdskit.dataset.index import Index, ShardEntry, has_run, read_index
 from wdskit.dataset.patterns import (
     ShardList,
@@ -29,18 +28,18 @@ from wdskit.dataset.patterns import (
     split_url,
 )
 from wdskit.dataset.remote import read_copy
-from wdskit.errors import ConfigError, FolderIndexError, KeyRuleError, SelectionError, StorageError
-from wdskit.limits import MAX_HELD_BYTES
+from wdskit.errors import FolderIndexError, KeyRuleError, SelectionError, StorageError
 from wdskit.shards.lazy_shard import LazyShard, field_size, fields_of
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
-from wdskit.storage.urls import LISTED_SCHEMES, is_local, local_path, open_stream, scheme_of, shown_url
+from wdskit.storage.urls import LISTED_SCHEMES, is_local, local_path, scheme_of, shown_url
 from wdskit.tar.names import split_name
-from wdskit.tar.reader import TarReader
-from wdskit.tar.window import size_of
 from wdskit.text import shorten
 
 _KINDS = {"b": "bool", "u": "int", "i": "int", "f": "float"}
-_MAX_COUNTED = 100  # samples are counted by value if a column has at most this number of different values
+_MAX_COUNTED = 100  # samples are counted by value if a column, other than labels, has at most this number of values
+_MAX_SPAN = 1 << 16  # and if its largest number is less than this above its smallest
+_CHUNK_VALUES = 1 << 20
+_LABEL_BYTES = 20
 
 
 @dataclass(frozen=True)
@@ -138,16 +137,45 @@ class ColumnSummary:
     Attributes:
         source: What the values come from, as text: a path such as `width` or `json.score`, a split, or a filter.
         kind: `bool`, `int`, `float` or `text`.
-        values: Number of samples by value; None unless the column is text or bool, has at most 100 different values,
-            and has no problem.
+        values: Number of samples by value; None for float, for over 100 different values (65,536 for labels), and for
+            a column with a problem.
+        limits: The smallest and the largest number; None for bool and text, without numbers, and with a problem.
         problem: Why the column cannot be used; None if it can be used.
     """
 
     name: str
     source: str
     kind: str
-    values: dict[str, int] | None
-    problem: str | None
+    values: dict[str, int] | None = None
+    limits: tuple[float, float] | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class ShardRow:
+    """One shard. `name` is the file name if a folder is described, otherwise the path or URL."""
+
+    name: str
+    num_samples: int
+    num_bytes: int
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """One sample of a shard.
+
+    Attributes:
+        number: Number of the sample in the shard, from 0.
+        key: The sample's key.
+        offset: Byte offset of the first header.
+        fields: Size in bytes of each field, in the order of the members.
+    """
+
+    number: int
+    key: str
+    offset: int
+    fields: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -163,7 +191,11 @@ class Summary:
         num_ignored: Members that belong to no sample; None if only the index was read.
         classes: Class names in the order of the class numbers, from the `classes.json` of the shards' folder; None
             without that file, or if the shards are in several folders.
+        class_counts: Number of samples by class name, or by number for a class without a name; only classes with
+            samples. None if only the index was read and the folder has no column `cls`, or without labels.
         columns: Columns of an indexed folder, local or in a bucket; empty for anything else.
+        shards: The first `num` shards of a folder or pattern, in order; empty for a shard.
+        samples: The first `num` samples of a shard, in order; empty for a folder or pattern.
         num_others: Tars beside the index of a local folder or bucket that the index does not list, and that are not
             part of the data.
         is_unfinished: Whether a run of `pack` in this local folder is active or was stopped.
@@ -179,17 +211,21 @@ class Summary:
     fields: tuple[FieldSummary, ...]
     num_ignored: int | None
     classes: tuple[str, ...] | None
+    class_counts: dict[str, int] | None
     columns: tuple[ColumnSummary, ...]
+    shards: tuple[ShardRow, ...]
+    samples: tuple[SampleRow, ...]
     num_others: int
     is_unfinished: bool
 
 
-def info(path: str, *, workers: int | None = None, progress: Progress | None = None) -> Summary:
-    """Summarize a shard, a folder or a pattern: `wdskit info`. If all shards of a folder or pattern are in an index, no
+def info(path: str, *, num: int = 5, workers: int | None = None, progress: Progress | None = None) -> Summary:
+    """Describe a shard, a folder or a pattern: `wdskit info`. If all shards of a folder or pattern are in an index, no
     shard is opened. Otherwise all shards are read.
 
     Args:
         path: A shard, folder, glob or brace pattern, local or remote; several joined by `::`.
+        num: Number of shards of a folder, or of samples of a shard, to list.
         workers: Number of processes that read. Default: the number of CPUs, fewer for little data.
         progress: Called after each shard that was read, with the bytes read so far and the bytes of all shards (None if
             unknown).
@@ -202,13 +238,19 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
         WdskitError: A worker process was killed.
     """
     target = find_target(path)
-    is_scan = target.entries is None
+    rows: list[ShardRow] = []
+    samples: tuple[SampleRow, ...] = ()
     counts: list[int] = []
     num_bytes = num_ignored = 0
     num_shards: Counter[str] = Counter()
     num_samples: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for shard in _read_counts(target, workers=workers, progress=progress):
+    labels: Counter[str] = Counter()
+    for shard in _read_counts(target, num, workers=workers, progress=progress):
+        if target.kind != "shard" and len(rows) < num:
+            name = shown_url(shard.url if isinstance(shard, ShardContents) else target.urls[len(rows)])
+            name = name.rpartition("/")[2] if target.kind == "folder" else name
+            rows.append(ShardRow(name, shard.num_samples, shard.num_bytes, tuple(shard.fields)))
         counts.append(shard.num_samples)
         num_bytes += shard.num_bytes
         num_shards.update(tuple(shard.fields))  # of names: `update` with a dictionary would add the counts
@@ -216,7 +258,13 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
             num_ignored += shard.num_ignored
             num_samples.update(shard.fields)
             sizes.update(shard.sizes)
-    folder = Path(local_path(target.path)) if target.kind == "folder" and is_local(target.path) else None
+            labels.update(shard.labels)
+            samples = shard.samples
+    is_scan = target.entries is None
+    columns = () if is_scan else _read_columns(target)
+    classes = read_target_classes(target)
+    if not is_scan:
+        labels.update(next((one.values for one in columns if one.source == CLASS_FIELD and one.values), {}))
     return Summary(
         path=shown_url(target.path),
         kind=target.kind,
@@ -229,20 +277,37 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
             FieldSummary(name, num_shards[name], num_samples.get(name), sizes.get(name)) for name in sorted(num_shards)
         ),
         num_ignored=num_ignored if is_scan else None,
-        classes=read_target_classes(target),
-        columns=_read_columns(target, folder) if not is_scan else (),
+        classes=classes,
+        class_counts=_name_classes(labels, classes or ()),
+        columns=columns,
+        shards=tuple(rows),
+        samples=samples if target.kind == "shard" else (),
         num_others=len(other_tars(target.index)) if target.index else 0,
-        is_unfinished=folder is not None and has_run(folder),
+        is_unfinished=target.kind == "folder" and is_local(path) and has_run(local_path(path)),
     )
 
 
-def _read_columns(target: Target, folder: Path | None) -> tuple[ColumnSummary, ...]:
-    """Return the columns of a folder on disk or in a bucket; () if the folder has no columns, or for any other target.
+def class_name(label: str, classes: Sequence[str]) -> str:
+    """Return the name of a class: the name in `classes` whose number is `label`, or else `label`."""
+    label = label.strip()
+    is_known = label.isascii() and label.isdecimal() and int(label) < len(classes)
+    return classes[int(label)] if is_known else label
 
-    `folder` is the local path of the target; None if the target is not a local folder. `info` lists the errors.
+
+def _name_classes(labels: Counter[str], classes: Sequence[str]) -> dict[str, int] | None:
+    """Return the number of samples by class, in the order of the numbers; None without labels."""
+    counts: Counter[str] = Counter()
+    for label in sorted(labels, key=lambda label: (len(label), label)):
+        counts[class_name(label, classes)] += labels[label]
+    return dict(counts) or None
+
+
+def _read_columns(target: Target) -> tuple[ColumnSummary, ...]:
+    """Return the columns of a folder on disk or in a bucket; () if the folder has no columns, or for any other target.
+    `info` lists the errors.
     """
-    if folder is not None:
-        return _summarize_columns(folder)
+    if target.kind == "folder" and is_local(target.path):
+        return _summarize_columns(Path(local_path(target.path)))
     if target.kind != "folder" or scheme_of(target.path) not in LISTED_SCHEMES:
         return ()
     try:
@@ -260,20 +325,32 @@ def _summarize_columns(folder: Path, url: str = "") -> tuple[ColumnSummary, ...]
         Columns(read_index(url or folder, copy=folder))
     except (SelectionError, FolderIndexError):
         problem = "of other shards"
-    found = []
-    for column in columns.values():
-        kind = "text" if column.values is not None else _KINDS[np.dtype(column.dtype).kind]
-        source = ", ".join(str(value) if key == "path" else f"{key} {value}" for key, value in column.source.items())
-        counts = None
-        try:
-            if problem is None and (kind == "bool" or len(column.values or ()) in range(1, _MAX_COUNTED + 1)):
-                values = column.values or ("false", "true")
-                numbers = np.bincount(column.data, minlength=len(values)).tolist()
-                counts = dict(zip(values, numbers, strict=True))
-            found.append(ColumnSummary(column.name, source, kind, counts, problem))
-        except (SelectionError, ValueError):
-            found.append(ColumnSummary(column.name, source, kind, None, "damaged"))
-    return tuple(found)
+    return tuple(_summarize_column(column, problem) for column in columns.values())
+
+
+def _summarize_column(column: Column, problem: str | None) -> ColumnSummary:
+    """Return the summary of a column. `problem` says why the column cannot be used; None reads the column."""
+    kind = "text" if column.values is not None else _KINDS[np.dtype(column.dtype).kind]
+    source = ", ".join(str(value) if key == "path" else f"{key} {value}" for key, value in column.source.items())
+    if problem is not None:
+        return ColumnSummary(column.name, source, kind, problem=problem)
+    counts: Counter[int] = Counter()
+    low, high = math.inf, -math.inf
+    try:
+        for part in column.chunks(_CHUNK_VALUES):
+            first, last = np.fmin.reduce(part).item(), np.fmax.reduce(part).item()
+            low, high = min(low, first), max(high, last)
+            if kind != "float" and high - low < _MAX_SPAN:
+                numbers = np.bincount(part.astype(np.int64) - int(first)).tolist()
+                counts.update({at: number for at, number in enumerate(numbers, int(first)) if number})
+    except SelectionError:
+        return ColumnSummary(column.name, source, kind, problem="damaged")
+    limits = (low, high) if kind in {"int", "float"} and low <= high else None
+    if kind == "float" or high - low >= _MAX_SPAN or (len(counts) > _MAX_COUNTED and source != CLASS_FIELD):
+        return ColumnSummary(column.name, source, kind, limits=limits)
+    names = column.values or (("false", "true") if kind == "bool" else None)
+    values = {names[at] if names else str(at): number for at, number in sorted(counts.items())}
+    return ColumnSummary(column.name, source, kind, values, limits)
 
 
 def read_target_classes(target: Target) -> tuple[str, ...] | None:
@@ -286,100 +363,6 @@ def read_target_classes(target: Target) -> tuple[str, ...] | None:
 
 
 @dataclass(frozen=True)
-class ShardRow:
-    """One shard in a listing. `name` is the file name if a folder is listed, otherwise the path or URL."""
-
-    name: str
-    num_samples: int
-    num_bytes: int
-    fields: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class SampleRow:
-    """One sample in a listing.
-
-    Attributes:
-        number: Number of the sample in the shard, from 0.
-        key: The sample's key.
-        offset: Byte offset of the first header.
-        fields: Name and size in bytes of each field, in the order of the members.
-    """
-
-    number: int
-    key: str
-    offset: int
-    fields: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True)
-class MemberRow:
-    """One member in a listing: its name, the byte offset of its first header, and the size of its data in bytes."""
-
-    name: str
-    offset: int
-    num_bytes: int
-
-
-def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterator[ShardRow | SampleRow | MemberRow]:
-    """List the shards of a folder or pattern, or the samples or members of one shard: `wdskit ls`.
-
-    Args:
-        path: A shard, folder, glob or brace pattern, local or remote; several joined by `::`.
-        limit: Yield at most this number of rows; None yields all rows.
-        members: Whether to list the members of a shard instead of its samples.
-
-    Yields:
-        `ShardRow` for a folder or pattern. `SampleRow` for a single shard, or `MemberRow` if `members` is set.
-
-    Raises:
-        ConfigError: `members` is set, and `path` is not a single shard.
-        ShardError: A shard is invalid. For a folder or pattern, the rows of all valid shards are yielded first. For a
-            single shard, the rows before the damage are yielded first.
-        StorageError: No shard was found, or a shard cannot be read.
-        FolderIndexError: The folder's index does not match its files.
-    """
-    target = find_target(path)
-    if target.kind == "shard":
-        yield from islice(list_members(path) if members else list_samples(path), limit)
-    elif members:
-        raise ConfigError(f"{path} is a {target.kind}, but members belong to one shard.")
-    else:
-        yield from list_valid_shards(target, limit=limit)
-
-
-def list_valid_shards(target: Target, *, limit: int | None = None) -> Iterator[ShardRow]:
-    """Yield the row of each valid shard among the first `limit` shards; None means all shards.
-
-    After the last row, raise the ShardError or StorageError of an invalid shard. One ShardError lists several invalid
-    shards.
-    """
-    for number, shard in enumerate(_read_counts(target, limit=limit)):
-        name = shown_url(shard.url if isinstance(shard, ShardContents) else target.urls[number])
-        name = name.rpartition("/")[2] if target.kind == "folder" else name
-        yield ShardRow(name, shard.num_samples, shard.num_bytes, tuple(shard.fields))
-
-
-def list_samples(url: str) -> Iterator[SampleRow]:
-    """Yield one row for each sample while the shard is read. ShardError: The shard is invalid; raised after all samples
-    before the damage. StorageError: The shard cannot be read.
-    """
-    with LazyShard(url) as shard:
-        for number, sample in enumerate(shard):
-            fields = tuple((name, field_size(data)) for name, data in fields_of(sample))
-            yield SampleRow(number, sample["__key__"], shard.reader.starts[-1], fields)
-
-
-def list_members(url: str) -> Iterator[MemberRow]:
-    """Yield one row for each member while the tar is read, also for members that belong to no sample.
-    ShardError: The tar is invalid; raised after the members before the damage. StorageError: The tar cannot be read.
-    """
-    with contextlib.closing(open_stream(url)) as stream:
-        for name, offset, data in TarReader(stream.read, shard=url, hold_bytes=MAX_HELD_BYTES):
-            yield MemberRow(name, offset, size_of(data))
-
-
-@dataclass(frozen=True)
 class ShardContents:
     """Counts and sizes of the samples and fields of a shard.
 
@@ -387,6 +370,8 @@ class ShardContents:
         num_ignored: Members that belong to no sample.
         fields: Number of samples with each field, sorted by name.
         sizes: Bytes of each field in all samples, without tar headers and padding.
+        labels: Number of samples by the text of the field `cls`.
+        samples: The first samples.
     """
 
     url: str
@@ -395,10 +380,13 @@ class ShardContents:
     num_ignored: int
     fields: dict[str, int]
     sizes: dict[str, int]
+    labels: dict[str, int]
+    samples: tuple[SampleRow, ...]
 
 
-def read_contents(url: str) -> ShardContents:
-    """Count the samples and fields of a shard. Of a local shard only headers are read, of a remote shard all bytes.
+def read_contents(url: str, *, num: int) -> ShardContents:
+    """Count the samples and fields of a shard, and list its first `num` samples. Of a local shard only headers and
+    labels are read, of a remote shard all bytes.
 
     Raises:
         ShardError: The shard is invalid.
@@ -406,28 +394,36 @@ def read_contents(url: str) -> ShardContents:
     """
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
+    labels: Counter[str] = Counter()
+    samples: list[SampleRow] = []
     with LazyShard(url) as shard:
-        for sample in shard:
-            for name, data in fields_of(sample):
-                counts[name] += 1
-                sizes[name] += field_size(data)
+        for number, sample in enumerate(shard):
+            fields = {name: field_size(data) for name, data in fields_of(sample)}
+            counts.update(fields.keys())
+            sizes.update(fields)
+            if CLASS_FIELD in fields:
+                labels[shard.part(sample[CLASS_FIELD], 0, _LABEL_BYTES).decode(errors="replace").strip()] += 1
+            if number < num:
+                samples.append(SampleRow(number, sample["__key__"], shard.reader.starts[-1], fields))
         num_bytes = shard.num_bytes
-    fields = {name: counts[name] for name in sorted(counts)}
-    return ShardContents(url, shard.reader.num_samples, num_bytes, shard.reader.num_ignored, fields, sizes)
+    ordered = {name: counts[name] for name in sorted(counts)}
+    read = shard.reader
+    return ShardContents(url, read.num_samples, num_bytes, read.num_ignored, ordered, sizes, labels, tuple(samples))
 
 
 def _read_counts(
-    target: Target, *, limit: int | None = None, workers: int | None = None, progress: Progress | None = None
+    target: Target, num: int, *, workers: int | None, progress: Progress | None
 ) -> Iterable[ShardEntry | ShardContents]:
-    """Return the counts of the first `limit` shards (None: of all shards), in order.
+    """Return the counts of the shards, in order.
 
     If `target.entries` is not None, the counts are these entries. Otherwise the shards are read while the result is
     iterated; an invalid shard is skipped, and the error of `read_shards` is raised after the last shard.
     """
     if target.entries is not None:
-        return target.entries[:limit]
-    urls = target.urls[:limit]
-    return read_shards(read_contents, urls, file_sizes(urls), path=target.path, workers=workers, progress=progress)
+        return target.entries
+    read = partial(read_contents, num=num if target.kind == "shard" else 0)
+    sizes = file_sizes(target.urls)
+    return read_shards(read, target.urls, sizes, path=target.path, workers=workers, progress=progress)
 
 
 def cat(url: str, name: str) -> bytes:
@@ -454,7 +450,7 @@ def cat_pieces(url: str, name: str) -> Iterator[bytes]:
         raise KeyRuleError(f"{name!r} is not KEY.FIELD. Write both, such as photos/cat/000003.json.", name=name)
     is_folder = os.path.isdir(local_path(url)) if is_local(url) else not split_url(url)[1]  # noqa: PTH112
     if is_folder:
-        msg = f"{url}: this is a folder. Name one of its shards; `wdskit ls {url}` lists them."
+        msg = f"{url}: this is a folder. Name one of its shards; `wdskit info {url}` lists them."
         raise StorageError(msg, url=url)
     key, wanted = split
     shown = shown_url(url)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from math import ceil
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,15 +34,13 @@ def check_seed(seed: int) -> None:
         raise ConfigError(f"seed: {seed!r} must be a whole number, 0 or more, and below 2**64.")
 
 
-def choose_samples(
-    count: int, share: Fraction, *, seed: int, shard: int, purpose: Literal["verify", "stats"]
-) -> NDArray[np.int64]:
+def choose_samples(count: int, share: Fraction, *, seed: int, shard: int) -> NDArray[np.int64]:
     """Choose a random share of the samples of one shard. Return their numbers: int64, ascending.
 
     `count` is the number of samples in the shard, `shard` is the shard's number. The size of the result is rounded
     up for some shards and down for others, so that the total over shards of equal size is exact.
 
-    Another `seed` or `purpose` gives another choice.
+    Another `seed` gives another choice.
     """
     quota = ceil(share * (shard + 1) * count) - ceil(share * shard * count)
-    return np.sort(permutation(count, purpose, seed, shard)[:quota])
+    return np.sort(permutation(count, "verify", seed, shard)[:quota])

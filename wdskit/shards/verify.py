@@ -25,7 +25,6 @@ from wdskit.dataset.patterns import UNLISTED, find_shards, shard_error, split_pa
 from wdskit.dataset.shard import offsets_path
 from wdskit.errors import ConfigError, FolderIndexError, SelectionError, StorageError, WdskitError
 from wdskit.limits import MAX_INDEX_BYTES, MAX_LISTED, MAX_PIXELS
-from wdskit.shards.export import export_problems
 from wdskit.shards.listing import other_tars
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
 from wdskit.shards.sampling import check_seed, parse_share
@@ -34,7 +33,6 @@ from wdskit.storage.urls import (
     ABSENT_STATUSES,
     NO_RANGES,
     is_local,
-    local_path,
     open_ranges,
     read_bytes,
     shown_url,
@@ -58,8 +56,8 @@ class VerifyResult:
         num_ignored: Members that belong to no sample.
         is_indexed: Whether at least one folder has an index. The shards of such a folder were compared with the index,
             if the index is valid.
-        findings: Faults and notes: of the indexes, then of exported files and columns, then of each shard in order,
-            then of all shards together.
+        findings: Faults and notes: of the indexes, then of columns, then of each shard in order, then of all shards
+            together.
     """
 
     path: str
@@ -148,9 +146,6 @@ def verify(
     reports = list(read_shards(check_shard, jobs, sizes, path=shown, workers=workers, progress=progress))
     findings = [*target.findings]
     for folder in sorted(target.indexes):
-        if is_local(folder):
-            problems = export_problems(Path(local_path(folder)))
-            findings += [Finding("outdated", file, problem) for file, problem in problems]
         if target.indexes[folder] is not None:
             findings += check_columns(folder)
     findings += [found for one in reports for found in one.findings]

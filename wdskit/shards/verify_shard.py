@@ -36,7 +36,7 @@ from wdskit.text import shorten
 
 Kind = Literal[
     "structure", "digest", "bytes", "samples", "fields", "missing", "unlisted", "unreadable", "index", "offsets",
-    "name", "repeated", "odd", "json", "image", "skew", "outdated", "unfinished", "label", "unchecked", "beside",
+    "name", "repeated", "odd", "json", "image", "skew", "unfinished", "label", "unchecked", "beside",
 ]  # fmt: skip
 """The kind of a finding.
 
@@ -45,10 +45,10 @@ the index. `samples`: their number differs from the index, or the shards have no
 not exist. `unlisted`: the index lacks a shard that was named. `unreadable`: a file cannot be read. `index`: index.json,
 the columns or classes.json are damaged. `offsets`: the .idx is damaged. `name`: a member has an unsafe or invalid name.
 `repeated`: a key comes twice. `odd`: samples have other fields than most. `json`, `image`: a field cannot be decoded.
-`skew`: workers get different numbers of samples. `outdated`: files for other readers (`wdskit export`) do not match the
-index, or are damaged. `unfinished`: a run of `pack` in the folder is active or was stopped. `label`: a `cls` is not a
-whole number, or not the number of a class in classes.json. `unchecked`: the columns of a remote folder could not be
-read or copied. `beside`: a folder has tars that its index does not list, which are not part of the data.
+`skew`: workers get different numbers of samples. `unfinished`: a run of `pack` in the folder is active or was stopped.
+`label`: a `cls` is not a whole number, or not the number of a class in classes.json. `unchecked`: the columns of a
+remote folder could not be read or copied. `beside`: a folder has tars that its index does not list, which are not part
+of the data.
 """
 
 NOTES: frozenset[Kind] = frozenset({"odd", "unchecked", "beside"})
@@ -318,7 +318,7 @@ class _ShardCheck:
         in `num_large`.
         """
         job, starts = self._job, self._report.starts.astype(np.int64)
-        chosen = choose_samples(len(starts) - 1, share, seed=job.seed, shard=job.number, purpose="verify")
+        chosen = choose_samples(len(starts) - 1, share, seed=job.seed, shard=job.number)
         with IndexedShard(job.path, open_ranges(job.path), starts, is_trusted=True) as shard:
             for number in chosen.tolist():
                 start = int(starts[number])

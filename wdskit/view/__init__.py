@@ -1,1 +1,0 @@
-"""The local page of `wdskit view`, which shows the samples of shards, and the report of `wdskit stats --html`."""
