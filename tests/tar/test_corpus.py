@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tar_corpus import CASES, GNU_TAR, Case, plant, write_with_gnu_tar
+from tar_corpus import CASES, GNU_TAR, Case, file_of, plant, write_with_gnu_tar
 
 from wdskit import LocalShard
 from wdskit.dataset.samples import ShardReader
@@ -269,6 +269,8 @@ TARFILE_DIFFERS = {
     "pax-global-alone",
     "git-archive-of-nothing",
     "directory-by-the-slash-of-a-pax-path",
+    "pax-path-with-a-slash-at-its-end",
+    "gnu-tar-incremental-gnu",
 }
 
 
@@ -280,8 +282,10 @@ def test_python_and_gnu_tar_agree_with_the_corpus():
             continue
         if case.name not in TARFILE_DIFFERS:
             with tarfile.open(fileobj=io.BytesIO(case.data), mode="r:") as archive:
-                files = [(info.name, archive.extractfile(info).read()) for info in archive if info.isreg()]
+                files = [file_of(archive, info) for info in archive if not info.isdir()]
             assert files == list(case.members), case
+        if "without-a-key" in case.name:  # devices and volumes are no files of this machine
+            continue
         command = ["tar", "--absolute-names", "--to-stdout", "--extract", "--exclude=d", "--exclude=d/"]
         extracted = subprocess.run(command, input=case.data, check=True, capture_output=True).stdout
         assert extracted == b"".join(data for _, data in case.members), case
@@ -334,7 +338,7 @@ MUTANTS = {
     },
     "that does not look behind the end": {"reader.check_end": lambda window: None},
     "that ends at a single zero block": {"reader.check_end": _stops_at_one_zero_block},
-    "that takes every type for a file": {"reader.REFUSED_TYPES": {}, "reader.REGULAR_TYPES": frozenset(range(256))},
+    "that takes every type for a file": {"reader.ODD_TYPES": {}, "reader.REGULAR_TYPES": frozenset(range(256))},
     "that passes pax headers over": {"reader.parse_pax": lambda data: Overrides()},
     "that believes any size": {"header.check_size": lambda size: None},
     "that needs no end marker": {"reader.TarReader.__iter__": _takes_cuts_for_the_end},
@@ -343,7 +347,7 @@ MUTANTS = {
     "that reads extensions of any size": {"reader.MAX_EXTENSION_BYTES": 1 << 40},
     "that passes sparse keywords over": {"header._SPARSE": ()},
     "that passes volume keywords over": {"header._MULTI_VOLUME": ()},
-    "that joins any prefix": {"header.USTAR": _Anything()},
+    "that joins any prefix": {"header.POSIX": _Anything()},
     "that passes NULs before a number over": {"header.parse_octal": _strips},
 }
 

@@ -256,7 +256,6 @@ class RemoteShard(IndexedShard):
             return self
         reader = IndexedShard(self.path, self.file.ahead(ranges), np.asarray(self.offsets))
         reader.edges = self.edges
-        reader.known_fields = self.known_fields
         return reader
 
     def keep(self, numbers: Sequence[int]) -> None:

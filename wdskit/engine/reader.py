@@ -357,8 +357,6 @@ class SampleReader:
         """Keep a shard open, and return it. If more than `_max_open` shards are open, forget the one that was used
         longest ago: its file closes when no other object uses the shard.
         """
-        _, table, inner = self._find_table(shard)
-        opened.known_fields = frozenset(table.entry(inner).fields)
         with self._lock:
             self._open[shard] = opened
             if len(self._open) > self._max_open:
