@@ -8,8 +8,7 @@ import os
 import pytest
 from parts import NAME, keep
 
-from wdskit.storage.cache import PartCache
-from wdskit.storage.cached_parts import PartName, parts_of
+from wdskit.storage.cache import PartCache, PartName, parts_of
 
 
 @pytest.fixture
@@ -26,8 +25,8 @@ def folder(tmp_path):
 def test_ls_lists_shards(run, folder):
     code, out, _ = run("cache", "ls", str(folder))
     assert code == 0
-    assert out.splitlines()[-1] == f"{folder}: parts of 3 shards, 18.8 kB."
-    assert [line.split()[:4] for line in out.splitlines() if "0000" in line] == [["0" * 16, "1", "6.27", "kB"]] * 3
+    assert out.splitlines()[-1] == f"{folder}: parts of 3 shards, 18.5 kB."
+    assert [line.split()[:4] for line in out.splitlines() if "0000" in line] == [["0" * 16, "1", "6.17", "kB"]] * 3
     code, out, _ = run("cache", "ls", str(folder), "--json")
     document = json.loads(out)
     assert (len(document["shards"]), document["num_bytes"]) == (3, sum(part.num_bytes for part in parts_of(folder)))
@@ -35,7 +34,7 @@ def test_ls_lists_shards(run, folder):
 
 def test_prune_removes_what_was_not_used_for_longest(run, folder):
     code, out, _ = run("cache", "prune", str(folder), "--to", "7kB")
-    assert (code, out) == (0, "Removed 2 parts, 12.5 kB.")
+    assert (code, out) == (0, "Removed 2 parts, 12.3 kB.")
     assert [part.name.shard[-1] for part in parts_of(folder)] == ["2"]
     assert run("cache", "prune", str(folder), "--to", "0")[0] == 0
     assert not [*parts_of(folder)]

@@ -25,7 +25,7 @@ from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 from wdskit.shards.verify import verify
 from wdskit.storage import requests
-from wdskit.storage.cached_parts import parts_of
+from wdskit.storage.cache import parts_of
 
 ALL = "WDSKIT_ALL_REMOTE" in os.environ  # set by `make remote`
 

@@ -485,7 +485,11 @@ def _bad_headers() -> list[Case]:
         bad("pax-header-of-2-to-the-60", header(b"x", b"\x80" + (1 << 60).to_bytes(11, "big"), kind=b"x"), "is over"),
         bad("pax-path-in-a-later-header", pax_path(b"a") + GLOBAL + pax_path(b"b") + SECOND, "contradict", AT + 2048),
         bad("gnu-long-name-over-the-limit", long_name(b"n" * (1 << 20)) + SECOND, "an extension header of 1048577"),
-        bad("gnu-long-name-with-two-nuls", long_name(_LONG, end=bytes(2)) + SECOND, "does not end at its NUL"),
+        bad(
+            "gnu-long-name-that-its-size-cuts",
+            header(b"x", 100, kind=b"L") + padded(_LONG) + SECOND,
+            "does not end at its NUL",
+        ),
         bad(
             "pax-overrules-a-size",
             pax(record(b"size", b"6")) + member("b.txt", b"x", size=400),

@@ -50,7 +50,7 @@ from wdskit.shards import verify_shard as checking
 from wdskit.shards.index import index_folder
 from wdskit.shards.sampling import choose_samples, parse_share
 from wdskit.shards.verify import find_repeats
-from wdskit.storage import http
+from wdskit.storage import requests
 from wdskit.storage.urls import LocalFile
 
 JPG, PNG = image_bytes("JPEG"), image_bytes("PNG")
@@ -190,7 +190,7 @@ def test_each_way_to_name_shards_finds_the_same(tmp_path, monkeypatch):
     "path", ["none", "none/*.tar", "s-{0..1}", "http://localhost/x.tar", "pipe:cat x", "", "{", "."]
 )
 def test_what_is_not_there_or_not_local_cannot_be_verified(tmp_path, monkeypatch, path, run):
-    monkeypatch.setattr(http, "WAIT_S", 0)
+    monkeypatch.setattr(requests, "WAIT_S", 0.001)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StorageError):
         verify(path)

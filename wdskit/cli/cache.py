@@ -23,7 +23,7 @@ from wdskit.errors import ConfigError, StorageError
 from wdskit.files import describe_missing
 
 if TYPE_CHECKING:
-    from wdskit.storage.cached_parts import PartFile
+    from wdskit.storage.cache import PartFile
 
 app = typer.Typer(help="Inspect, fill and empty the folder that caches parts of remote shards.", no_args_is_help=True)
 
@@ -69,7 +69,7 @@ def prune_command(
     Examples:
         wdskit cache prune /nvme/wdskit --to 100GB
     """
-    from wdskit.storage.cached_parts import prune
+    from wdskit.storage.cache import prune
     from wdskit.text import parse_bytes
 
     try:
@@ -113,7 +113,7 @@ def warm_command(
 
 
 def _parts(folder: Path) -> list[PartFile]:
-    from wdskit.storage.cached_parts import parts_of
+    from wdskit.storage.cache import parts_of
 
     if not folder.is_dir():
         raise StorageError(f"{folder}: {describe_missing(str(folder), 'folder')}", url=str(folder))

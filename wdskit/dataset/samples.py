@@ -54,8 +54,6 @@ class ShardReader:
         num_samples: Samples yielded so far.
         starts: Byte offset of the first header of each sample yielded so far.
         num_ignored: Members so far, of any kind, that belong to no sample (no extension, dot files, `__meta__`).
-        partial: After a ShardError of the tar, (offset, sample) of the last sample that was started, with its fields so
-            far; None if no sample was started, and before an error.
     """
 
     def __init__(
@@ -73,7 +71,6 @@ class ShardReader:
         self.num_samples = 0
         self.starts: list[int] = []
         self.num_ignored = 0
-        self.partial: tuple[int, dict[str, Any]] | None = None
         self._on_member = on_member
         self._on_sample = on_sample
         self._on_fault = on_fault
@@ -136,8 +133,6 @@ class ShardReader:
                     continue
                 if key is not None and self.stop:  # another archive follows
                     yield self._finish(first, self.stop, sample)
-                    key = None
-                self.partial = None if key is None else (first, sample)
                 raise err.after(self.num_samples) from err.__cause__
         if key is not None:
             yield self._finish(first, self.stop, sample)

@@ -137,7 +137,7 @@ class SampleReader:
         """
         if not self.is_remote:
             return NO_TRAFFIC
-        from wdskit.storage.requests import loop_of_this_process  # needs obstore
+        from wdskit.storage.requests import loop_of_this_process
 
         return loop_of_this_process("").take_count()
 

@@ -212,15 +212,15 @@ class Overrides(NamedTuple):
 
 
 def parse_long_name(data: bytes) -> bytes:
-    """Return the name from the data of a GNU long-name header: the name, then one NUL, which Perl's writer leaves out.
+    """Return the name from the data of a GNU long-name header and the byte after the data: the name ends in a NUL.
 
     Raises:
-        HeaderError: The name is empty, or a byte follows the NUL.
+        HeaderError: The name is empty, has no NUL after it, or another byte follows its NUL.
     """
-    name, _, rest = data.partition(b"\x00")
+    name, nul, rest = data.partition(b"\x00")
     if not name:
         raise HeaderError("an extension header gives an empty name")
-    if rest:
+    if not nul or rest.strip(b"\x00"):
         raise HeaderError(f"the long name {data!r} does not end at its NUL")
     return name
 

@@ -225,6 +225,8 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
                 raise window.damaged(offset, f"an extension header of {header.size} bytes is over the limit")
             window.at += BLOCK_BYTES
             data = window.take(header.size)
+            if kind == GNU_LONG_NAME_TYPE:  # Perl's writer counts no NUL to the data
+                data += window.data[window.at - padded(header.size) + header.size : window.at][:1]
             try:
                 overrides = _extend(overrides, kind, data)
             except HeaderError as err:
@@ -247,7 +249,14 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
             except HeaderError as err:
                 raise window.damaged(offset, str(err)) from err
         window.at += BLOCK_BYTES
-        if odd and kind != DIRECTORY_TYPE:
+        if kind == OLD_REGULAR_TYPE and header.name.endswith(b"/") and not name.endswith("/"):
+            problem = f"{name!r} is a file by its extension header and a directory by its own, so readers disagree"
+            raise window.damaged(offset, problem)
+        if kind not in ODD_TYPES and (kind == DIRECTORY_TYPE or name.endswith("/")):
+            if size:
+                raise window.damaged(offset, f"the directory {name!r} claims {size} bytes of data")
+            return None
+        if odd:
             if size and kind not in TYPES_WITH_DATA:
                 raise window.damaged(start, f"{name!r} is {odd}, but claims {size} bytes of data")
             is_extended = kind == SPARSE_TYPE and block[482]
@@ -258,13 +267,6 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
             if split := split_name(name):
                 raise window.unsupported(start, split[0], f"a member is {odd}: {name!r}")
             return name, start, 0
-        if kind == OLD_REGULAR_TYPE and header.name.endswith(b"/") and not name.endswith("/"):
-            problem = f"{name!r} is a file by its extension header and a directory by its own, so readers disagree"
-            raise window.damaged(offset, problem)
-        if kind == DIRECTORY_TYPE or name.endswith("/"):
-            if size:
-                raise window.damaged(offset, f"the directory {name!r} claims {size} bytes of data")
-            return None
         return name, start, size
 
 
