@@ -145,7 +145,7 @@ def test_what_does_not_pass_is_a_named_error(faults, name, what, monkeypatch):
 @pytest.mark.parametrize("name", ["busy", "broken", "reset"])
 def test_a_server_that_fails_before_its_redirects_are_known_is_a_named_error(faults, name, monkeypatch):
     """Further reads could send the query to another host."""
-    monkeypatch.setattr(requests, "RETRY_S", 0.1)
+    monkeypatch.setattr(requests, "RETRY_S", 2.0)
     found = problem(ObjectFile(f"{faults.url}/{name}.tar?sig={SECRET}").read_at, 0, 9)
     assert found.startswith(f"{faults.url}/{name}.tar: ")
     assert " tries in " in found

@@ -367,8 +367,7 @@ def _next_url(url: str) -> str:
         BrokenReplyError: The server is busy, or cannot be reached.
         OSError: The server cannot be reached, which would fail again.
     """
-    context = ssl.create_default_context()
-    opener = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=context))
+    opener = urllib.request.build_opener(_NoRedirects)
     request = urllib.request.Request(url, headers={"Range": "bytes=0-1", "Accept-Encoding": "identity"})  # noqa: S310
     try:
         opener.open(request, timeout=READ_S).close()

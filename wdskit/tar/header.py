@@ -162,18 +162,6 @@ def check_size(size: int) -> None:
         raise HeaderError(f"its size of {size} bytes is over the limit of {MAX_READ_MEMBER_BYTES}")
 
 
-def check_overruled_size(size: int, own: int) -> None:
-    """Check the `size` in a pax header against the size `own` in the member's own header.
-
-    Any `own` is accepted if `size` is too large for the 11 octal digits of the member's own header.
-
-    Raises:
-        HeaderError: `own` is neither 0 nor `size`.
-    """
-    if own not in (0, size) and size <= MAX_USTAR_SIZE_BYTES:
-        raise HeaderError(f"a pax header gives the size {size}, but the member's header {own}")
-
-
 def padded(size: int) -> int:
     """Return `size` rounded up to whole blocks: the bytes that the data of a member take in a tar."""
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES

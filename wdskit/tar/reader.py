@@ -15,7 +15,13 @@ import zlib
 from collections.abc import Iterator
 
 from wdskit.errors import ShardError
-from wdskit.limits import BLOCK_BYTES, MAX_END_ZEROS_BYTES, MAX_EXTENSION_BYTES, MAX_READ_MEMBER_BYTES
+from wdskit.limits import (
+    BLOCK_BYTES,
+    MAX_END_ZEROS_BYTES,
+    MAX_EXTENSION_BYTES,
+    MAX_READ_MEMBER_BYTES,
+    MAX_USTAR_SIZE_BYTES,
+)
 from wdskit.tar.header import (
     DIRECTORY_TYPE,
     GNU,
@@ -32,7 +38,6 @@ from wdskit.tar.header import (
     USTAR,
     HeaderError,
     Overrides,
-    check_overruled_size,
     expected_adler,
     padded,
     parse_header,
@@ -243,11 +248,8 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
         name, odd = raw.decode(errors="backslashreplace"), ODD_TYPES.get(kind, overrides.odd)
         if name.encode() != raw:
             odd = odd or "a file whose name is not UTF-8"
-        if overrides.size is not None:
-            try:
-                check_overruled_size(overrides.size, header.size)
-            except HeaderError as err:
-                raise window.damaged(offset, str(err)) from err
+        if header.size not in (0, size) and size <= MAX_USTAR_SIZE_BYTES:  # a larger one has not enough octal digits
+            raise window.damaged(offset, f"a pax header gives the size {size}, but the member's header {header.size}")
         window.at += BLOCK_BYTES
         if kind == OLD_REGULAR_TYPE and header.name.endswith(b"/") and not name.endswith("/"):
             problem = f"{name!r} is a file by its extension header and a directory by its own, so readers disagree"
