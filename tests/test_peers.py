@@ -226,7 +226,7 @@ def test_what_any_tar_program_writes_by_default_is_read(tmp_path, program, leaf)
     (tmp_path / "out").mkdir()
     files = [f"./{key}.{name}" for key, fields in samples.items() for name in fields]
     tar("-cf", "../out/a.tar", *files, cwd=tmp_path / "tree", program=program)
-    check_read(tmp_path / "out", {f"./{key}": fields for key, fields in samples.items()})
+    check_read(tmp_path / "out", samples)
 
 
 @pytest.mark.parametrize("format_", FORMATS)
@@ -247,7 +247,7 @@ def test_gnu_tars_options_change_nothing(tmp_path, format_, options):
     samples = tree(tmp_path / "tree", "%03d")
     (tmp_path / "out").mkdir()
     tar(f"--format={format_}", *options, "--sort=name", "-cf", "../out/a.tar", ".", cwd=tmp_path / "tree")
-    prefix = "a./" if options[0].startswith("--transform") else "./"
+    prefix = "a./" if options[0].startswith("--transform") else ""
     check_read(tmp_path / "out", {prefix + key: fields for key, fields in samples.items()})
 
 
@@ -271,7 +271,7 @@ def test_global_headers_and_attributes_are_passed_over(tmp_path):
     data = (tmp_path / "out" / "a.tar").read_bytes()
     assert data[156:157] == b"g"
     assert b"VENDOR.thing=thing" in data
-    check_read(tmp_path / "out", {f"./{key}": fields for key, fields in samples.items()})
+    check_read(tmp_path / "out", samples)
 
 
 @pytest.mark.parametrize("format_", FORMATS)
@@ -292,10 +292,10 @@ def test_tars_are_read_from_pipes(tmp_path, format_):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "a member is a symbolic link"),
-        (["--exclude=link.*"], "a member is a hard link"),
-        (["--exclude=link.*", "--hard-dereference", "-S"], "a member is a sparse file"),
-        (["--exclude=link.*", "--hard-dereference", "-S", "--format=pax"], "a pax header makes a member a sparse file"),
+        ([], "is a symbolic link"),
+        (["--exclude=link.*"], "is a hard link"),
+        (["--exclude=link.*", "--hard-dereference", "-S"], "is a sparse file"),
+        (["--exclude=link.*", "--hard-dereference", "-S", "--format=pax"], "is a sparse file by its pax header"),
         (["--exclude=link.*", "--hard-dereference", "--exclude=hole.*", "-z"], "this is a gzip file, not a tar"),
     ],
 )
@@ -318,7 +318,7 @@ def test_names_in_another_encoding_are_refused(tmp_path):
     (tmp_path / os.fsdecode(b"gr\xfc\xdfe.txt")).write_bytes(b"x")
     for format_ in FORMATS:
         tar(f"--format={format_}", "-cf", "a.tar", "--exclude=a.tar", ".", cwd=tmp_path)
-        with pytest.raises(ShardError, match=r"the name b'./gr\\xfc\\xdfe.txt' is not UTF-8"):
+        with pytest.raises(ShardError, match=r"a file whose name is not UTF-8: '.*e.txt'"):
             list(Pipeline().stream(str(tmp_path / "a.tar")).loader(workers=0))
 
 
@@ -434,7 +434,7 @@ def test_any_names_survive_gnu_tar(tmp_path_factory, samples, format_):
     names = "".join(f"./{key}.{name}\0" for key, fields in written.items() for name in fields)
     options = ["--null", "--verbatim-files-from", "--files-from=-"]
     tar(f"--format={format_}", "-cf", "../out/a.tar", *options, cwd=folder / "tree", data=names.encode())
-    check_read(folder / "out", {f"./{key}": fields for key, fields in written.items()})
+    check_read(folder / "out", written)
 
 
 # webdataset.

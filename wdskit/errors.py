@@ -102,7 +102,13 @@ class ShardError(WdskitError):
 
 
 class UnsupportedMember(ShardError):
-    """A member with valid headers is not a plain file but, for example, a link or a sparse file."""
+    """A member with a key is not a plain file but, for example, a link or a sparse file, or its name is not UTF-8.
+
+    Attributes:
+        key: The key in the member's name.
+    """
+
+    key = ""
 
 
 class MemberNameError(ShardError):

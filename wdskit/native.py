@@ -9,7 +9,7 @@ from typing import Any
 
 from wdskit.errors import WdskitError
 
-INTERFACE = 2
+INTERFACE = 3
 """Version of the interface that this version of wdskit calls."""
 
 _VARIABLE = "WDSKIT_NATIVE"

@@ -323,7 +323,7 @@ static PyMethodDef functions[] = {
 };
 
 /* wdskit uses only a module with its own interface number. Raise it when a function's arguments or results change. */
-#define INTERFACE 2
+#define INTERFACE 3
 
 static int execute(PyObject *module) {
     int has_vectors = choose_vectors(1);

@@ -44,6 +44,12 @@ static int64_t plain_size(const uint8_t *header, int *name_size) {
     return size;
 }
 
+/* Remove each `./` at the start of a name of `*n` bytes: it belongs to no key. Returns the rest of the name. */
+static const uint8_t *strip_dots(const uint8_t *name, int *n) {
+    while (*n >= 2 && name[0] == '.' && name[1] == '/') name += 2, *n -= 2;
+    return name;
+}
+
 /* Return the bytes of a name's key, which ends before the first dot of the last path part. Returns 0 if it has no
  * key. */
 static int key_size(const uint8_t *name, int n) {
@@ -73,27 +79,29 @@ int find_large(const uint8_t *sample, int32_t size, int32_t least, Hole *hole) {
 int find_members(const uint8_t *sample, int32_t stop, Hole hole, Members *members) {
     int32_t at = 0;
     int key = members->num = 0;
+    const uint8_t *first = sample; /* the first name, which begins with the key */
     while (at < stop) {
         int n, field = members->num;
         const uint8_t *header = sample + at - (at > hole.at ? hole.size : 0);
         int64_t size = plain_size(header, &n);
         if (size < 0 || size > stop - at || field == MOST_FIELDS) return 0;
-        if (!field) key = key_size(header, n);
-        if (!key || n <= key + 1 || header[key] != '.' || memcmp(sample, header, key)) return 0;
-        if (memchr(header + key, '/', n - key)) return 0;
+        const uint8_t *name = strip_dots(header, &n);
+        if (!field) first = name, key = key_size(name, n);
+        if (!key || n <= key + 1 || name[key] != '.' || memcmp(first, name, key)) return 0;
+        if (memchr(name + key, '/', n - key)) return 0;
         int is_hole = hole.size && at + BLOCK == hole.at;
         if (is_hole && size != hole.size) return 0;
-        members->name[field] = header + key + 1, members->name_size[field] = n - key - 1;
+        members->name[field] = name + key + 1, members->name_size[field] = n - key - 1;
         members->data[field] = is_hole ? NULL : header + BLOCK, members->data_size[field] = (int32_t)size;
         members->num++;
         at += BLOCK + (int32_t)((size + BLOCK - 1) / BLOCK * BLOCK);
     }
-    members->key = sample, members->key_size = key;
+    members->key = first, members->key_size = key;
     /* The next block must be a header with its whole name at the start, or no header; and its name must have another
      * key. */
     const uint8_t *after = sample + stop - hole.size;
     if (at != stop || !key || (after[TYPE_AT] != '0' && after[TYPE_AT]) || after[PREFIX_AT]) return 0;
-    int n;
+    int n, most = NAME_BYTES;
     members->is_followed = plain_size(after, &n) >= 0;
-    return memcmp(after, sample, (size_t)key + 1) != 0;
+    return memcmp(strip_dots(after, &most), first, (size_t)key + 1) != 0;
 }

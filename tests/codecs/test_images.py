@@ -444,3 +444,20 @@ def test_a_thumbnail_of_a_large_jpeg_shows_what_the_whole_image_shows(size):
     image.thumbnail((128, 128))
     assert shown.size == image.size
     assert np.abs(np.asarray(shown, dtype=int) - np.asarray(image, dtype=int)).mean() < 3
+
+
+@pytest.mark.parametrize("kind", ["zTXt", "iTXt"])
+def test_a_png_with_megabytes_of_text_is_decoded(kind):
+    """Pillow's own limit for a text is 1 MB. The limit for all texts of a file stays, and the message names it."""
+
+    def png(num_bytes: int) -> bytes:
+        body = b"workflow\0" + (b"\0" if kind == "zTXt" else b"\1\0\0\0") + zlib.compress(bytes(num_bytes))
+        chunk = struct.pack(">I", len(body)) + kind.encode() + body
+        chunk += struct.pack(">I", zlib.crc32(chunk[4:]))
+        stream = io.BytesIO()
+        Image.new("RGB", (3, 2)).save(stream, "PNG")
+        return stream.getvalue()[:33] + chunk + stream.getvalue()[33:]
+
+    assert decode_image(png(5 << 20), "rgb8", max_pixels=100).shape == (2, 3, 3)
+    with pytest.raises(DecodeError, match=r"Pillow cannot read this PNG image: .*MAX_TEXT_CHUNK"):
+        decode_image(png(65 << 20), "rgb8", max_pixels=100)

@@ -6,11 +6,9 @@ import contextlib
 import functools
 import hashlib
 import http.server
-import io
 import itertools
 import os
 import re
-import tarfile
 import threading
 import time
 from pathlib import Path
@@ -27,7 +25,7 @@ from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 from wdskit.shards.verify import verify
 from wdskit.storage import requests
-from wdskit.storage.cached_parts import parts_of
+from wdskit.storage.cache import parts_of
 
 ALL = "WDSKIT_ALL_REMOTE" in os.environ  # set by `make remote`
 
@@ -339,25 +337,3 @@ def test_a_copy_that_others_may_write_to_is_refused(store, tmp_path):
         with pytest.raises(StorageError, match=r"the index of http.* cannot be stored here: other users own"):
             make(store, tmp_path, cache=False)
         folder.chmod(0o700)
-
-
-@pytest.mark.parametrize("cache", [False, True])
-@pytest.mark.parametrize("store", ["strong"], indirect=True)
-def test_a_changed_byte_in_a_long_name_cannot_rename_a_field(store, tmp_path, cache):
-    """Only the index knows the field's name: the header of the member has the first 100 bytes of the name."""
-    folder = tmp_path / "long"
-    folder.mkdir()
-    with tarfile.open(folder / "a.tar", "w", format=tarfile.GNU_FORMAT) as tar:
-        for number in range(8):
-            member = tarfile.TarInfo(f"{number}{'k' * 120}.txt")
-            member.size = 1
-            tar.addfile(member, io.BytesIO(b"%d" % number))
-    index_folder(folder, workers=1)
-    whole = (folder / "a.tar").read_bytes()
-    (folder / "a.tar").write_bytes(whole.replace(b"5" + b"k" * 120 + b".txt", b"5" + b"k" * 120 + b".txu"))
-    assert (folder / "a.tar").read_bytes() != whole
-    store.upload(folder)
-    kept = {"cache": {"dir": str(tmp_path / "kept"), "size": "1GB"}} if cache else {}
-    loader = Pipeline().sequential(f"{store.url}a.tar").to_tuple("__key__").batched(2)
-    with pytest.raises(ShardError, match="has fields that are not in the index: txu"):
-        [*loader.loader(workers=0, **kept)]

@@ -82,6 +82,7 @@ def test_any_shard_in_any_order(
 ) -> None:
     fields = st.fixed_dictionaries({name: st.binary(max_size=1100) for name in names})
     samples = data.draw(st.dictionaries(keys, fields, min_size=1, max_size=9))
+    samples = {f"{data.draw(st.sampled_from(['', './']))}{key}": fields for key, fields in samples.items()}
     path = write_shard(tmp_path_factory.getbasetemp() / "many.tar", samples)
     write_right_offsets(path)
     truth = read_truth(path)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,9 +18,9 @@ from tar_corpus import END, header, member, padded, pax_path
 
 from wdskit import Pipeline
 from wdskit.dataset import samples as grouping
-from wdskit.dataset.samples import ShardReader
+from wdskit.dataset.samples import HeaderReader, ShardReader
 from wdskit.dataset.shard import IndexedShard
-from wdskit.errors import ShardError
+from wdskit.errors import ShardError, UnsupportedMember
 from wdskit.stages import shard_reader
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.reader import TarReader
@@ -37,7 +37,7 @@ GROUPS: dict[str, tuple[list[str], dict[str, str], int]] = {
     "keys that begin alike": (["a.jpg", "aa.jpg", "a/a.jpg"], {"a": "jpg", "aa": "jpg", "a/a": "jpg"}, 0),
     "the same name in other folders": (["x/a.jpg", "y/a.jpg"], {"x/a": "jpg", "y/a": "jpg"}, 0),
     "dots in folders": (["v1.0/a.jpg", "v1.0/a.json", "v1.1/a.jpg"], {"v1.0/a": "jpg json", "v1.1/a": "jpg"}, 0),
-    "names below the current folder": (["./a.jpg", "./a.json"], {"./a": "jpg json"}, 0),
+    "names below the current folder": (["./a.jpg", "a.json", "././b.jpg"], {"a": "jpg json", "b": "jpg"}, 0),
     "spaces and other letters": (["a b.jpg", "ä/雪.jpg"], {"a b": "jpg", "ä/雪": "jpg"}, 0),
     "no member of any sample": (["README", ".DS_Store", "d/._a.jpg", "a."], {}, 4),
     "strangers before": (["README", "a.jpg"], {"a": "jpg"}, 1),
@@ -104,7 +104,7 @@ def test_members_of_one_key_that_stand_side_by_side_are_a_sample(case):
 
 def split(name: str) -> tuple[str, str]:
     """Return key and field by WebDataset's rule, written in another way."""
-    folder, slash, base = name.rpartition("/")
+    folder, slash, base = re.sub(r"^(\./)+", "", name).rpartition("/")
     stem, _, field = base.partition(".")
     return folder + slash + stem, field.lower()
 
@@ -323,33 +323,48 @@ def test_a_sample_that_is_read_by_its_place_is_whole_or_an_error(case, is_truste
     assert caught.value.problem == problem
 
 
-DEEP = "d" * 120
-
-# Names of members, and whether one changed byte may have split a sample into two.
-NEIGHBOURS: dict[str, tuple[list[str], bool]] = {
-    "the key of the last member": (["n1.jpg", "n1.json", "n2.cls"], True),
-    "the key of the first member": (["n2.jpg", "n1.json", "n1.cls"], True),
-    "a dot in the key": (["n.x.jpg", "nax.json", "nax.cls"], True),
-    "the dot of the key": (["n1.jpg", "n1aseg.png"], True),
-    "other samples, the same fields": (["n1.jpg", "n1.cls", "n2.jpg", "n2.cls"], False),
-    "other samples of one field": (["n1.jpg", "n2.jpg", "n3.jpg"], False),
-    "a field that the one before has not": (["n1.jpg", "n2.cap", "n2.jpg"], False),
-    "a field that the one after has not": (["n1.cap", "n1.jpg", "n2.jpg"], False),
-    "keys that differ in two bytes": (["n11.jpg", "n11.json", "n22.cls"], False),
-    "a key that the other begins with": (["n1.jpg", "n10.jpg", "n100.jpg"], False),
-}
+ODD = member("latest", b"", kind=b"2", link=b"a.jpg") + member("pipe", b"", kind=b"6") + member(b"l\xe9", b"x")
+LINK = member("b.png", b"", kind=b"1", link=b"a.jpg")
 
 
-@pytest.mark.parametrize("folder", [DEEP, "d"])
-@pytest.mark.parametrize("case", NEIGHBOURS)
-def test_two_samples_that_one_byte_of_a_long_name_made_of_one_are_refused(case, folder):
-    """The header's checksum covers short names. All samples before the two are yielded."""
-    names, is_one = NEIGHBOURS[case]
-    data = b"".join(pax_path(f"{folder}/{name}".encode()) + member("cut", b"x") for name in ["first.jpg", *names])
+def test_a_member_without_a_key_is_skipped_and_counted_whatever_it_is():
+    data = member("a.jpg", b"1") + ODD + member("a.json", b"{}") + member("b.jpg", b"2") + ODD + END
+    reader = ShardReader(io.BytesIO(data).read, shard="s.tar")
+    assert [(s["__key__"], [*s][2:]) for s in reader] == [("a", ["jpg", "json"]), ("b", ["jpg"])]
+    assert reader.num_ignored == 6
+
+
+@pytest.mark.parametrize("by_headers", [False, True])
+def test_a_member_with_a_key_that_cannot_be_a_field_is_an_error_of_its_sample(by_headers, tmp_path):
+    """Who takes faults gets all samples, without the field; otherwise the samples before it."""
+    data = (
+        member("a.jpg", b"1") + member("b.jpg", b"2") + LINK + member(b"\xe9.txt", b"x") + member("c.jpg", b"3") + END
+    )
+    (tmp_path / "s.tar").write_bytes(data)
+    faults = []
+
+    def reader(on_fault):
+        if by_headers:
+            return HeaderReader(LocalFile(str(tmp_path / "s.tar")), shard="s.tar", on_fault=on_fault)
+        return ShardReader(io.BytesIO(data).read, shard="s.tar", on_fault=on_fault)
+
+    found = [(s["__key__"], [*s][2:]) for s in reader(lambda *fault: faults.append(fault))]
+    assert found == [("a", ["jpg"]), ("b", ["jpg"]), ("c", ["jpg"])]
+    assert faults == [
+        (2048, "b", "a member is a hard link: 'b.png'"),
+        (2560, r"\xe9", r"a member is a file whose name is not UTF-8: '\\xe9.txt'"),
+    ]
     found = []
-    reader = ShardReader(io.BytesIO(data + END).read, shard="s.tar")
-    with pytest.raises(ShardError, match="together are one sample") if is_one and folder == DEEP else nullcontext():
+    with pytest.raises(UnsupportedMember, match=r"byte 2048: a member is a hard link: 'b.png' \(1 samples read\)"):
+        found.extend(s["__key__"] for s in reader(None))
+    assert found == ["a"]
+
+
+@pytest.mark.parametrize("zeros", [0, 8192])
+def test_a_second_archive_costs_no_sample_of_the_first(zeros):
+    first = member("a.jpg", b"1") + member("b.jpg", b"2") + END
+    reader = ShardReader(io.BytesIO(first + bytes(zeros) + first).read, shard="s.tar")
+    found = []
+    with pytest.raises(ShardError, match=r"another archive follows the end marker.* \(2 samples read\)") as caught:
         found.extend(sample["__key__"] for sample in reader)
-    keys = [*dict.fromkeys(f"{folder}/{name.split('.')[0]}" for name in ["first.jpg", *names])]
-    assert found == (keys[:1] if is_one and folder == DEEP else keys)
-    assert reader.num_samples == len(reader.starts) == len(found)
+    assert (found, caught.value.offset) == (["a", "b"], len(first) + zeros)

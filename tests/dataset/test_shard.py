@@ -98,11 +98,35 @@ def by_webdataset(path: Path) -> Path:
     return path
 
 
+def dot_slashes(path: Path) -> Path:
+    """Write a shard with `./` before some names: it belongs to no key."""
+    names = ["./a.cls", "./a.txt", "b.cls", "./b.txt", "././c.cls", "c.txt", "./d.cls", "./d.txt", "./README"]
+    return write_tar(path, [(name, name.encode()) for name in names], format=tarfile.USTAR_FORMAT)
+
+
+def odd_members(path: Path) -> Path:
+    """Write a shard with links and a FIFO, which have no key, before, inside, between and after the samples."""
+    link = tarfile.TarInfo("latest")
+    link.type, link.linkname = tarfile.SYMTYPE, "a.cls"
+    fifo = tarfile.TarInfo("x/pipe")
+    fifo.type = tarfile.FIFOTYPE
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in ("", "a.cls", "", "a.txt", "b.cls", "b.txt", "", "c.cls", "c.txt", ""):
+            if name:
+                info = tarfile.TarInfo(name)
+                info.size = 1
+                tar.addfile(info, io.BytesIO(name[:1].encode()))
+            else:
+                tar.addfile(link)
+                tar.addfile(fifo)
+    return path
+
+
 def empty(path: Path) -> Path:
     return write_shard(path, {})
 
 
-SHARDS = [small, strangers, long_names, prefixes, by_webdataset, empty]
+SHARDS = [small, strangers, long_names, prefixes, by_webdataset, dot_slashes, odd_members, empty]
 
 
 def write_right_offsets(shard: Path) -> tuple[int, ...]:

@@ -7,8 +7,7 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-from wdskit.storage.cache import PartCache
-from wdskit.storage.cached_parts import PartName
+from wdskit.storage.cache import PartCache, PartName
 from wdskit.storage.objects import Chunk
 
 SHA = "ab" * 32

@@ -34,8 +34,7 @@ from wdskit.pipeline import settings
 from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 from wdskit.storage import requests
-from wdskit.storage.cache import MAX_FETCHING, PartCache
-from wdskit.storage.cached_parts import PartName, parts_of
+from wdskit.storage.cache import MAX_FETCHING, PartCache, PartName, parts_of
 from wdskit.storage.objects import PROBE_BYTES, ObjectFile
 
 

@@ -7,11 +7,8 @@ import re
 import pytest
 
 NOT_YET = [
-    # Readers of tars, columns
+    # Columns
     r"test_damage.py::test_damaged_column.*",
-    r"test_damage.py::test_dot_slash_before_a_name.*",
-    r"test_damage.py::test_member_without_a_key.*\[.*(link|fifo|label|not UTF-8)\]",
-    r"test_damage.py::test_second_archive_after_the_end.*",
     # Epochs and states of loaders
     r"test_epochs.py::test_each_iteration_that_yielded_is_an_epoch",
     r"test_epochs.py::test_new_iterator_ends_an_older_one.*",

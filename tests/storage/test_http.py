@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import email.utils
 import http.server
+import os
 import re
 import ssl
 import threading
-import time
+import traceback
 from dataclasses import dataclass
 
 import pytest
@@ -16,12 +16,12 @@ from shards import write_shard
 
 from wdskit import Pipeline
 from wdskit.errors import StorageError
-from wdskit.storage import http as http_module
+from wdskit.storage import objects, requests, stores
 from wdskit.storage.urls import open_stream, read_bytes
 
 BODY = bytes(range(256)) * 1000
-PEM = GOLDEN / "loopback.pem"
-"""A certificate for 127.0.0.1 with its key, which nothing else trusts."""
+PEM, CA = GOLDEN / "loopback_leaf.pem", GOLDEN / "loopback_ca.pem"
+"""A certificate for 127.0.0.1 with its key, and the authority that signed it, which nothing else trusts."""
 
 
 @dataclass
@@ -49,10 +49,10 @@ class Shaky(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, *script, etag='"one"', body=BODY, gives_parts=True, chunked=False):
+    def __init__(self, *script, etag='"one"', body=BODY, gives_parts=True):
         super().__init__(("127.0.0.1", 0), Answer)
         self.script, self.etag, self.body = list(script), etag, body
-        self.gives_parts, self.chunked = gives_parts, chunked
+        self.gives_parts = gives_parts
         self.asked = []
         self.paths = []
         self.headers = []
@@ -83,7 +83,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         server.asked.append(self.headers.get("Range"))
         server.paths.append(self.path)
         server.headers.append(dict(self.headers))
-        server.validators.append(self.headers.get("If-Range"))
+        server.validators.append(self.headers.get("If-Match"))
         step = server.script[min(len(server.asked), len(server.script)) - 1]
         self.close_connection = True
         if callable(step):
@@ -103,38 +103,36 @@ class Answer(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
-        is_same = self.headers.get("If-Range") == server.etag
-        start = int(match[1]) if match and server.gives_parts and is_same else 0
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        is_part = match and server.gives_parts
+        start = int(match[1]) if is_part else 0
+        if self.headers.get("If-Match", server.etag) != server.etag:
+            self.send_response(412)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         rest = server.body[start:]
-        self.send_response(206 if start else 200)
-        if start:
+        self.send_response(206 if is_part else 200)
+        if is_part:
             self.send_header("Content-Range", f"bytes {start}-{len(server.body) - 1}/{len(server.body)}")
         if server.etag:
             self.send_header("ETag" if server.etag.startswith(('"', "W/")) else "Last-Modified", server.etag)
-        if server.chunked:
-            self.send_header("Transfer-Encoding", "chunked")
-        else:
-            self.send_header("Content-Length", str(len(rest)))
+        self.send_header("Content-Length", str(len(rest)))
         self.end_headers()
-        sent = rest if step is None else rest[:step]
-        if server.chunked:
-            self.wfile.write(b"%x\r\n%s" % (len(rest), sent) + (b"\r\n0\r\n\r\n" if step is None else b""))
-        else:
-            self.wfile.write(sent)
+        self.wfile.write(rest if step is None else rest[:step])
 
     def log_message(self, *_):
         pass
 
 
 @pytest.fixture(autouse=True)
-def waits(monkeypatch):
-    """The times of waits, which are not really waited."""
-    waited = []
-    monkeypatch.setattr(http_module.time, "sleep", waited.append)
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    return waited
+def quick(monkeypatch):
+    """Set short waits, and an environment without proxies."""
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(requests, "WAIT_S", 0.001)
+    monkeypatch.setattr(requests, "RETRY_S", 5.0)
+    monkeypatch.setattr(objects, "PIECE_BYTES", 1)
 
 
 def read_all(url):
@@ -144,32 +142,40 @@ def read_all(url):
 @pytest.mark.parametrize(
     "failure", [(503, {}), (500, {}), (502, {}), (504, {}), (429, {}), (408, {}), "nothing"], ids=str
 )
-def test_what_passes_is_tried_again_with_growing_waits(failure, waits):
+def test_what_passes_is_tried_again(failure, monkeypatch):
     with Shaky(failure, failure, failure, failure, None) as server:
         assert read_all(server.url) == BODY
-        assert waits == [0.5, 1, 2, 4]
+    monkeypatch.setattr(requests, "RETRY_S", 0.1)
     with Shaky(failure) as server:
-        with pytest.raises(StorageError, match=r"\(5 tries\)") as caught:
+        with pytest.raises(StorageError, match=r"\(\d+ tries in 0 s\)") as caught:
             read_all(server.url)
-        assert len(server.asked) == 5
         assert caught.value.status == (0 if failure == "nothing" else failure[0])
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 416])
-def test_what_does_not_pass_is_asked_for_once(status, waits):
+def test_what_does_not_pass_is_asked_for_once(status):
     with Shaky((status, {})) as server:
-        with pytest.raises(StorageError, match=f"the server answered {status} [^(]*$"):
+        with pytest.raises(StorageError, match=f"the server answered {status}|there is no such object") as caught:
             read_all(server.url)
-        assert (len(server.asked), waits) == (1, [])
+        assert caught.value.status == status
+        assert len(server.asked) == 1 + (status in (401, 416))  # with new credentials, or without a range
 
 
 def test_a_query_is_sent_and_stands_in_no_message():
     """The query may be a signature."""
     moved = (302, {"Location": "ftp://127.0.0.1/a.tar?sig=hush"})
-    for script in [(403, {})], [(503, {})], ["nothing"], [1], [moved], [(200, {"Content-Encoding": "gzip"})]:
+    for script in (
+        [(403, {})],
+        [(503, {})],
+        ["nothing"],
+        [None, 1],
+        [moved],
+        [None, (200, {"Content-Encoding": "gzip"})],
+    ):
         with Shaky(*script, gives_parts=False) as server:
             with pytest.raises(StorageError) as caught:
                 read_all(f"{server.url}?sig=hush")
+            assert "hush" not in "".join(traceback.format_exception(caught.value)).replace('sig=hush")', "")
             assert "hush" not in "".join(map(str, (caught.value, caught.value.url)))
             assert server.paths[0] == "/a.tar?sig=hush"
     with pytest.raises(StorageError) as caught:
@@ -177,56 +183,12 @@ def test_a_query_is_sent_and_stands_in_no_message():
     assert "hush" not in str(caught.value)
 
 
-def test_nobody_who_listens_is_tried_again(waits):
+def test_nobody_who_listens_is_an_error():
     with Shaky(None) as server:
         url = server.url
-    with pytest.raises(StorageError, match=r"cannot be opened: .*refused.* \(5 tries\)\.$"):
-        read_all(url)
-    assert len(waits) == 4
-
-
-def test_the_server_says_how_long_to_wait(waits):
-    with Shaky(
-        (429, {"Retry-After": "7"}), (503, {"Retry-After": "0"}), (503, {"Retry-After": "soon"}), None
-    ) as server:
-        assert read_all(server.url) == BODY
-    assert waits == [7, 0, 2]
-    date = email.utils.formatdate(time.time() + 30, usegmt=True)
-    with Shaky((503, {"Retry-After": date}), None) as server:
-        assert read_all(server.url) == BODY
-    assert 25 < waits[-1] <= 30
-    with Shaky((429, {"Retry-After": "3600"})) as server:
-        with pytest.raises(StorageError, match=r"answered 429 .*The server asks to wait for 3600 s"):
-            read_all(server.url)
-        assert len(server.asked) == 1
-
-
-@pytest.mark.parametrize(
-    ("asked", "seconds"),
-    [
-        ("9" * 30, 86400),
-        ("Fri, 31 Dec 9999 23:59:59 GMT", 86400),
-        ("Fri, 31 Dec 9999 23:59:59 -2359", 86400),
-        ("Fri, 31 Dec 99999 23:59:59 GMT", None),
-    ],
-)
-def test_a_wait_of_any_length_that_a_server_asks_for_is_a_finite_number(asked, seconds, waits):
-    with Shaky((503, {"Retry-After": asked}), None) as server:
-        if seconds is None:
-            assert read_all(server.url) == BODY
-            return
-        with pytest.raises(StorageError, match=rf"The server asks to wait for {seconds} s\.$"):
-            read_all(server.url)
-        assert (len(server.asked), waits) == (1, [])
-
-
-@pytest.mark.parametrize(
-    ("asked", "wait_s"), [("-7", 0.5), ("Thu, 01 Jan 1970 00:00:00 GMT", 0), ("Mon, 01 Jan 0001 00:00:00 +2359", 0)]
-)
-def test_a_wait_is_never_negative(asked, wait_s, waits):
-    with Shaky((503, {"Retry-After": asked}), None) as server:
-        assert read_all(server.url) == BODY
-    assert waits == [wait_s]
+    for query in ("", "?sig=hush"):
+        with pytest.raises(StorageError, match=r"the connection failed: Connection refused \(9 tries in \d+ s\)\."):
+            read_all(url + query)
 
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -236,30 +198,27 @@ OK = b"HTTP/1.1 200 OK\r\n"
     "slow",
     [
         Endless(OK + b"Content-Length: 9999\r\n\r\n", b"x", 0.01),
-        Endless(OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n", 0.01),
         Endless(OK, b"X", 0.01),
         Endless(OK, b"A: b\r\n", 0.01),
         Endless(b"", b"H", 0.01),
+        Endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n", 0.01),
     ],
-    ids=["body", "chunks", "header", "headers", "status"],
+    ids=["body", "header", "headers", "status", "continue"],
 )
-def test_a_server_that_sends_a_byte_now_and_then_is_an_error(slow, monkeypatch):
-    monkeypatch.setattr(http_module, "RATE_S", 0.05)
-    with Shaky(slow) as server, pytest.raises(StorageError, match=r"the server sent \d+ bytes in \d+ s"):
-        read_all(server.url)
+@pytest.mark.parametrize("query", ["", "?sig=hush"])
+def test_a_server_that_sends_a_byte_now_and_then_is_an_error(slow, query, monkeypatch):
+    monkeypatch.setattr(objects, "PART_S", 0.3)
+    monkeypatch.setattr(requests, "REDIRECT_S", 0.3)
+    with Shaky(slow) as server, pytest.raises(StorageError, match=r"did not (arrive|answer)|the connection failed"):
+        read_all(server.url + query)
 
 
-@pytest.mark.parametrize(
-    "endless",
-    [
-        Endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
-        Endless(OK + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n", b"A: b\r\n" * 100),
-    ],
-    ids=["continue", "trailers"],
-)
-def test_headers_without_end_are_an_error(endless):
-    with Shaky(endless) as server, pytest.raises(StorageError, match="the server sent more than 262144 bytes of head"):
-        read_all(server.url)
+def test_headers_without_end_are_an_error(monkeypatch):
+    monkeypatch.setattr(requests, "RETRIES", 1)
+    for part in (b"HTTP/1.1 100 Continue\r\n\r\n" * 100, b"A: b\r\n" * 100):
+        monkeypatch.setattr(objects, "PART_S", 1.0)
+        with Shaky(Endless(b"" if b"100" in part else OK, part)) as server, pytest.raises(StorageError):
+            read_all(server.url)
 
 
 def test_the_body_of_a_redirect_is_not_read():
@@ -269,39 +228,41 @@ def test_the_body_of_a_redirect_is_not_read():
             assert read_all(first.url) == BODY
 
 
-def test_a_least_rate_leaves_time_to_whoever_reads(monkeypatch):
-    """Only the time of reading counts: the training may take a minute for a batch."""
-    monkeypatch.setattr(http_module, "RATE_S", 0.2)
-    with Shaky(Endless(OK + b"\r\n", b"x", 0.01)) as server:
-        body = http_module.HttpBody(server.url)
-        for _ in range(4):
-            assert body.read(1000)
+def test_a_stream_that_is_read_slowly_is_read(monkeypatch):
+    """The training may take minutes for a batch: only the time of waiting for the server counts."""
+    monkeypatch.setattr(objects, "PART_S", 0.3)
+    monkeypatch.setattr(stores, "READ_S", 0.3)
+    with Shaky(None, body=bytes(9 << 20)) as server:
+        stream = open_stream(server.url)
+        num_bytes = 0
+        while part := stream.read(3 << 20):
+            num_bytes += len(part)
             threading.Event().wait(0.1)
-        body.close()
+        stream.close()
+    assert num_bytes == 9 << 20
 
 
-@pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("etag", ['"one"', "Sun, 06 Nov 1994 08:49:37 GMT"])
-def test_a_cut_body_goes_on_where_it_was_cut(etag, chunked):
+def test_a_cut_body_goes_on_where_it_was_cut(etag):
     for cuts in ([1], [1000, 1], [len(BODY) - 1], [100_000, 100_000], [0, 0, 0, 0]):
-        with Shaky(*cuts, None, etag=etag, chunked=chunked) as server:
+        with Shaky(*cuts, None, etag=etag) as server:
             assert read_all(server.url) == BODY
             starts = [sum(cuts[:at]) for at in range(len(cuts) + 1)]
-            assert server.asked == [f"bytes={start}-" if start else None for start in starts]
-            assert server.validators == [etag if start else None for start in starts]
+            assert server.asked == [f"bytes={start}-{len(BODY) - 1 if start else ''}" for start in starts]
+            assert server.validators == [None, *((etag if etag == '"one"' else None) for _ in cuts)]
 
 
-def test_tries_of_one_body_are_bounded():
+def test_tries_of_one_part_are_bounded():
     with Shaky(1) as server:
-        with pytest.raises(StorageError, match=rf"closed after 5 of {len(BODY)} bytes \(5 tries\)"):
+        with pytest.raises(StorageError, match=r"\(9 tries in"):
             read_all(server.url)
-        assert len(server.asked) == 5
+        assert len(server.asked) == 9
 
 
 @pytest.mark.parametrize("etag", ["", 'W/"one"'])
 def test_a_body_without_a_validator_is_not_pieced_together(etag):
     with Shaky(1000, None, etag=etag) as server:
-        with pytest.raises(StorageError, match="closed after 1000 of"):
+        with pytest.raises(StorageError, match="the connection broke after 1000 of 256000 bytes, and without an ETag"):
             read_all(server.url)
         assert len(server.asked) == 1
 
@@ -310,11 +271,11 @@ def test_bytes_of_two_files_are_never_one_body():
     def change(server):
         server.etag, server.body = '"two"', BODY[::-1]
 
-    with Shaky(1000, change) as server, pytest.raises(StorageError, match=r"closed after 1000 .*the file has changed"):
+    with Shaky(1000, change) as server, pytest.raises(StorageError, match="the object was replaced while it was read"):
         read_all(server.url)
     with (
-        Shaky(1000, None, gives_parts=False) as server,
-        pytest.raises(StorageError, match="the server does not support ranges"),
+        Shaky(None, 1000, None, gives_parts=False) as server,
+        pytest.raises(StorageError, match=r"the server sent bytes \(0, 256000\), but \(1000, 256000\) were requested"),
     ):
         read_all(server.url)
 
@@ -323,14 +284,14 @@ def test_bytes_of_two_files_are_never_one_body():
     "lie", [{"Content-Range": "bytes 999-5/6"}, {"Content-Range": "bytes 1000-1000/1001", "ETag": '"two"'}, {}]
 )
 def test_a_part_that_is_not_the_one_asked_for_is_refused(lie):
-    with Shaky(1000, (206, lie)) as server, pytest.raises(StorageError, match="cannot continue from there"):
+    with Shaky(1000, (206, lie)) as server, pytest.raises(StorageError):
         read_all(server.url)
 
 
 def test_a_stream_reads_through_cuts_and_refusals(tmp_path):
     samples = {f"k{number:03d}": {"txt": bytes(3000)} for number in range(100)}
     body = write_shard(tmp_path / "a.tar", samples).read_bytes()
-    with Shaky((503, {}), 50_000, 100_000, (429, {"Retry-After": "1"}), None, body=body) as server:
+    with Shaky((503, {}), 50_000, 100_000, (429, {}), None, body=body) as server:
         pipe = Pipeline().stream(server.url, shuffle_shards=False).to_tuple("__key__").batched(10)
         assert [key for (keys,) in pipe.loader(workers=0) for key in keys] == list(samples)
         assert len(server.asked) == 5
@@ -357,9 +318,8 @@ def test_a_redirect_tells_the_other_host_nothing_of_the_first(monkeypatch):
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         assert read_all("http://data.invalid/a.tar?sig=hush") == BODY
     assert "Proxy-Authorization" in {name.title() for name in proxy.headers[0]}
-    assert last.paths == ["/a.tar?part=1"]
-    assert {name.title() for name in last.headers[0]} <= {"Accept-Encoding", "Connection", "Host", "User-Agent"}
-    assert "hush" not in str(last.headers)
+    assert {*last.paths} == {"/a.tar?part=1"}
+    assert not any("hush" in str(headers) for headers in last.headers)
 
 
 # From https to http.
@@ -367,8 +327,7 @@ def test_a_redirect_tells_the_other_host_nothing_of_the_first(monkeypatch):
 
 @pytest.fixture
 def trusting(monkeypatch):
-    context = ssl.create_default_context(cafile=str(PEM))
-    monkeypatch.setattr(http_module, "_tls", lambda: context)
+    monkeypatch.setenv("SSL_CERT_FILE", str(CA))
 
 
 def safe(*script):
@@ -381,23 +340,25 @@ def safe(*script):
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_from_https_to_http_is_refused(trusting, status):
+@pytest.mark.parametrize("query", ["", "?sig=hush"])
+@pytest.mark.usefixtures("trusting")
+def test_a_redirect_from_https_to_http_is_refused(status, query):
     with Shaky(None) as plain, safe((status, {"Location": plain.url})) as server:
-        with pytest.raises(StorageError, match=f"the server answered {status} a redirect to http:"):
-            open_stream(server.url)
+        with pytest.raises(StorageError, match="its redirect is not followed: it leads from https to http"):
+            open_stream(server.url + query)
         assert plain.asked == []
 
 
-def test_other_redirects_are_followed(trusting):
+@pytest.mark.parametrize("query", ["", "?sig=hush"])
+@pytest.mark.usefixtures("trusting")
+def test_other_redirects_are_followed(query):
     with safe(None) as last, safe((302, {"Location": last.url})) as safe_one, Shaky((302, {})) as plain:
         plain.script = [(302, {"Location": safe_one.url})]
-        assert read_all(safe_one.url) == read_all(plain.url) == BODY
-        safe_one.script = [(302, {"Location": plain.url})]
-        with pytest.raises(StorageError, match="a redirect to http:"):  # first to https, then back to http
-            read_all(plain.url)
+        assert read_all(safe_one.url + query) == read_all(plain.url + query) == BODY
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused_at_once(waits):
-    with safe(None) as server, pytest.raises(StorageError, match="CERTIFICATE_VERIFY_FAILED"):
-        open_stream(server.url)
-    assert waits == []
+@pytest.mark.parametrize("query", ["", "?sig=hush"])
+def test_a_certificate_that_nobody_vouches_for_is_refused_at_once(query):
+    with safe(None) as server, pytest.raises(StorageError, match="its TLS certificate is not trusted") as caught:
+        open_stream(server.url + query)
+    assert "tries" not in str(caught.value)

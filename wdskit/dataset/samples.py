@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from wdskit.dataset.keys import field_problem
 from wdskit.errors import MemberNameError, ShardError, StorageError, UnsupportedMember
-from wdskit.limits import MAX_NAME_BYTES, MAX_READ_MEMBER_BYTES
+from wdskit.limits import MAX_READ_MEMBER_BYTES
 from wdskit.storage.urls import LocalFile, RangeFile
-from wdskit.tar.names import restored_field, split_name
+from wdskit.tar.names import split_name
 from wdskit.tar.reader import TarReader
 from wdskit.tar.walk import Span, TarWalk
 from wdskit.tar.window import Read, Spill
@@ -32,56 +32,6 @@ OnFault = Callable[[int, str, str], None]
 _PACK_AGAIN = "Pack it again, with the fields of each sample side by side and unique keys."
 
 
-class PendingSample(NamedTuple):
-    """A sample that is not yielded until the next sample is read, because the two may be parts of one damaged sample.
-
-    No checksum covers a member's name after its first 100 bytes. One changed byte there can split a sample in two, and
-    one of the two parts then has a single field. When the object is made, only the name of the next sample's first
-    member has been read.
-
-    Attributes:
-        start: Byte offset of the sample's first header.
-        stop: Byte offset of the sample's end.
-        sample: Key, URL and fields, as `ShardReader` yields them.
-        next_field: The field that the first member of the next sample has if the member belongs to this sample; "" if
-            it cannot belong to this sample.
-        own_field: The field that the only member of this sample has if the member belongs to the next sample; "" if it
-            cannot belong there, or if this sample has several fields.
-    """
-
-    start: int
-    stop: int
-    sample: dict[str, Any]
-    next_field: str
-    own_field: str
-
-    @classmethod
-    def create(cls, start: int, stop: int, sample: dict[str, Any], last: str, name: str) -> PendingSample | None:
-        """Return a pending sample; None if `sample` and the next sample cannot be parts of one sample. `last` is the
-        name of the last member of `sample`, and `name` is the name of the first member of the next sample.
-        """
-        split = split_name(name)
-        assert split is not None
-        field = restored_field(name, sample["__key__"])
-        pending = cls(
-            start,
-            stop,
-            sample,
-            next_field="" if field in sample else field,
-            own_field=restored_field(last, split[0]) if len(sample) == _SINGLE else "",
-        )
-        return pending if pending.next_field or pending.own_field else None
-
-    def continues_in(self, following: dict[str, Any]) -> bool:
-        """Return whether this sample and the next sample, `following`, are parts of one sample."""
-        if self.next_field and len(following) == _SINGLE:
-            return True
-        return bool(self.own_field) and self.own_field not in following
-
-
-_SINGLE = 3  # entries of a sample with one field: key, URL and the field
-
-
 class ShardReader:
     """The samples of one tar stream, in order. A fault raises ShardError after the last whole sample.
 
@@ -93,8 +43,9 @@ class ShardReader:
         shard: Path or URL, for messages and `__url__`.
         on_member: Called with each member, also with members that belong to no sample. The result replaces the data.
         on_sample: Called with each sample before it is yielded; its exceptions are not caught.
-        on_fault: Called for a repeated field and for a field with a reserved name; the field is left out. Repeated keys
-            then raise no error. If `on_fault` is None, such fields and repeated keys raise ShardError.
+        on_fault: Called for a repeated field, for a field with a reserved name, and for a member with a key that is not
+            a plain file or whose name is not UTF-8; the field is left out. Repeated keys then raise no error. If
+            `on_fault` is None, such fields and repeated keys raise ShardError.
         hold_bytes: Largest number of bytes of a member's data that are kept in memory. Larger data are replaced by
             `LargeData`, which has the number of bytes.
         spill: Opens a temporary file for the data of each member over `hold_bytes`; None discards the data.
@@ -102,9 +53,7 @@ class ShardReader:
     Attributes:
         num_samples: Samples yielded so far.
         starts: Byte offset of the first header of each sample yielded so far.
-        num_ignored: Members so far that belong to no sample (no extension, dot files, `__meta__`).
-        partial: After a ShardError of the tar, (offset, sample) of the last sample that was started, with its fields so
-            far; None if no sample was started, and before an error.
+        num_ignored: Members so far, of any kind, that belong to no sample (no extension, dot files, `__meta__`).
     """
 
     def __init__(
@@ -122,7 +71,6 @@ class ShardReader:
         self.num_samples = 0
         self.starts: list[int] = []
         self.num_ignored = 0
-        self.partial: tuple[int, dict[str, Any]] | None = None
         self._on_member = on_member
         self._on_sample = on_sample
         self._on_fault = on_fault
@@ -143,66 +91,51 @@ class ShardReader:
         """Yield `{"__key__": key, "__url__": shard, field: bytes, ...}`, fields in the order of their members.
 
         Raises:
-            ShardError: The tar is invalid, a key or a field of a sample is repeated, or a field has a reserved name.
+            ShardError: The tar is invalid, a key or a field of a sample is repeated, a field has a reserved name, or a
+                member with a key is not a plain file. Before the error for another archive after the end marker, all
+                samples of the first archive were yielded.
         """
         keys: set[str] = set()
         key = None
         first = 0
         sample: dict[str, Any] = {}
-        last = ""  # name of the sample's last member
-        pending: PendingSample | None = None
         on_member, on_fault = self._on_member, self._on_fault
-        try:
-            for name, start, data in self._reader:
-                split = split_name(name)
-                value = data if on_member is None else on_member(name, split, start, data)
-                if split is None:
-                    self.num_ignored += 1
-                    continue
-                if split[0] != key:
-                    if key is not None:
-                        if pending is not None:
-                            yield self._release(pending, first, sample)
-                        pending = (
-                            PendingSample.create(first, start, sample, last, name)
-                            if len(name) > MAX_NAME_BYTES or not name.isascii()
-                            else None
-                        )
-                        if pending is None:
+        while True:
+            try:
+                for name, start, data in self._reader:
+                    split = split_name(name)
+                    value = data if on_member is None else on_member(name, split, start, data)
+                    if split is None:
+                        self.num_ignored += 1
+                        continue
+                    if split[0] != key:
+                        if key is not None:
                             yield self._finish(first, start, sample)
-                    key = split[0]
-                    if on_fault is None:
-                        if key in keys:
-                            raise _twice(self.shard, start, key)
-                        keys.add(key)
-                    first = start
-                    sample = {"__key__": key, "__url__": self.shard}
-                last, field = name, split[1]
-                problem = field_problem(field, sample)
-                if problem:
-                    if on_fault is None:
-                        raise _misnamed(self.shard, start, f"key {key!r} has the field {field!r}: {problem}")
-                    on_fault(start, key, f"it has the field {field!r}: {problem}")
-                else:
-                    sample[field] = value
-        except ShardError as err:
-            self.partial = None if key is None else (first, sample)
-            raise err.after(self.num_samples) from err.__cause__
+                        key = split[0]
+                        if on_fault is None:
+                            if key in keys:
+                                raise _twice(self.shard, start, key)
+                            keys.add(key)
+                        first = start
+                        sample = {"__key__": key, "__url__": self.shard}
+                    field = split[1]
+                    problem = field_problem(field, sample)
+                    if problem:
+                        if on_fault is None:
+                            raise _misnamed(self.shard, start, f"key {key!r} has the field {field!r}: {problem}")
+                        on_fault(start, key, f"it has the field {field!r}: {problem}")
+                    else:
+                        sample[field] = value
+                break
+            except ShardError as err:
+                if on_fault is not None and isinstance(err, UnsupportedMember):
+                    on_fault(err.offset, err.key, err.problem)
+                    continue
+                if key is not None and self.stop:  # another archive follows
+                    yield self._finish(first, self.stop, sample)
+                raise err.after(self.num_samples) from err.__cause__
         if key is not None:
-            if pending is not None:
-                yield self._release(pending, first, sample)
             yield self._finish(first, self.stop, sample)
-
-    def _release(self, pending: PendingSample, first: int, sample: dict[str, Any]) -> dict[str, Any]:
-        """Finish a pending sample, and return it. `sample` is the whole next sample, and `first` is its byte offset.
-        Raises ShardError if the pending sample and the next sample are parts of one sample.
-        """
-        if pending.continues_in(sample):
-            problem = f"keys {pending.sample['__key__']!r} and {sample['__key__']!r} differ in one byte of a long name"
-            problem += ", and together are one sample"
-            err = ShardError(shard=self.shard, offset=first, problem=problem, remedy=_PACK_AGAIN)
-            raise err.after(self.num_samples)
-        return self._finish(pending.start, pending.stop, pending.sample)
 
     def _finish(self, start: int, stop: int, sample: dict[str, Any]) -> dict[str, Any]:
         """Count a whole sample, pass it to `on_sample`, and return it."""
@@ -220,13 +153,14 @@ class HeaderReader(ShardReader):
         file: The open shard. It is not closed, so that `read_span` can read the bytes of a field.
         shard: Path or URL of the shard, for messages and `__url__`.
         start: Byte offset of the first sample to read.
+        on_fault: As for `ShardReader`.
 
     Raises:
         StorageError: The size of the shard cannot be read.
     """
 
-    def __init__(self, file: RangeFile, *, shard: str, start: int = 0) -> None:
-        super().__init__(lambda _: b"", shard=shard)
+    def __init__(self, file: RangeFile, *, shard: str, start: int = 0, on_fault: OnFault | None = None) -> None:
+        super().__init__(lambda _: b"", shard=shard, on_fault=on_fault)
         self._reader = TarWalk(file.read_at, file.num_bytes, shard=shard, start=start)
 
 

@@ -21,7 +21,7 @@ from typing_extensions import Self
 from wdskit.dataset.keys import field_problem
 from wdskit.errors import FolderIndexError, ShardError, StorageError
 from wdskit.files import DISK, Disk, publish_bytes
-from wdskit.limits import BLOCK_BYTES, MAX_IDX_BYTES, MAX_NAME_BYTES
+from wdskit.limits import BLOCK_BYTES, MAX_IDX_BYTES
 from wdskit.storage.urls import LocalFile, RangeFile
 from wdskit.tar.header import padded
 from wdskit.tar.names import split_name
@@ -55,8 +55,6 @@ class IndexedShard:
         edges: For each offset: 1 if the samples before and after it are known to have different keys, otherwise 0.
         handle: Descriptor, offsets and edges, for wdskit-native. The descriptor is -1 for a remote shard, and after
             `close`.
-        known_fields: Names of all fields of the shard's samples; empty if unknown. The caller may set it. It is used
-            only for samples with member names over 100 bytes, in which one changed byte can rename a field.
     """
 
     def __init__(self, path: str, file: RangeFile, offsets: NDArray[np.int64], *, is_trusted: bool = False) -> None:
@@ -67,7 +65,6 @@ class IndexedShard:
         self.edges = bytearray(bytes([is_trusted]) * len(offsets))
         self.edges[0] = self.edges[-1] = 1
         self.handle: tuple[int, memoryview[int], bytearray] = (file.fd, self.offsets, self.edges)
-        self.known_fields: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -186,17 +183,16 @@ class IndexedShard:
         bytes from offset `start`, where the sample starts, to at least offset `stop`, where the sample ends.
 
         Raises:
-            ShardError: The bytes are not one sample, a field is repeated or reserved, or a sample with a member name
-                over 100 bytes has a field that is not in `known_fields`, if this set is not empty.
+            ShardError: The bytes are not one sample, or a field is repeated or reserved.
         """
-        key, is_long = "", False
+        key = ""
         fields: dict[str, memoryview] = {}
         view = memoryview(data)
         for name, first, last in locate_members(data, shard=self.path, offset=start, stop=stop - start):
             split = split_name(name)
             if split is None:
                 continue
-            key, is_long = key or split[0], is_long or len(name.encode()) > MAX_NAME_BYTES
+            key = key or split[0]
             if split[0] != key:
                 raise self._error(start + first - BLOCK_BYTES, f"sample {number} holds {name!r} beside the key {key!r}")
             if problem := field_problem(split[1], fields):
@@ -204,8 +200,6 @@ class IndexedShard:
             fields[split[1]] = view[first:last]
         if not key:
             raise self._error(start, f"sample {number} has no member")
-        if is_long and self.known_fields and (others := sorted(fields.keys() - self.known_fields)):
-            raise self._error(start, f"sample {number} has fields that are not in the index: {', '.join(others)}")
         return key, fields
 
     def _error(self, offset: int, problem: str) -> ShardError:
@@ -290,7 +284,7 @@ def _plain_sample(data: bytes, stop: int) -> tuple[str, dict[str, memoryview]] |
             if split is None:
                 return None
             key, field = split
-            prefix = f"{key}."
+            prefix = name[: -len(field)]  # with `./`
         else:
             field = name[len(prefix) :].lower()
             if not name.startswith(prefix) or not field or "/" in field:

@@ -137,7 +137,7 @@ class SampleReader:
         """
         if not self.is_remote:
             return NO_TRAFFIC
-        from wdskit.storage.requests import loop_of_this_process  # needs obstore
+        from wdskit.storage.requests import loop_of_this_process
 
         return loop_of_this_process("").take_count()
 
@@ -327,8 +327,6 @@ class SampleReader:
         """Keep a shard open, and return it. If more than `_max_open` shards are open, forget the one that was used
         longest ago: its file closes when no other object uses the shard.
         """
-        _, table, inner = self._find_table(shard)
-        opened.known_fields = frozenset(table.entry(inner).fields)
         with self._lock:
             self._open[shard] = opened
             if len(self._open) > self._max_open:

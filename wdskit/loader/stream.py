@@ -18,6 +18,7 @@ from wdskit.loader.pools import make_pool
 from wdskit.loader.start_method import start_method_of
 from wdskit.loader.state import add_digest, compare_fingerprints, unused_state
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
+from wdskit.storage.urls import is_local
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,9 @@ class StreamLoader(Loader):
         check_splits(pipeline.pipeline, layout, self._rank_info.world_size, max(1, spec.workers))
         if layout.length is not None and count is not None and layout.length != count:
             raise PipelineError(f"with_length says {layout.length}, but an epoch of this rank has {count} items.")
-        start_method = functools.partial(start_method_of, pipeline.parts, spec.start_method)
+        shards = getattr(pipeline.parts[0], "shards", None)  # another library's source has none
+        reads_store = not all(map(is_local, shards.urls if shards else ()))
+        start_method = functools.partial(start_method_of, pipeline.parts, spec.start_method, reads_store=reads_store)
         self._pool = make_pool(pipeline, StreamBatches, spec.workers, start_method, spec.timeout)
         self._mover = pin_mover(spec)
 

@@ -1,8 +1,17 @@
 """Cache parts of remote shards on a local disk, shared by all processes of a user on a machine.
 
+A part is a run of samples of a shard, with the tar block after the last sample. The file of a part is
+`<dir>/<digest>/<first byte>-<end byte>.part`. The digest is computed from the shard's sha256 in its index and the
+object's ETag (URL and time of change if the store has no ETags), so different bytes never share a name. The file has
+the bytes of the part, then XXH3-64 of each sample with the tar block after it (uint64, little-endian). The name of the
+part and the number of the sample are hashed too, so a file that was renamed is detected.
+
+The checksums detect damage but not forgery. So the cache's folder, the shard's folder and the file must belong to the
+user, other users must not have write access, and links are not followed.
+
 The process that fetches a part holds a lock file, which the kernel frees when the process ends. Other processes wait
-up to `CLAIM_S` for the part, and then read from the store. The file of a part (`storage.cached_parts`) gets its name
-when it is complete. A damaged part is removed and fetched again.
+up to `CLAIM_S` for the part, and then read from the store. A file gets its name when it is complete. A damaged part is
+removed and fetched again.
 
 If the cache is full, random parts of the least recently used half are removed. Always removing the oldest part would be
 wrong for data that is read again in the same order: each part would go just before its use.
@@ -14,42 +23,39 @@ import concurrent.futures
 import contextlib
 import errno
 import fcntl
+import itertools
 import logging
 import os
 import random
+import re
+import secrets
+import stat
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import xxhash
 
 from wdskit.errors import StorageError
-from wdskit.files import make_folders, owner_of_new_files
+from wdskit.files import TEMP_PREFIX, Buffer, make_folders, owner_of_new_files
 from wdskit.limits import BLOCK_BYTES
-from wdskit.storage.cached_parts import (
-    FOLDER_MODE,
-    CachedPart,
-    DamagedPart,
-    PartName,
-    is_private,
-    is_private_folder,
-    part_bytes,
-    parts_of,
-    write_part,
-)
 
 if TYPE_CHECKING:
     import asyncio
 
-    from wdskit.storage.cached_parts import PartFile
-    from wdskit.storage.objects import ObjectFile
+    from wdskit.storage.objects import Chunk, ObjectFile
 
 MAX_OPEN = 128
 """Most parts that stay open in a process."""
-CHECKED_BYTES = 16 << 20
-"""Most memory for the parts that a process knows: enough for 10,000 parts with a hundred samples each."""
+STALE_S = 3600.0
+"""A temporary or lock file that is older belongs to a killed process, and may be removed."""
+FOLDER_MODE = 0o700
+"""Mode of the cache's folders. Other users must not write to them, or read bytes that only this user may read."""
 MAX_FETCHING = 4
 """Most parts that a process fetches at the same time."""
 SCAN_EVERY = 8
@@ -67,7 +73,33 @@ CLAIM_S = 60.0
 FULL_S = 60.0
 """Time without new parts after the disk was full, and least time between two warnings about the disk."""
 
+_SHARD = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"(\d+)-(\d+)\.part")
+_TEMP_NAME = re.compile(rf"\d+-\d+\.lock|{re.escape(TEMP_PREFIX)}\d+-\d+\.part\.[0-9a-f]{{8}}")
 _log = logging.getLogger(__name__)
+
+
+class PartName(NamedTuple):
+    """The name of a part, which is a run of samples of a shard.
+
+    Attributes:
+        shard: Digest of the shard, in hex.
+        start: Offset of the first sample in the shard.
+        stop: End of the last sample, without the tar block after it.
+    """
+
+    shard: str
+    start: int
+    stop: int
+
+    def path(self, folder: Path) -> Path:
+        """Return the path of the part's file in the cache `folder`."""
+        return folder / self.shard / f"{self.start}-{self.stop}.part"
+
+
+def part_bytes(name: PartName, num_samples: int) -> int:
+    """Return the size in bytes of the file of a part."""
+    return name.stop - name.start + BLOCK_BYTES + 8 * num_samples
 
 
 class PartCache:
@@ -86,9 +118,7 @@ class PartCache:
         self.folder = Path(folder)
         self.num_bytes = num_bytes
         self._owner = make_private_folder(self.folder, "the cache", "Name another folder in cache.dir")
-        self._checked: OrderedDict[PartName, CachedPart] = OrderedDict()  # the least recently used first
-        self._checked_bytes = 0  # memory of these parts
-        self._open: deque[CachedPart] = deque()  # in the order in which they were opened
+        self._open: OrderedDict[PartName, _OpenPart] = OrderedDict()  # the least recently used first
         self._fetches: dict[PartName, Future[None]] = {}
         self._lock = threading.RLock()
         self._space_lock = threading.Lock()
@@ -102,17 +132,20 @@ class PartCache:
     def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
         return PartCache, (self.folder, self.num_bytes)
 
-    def find(self, name: PartName) -> CachedPart | None:
-        """Return a part, and mark it as used. Return None if the part is missing, cannot be read now, or is damaged.
-        A damaged part is removed.
+    def has(self, name: PartName) -> bool:
+        """Mark a part as used, and return True. Return False if the part is missing, cannot be opened now, or is cut or
+        not private. Such a file is removed.
         """
+        return self._find(name) is not None
+
+    def _find(self, name: PartName) -> _OpenPart | None:
         with self._lock:
-            part = self._checked.get(name)
+            part = self._open.get(name)
             if part is not None:
-                self._checked.move_to_end(name)
+                self._open.move_to_end(name)
         if part is None:
             try:
-                part = CachedPart(name, self.folder, self._owner)
+                part = _OpenPart(name, self.folder, self._owner)
             except FileNotFoundError:
                 return None
             except OSError as err:  # for example no free descriptor: the part may be valid
@@ -122,11 +155,9 @@ class PartCache:
                 self._drop(name, str(err))
                 return None
             with self._lock:
-                self._forget(name)  # another thread may have found the part meanwhile
-                self._checked[name] = part
-                self._checked_bytes += part.memory_bytes
-                while self._checked_bytes > CHECKED_BYTES and len(self._checked) > 1:
-                    self._checked_bytes -= self._checked.popitem(last=False)[1].memory_bytes
+                self._open[name] = part
+                if len(self._open) > MAX_OPEN:
+                    self._open.popitem(last=False)
         now = time.monotonic()
         if now - part.used_s > IN_USE_S / 2:
             part.used_s = now
@@ -141,10 +172,7 @@ class PartCache:
 
     def _forget(self, name: PartName) -> None:
         with self._lock:
-            part = self._checked.pop(name, None)
-            if part is not None:
-                self._checked_bytes -= part.memory_bytes
-                part.opened = None  # frees the disk space of a removed file
+            self._open.pop(name, None)  # frees the disk space of a removed file
 
     def read(self, name: PartName, number: int, start: int, stop: int) -> bytes | None:
         """Return the bytes of a sample and of the tar block after the sample.
@@ -157,21 +185,11 @@ class PartCache:
             start: Offset of the sample in the shard.
             stop: End of the sample in the shard.
         """
-        part = self.find(name)
+        part = self._find(name)
         if part is None:
             return None
         try:
-            file = part.opened
-            if file is None:
-                file = part.open()
-                with self._lock:
-                    part.opened = file
-                    self._open.append(part)
-                    if len(self._open) > MAX_OPEN:
-                        self._open.popleft().opened = None
-            return part.read(file, number, start, stop)
-        except FileNotFoundError:  # another process removed the file
-            self._forget(name)
+            return part.read(number, start, stop)
         except DamagedPart as err:
             self._drop(name, str(err))
         except OSError as err:
@@ -186,7 +204,7 @@ class PartCache:
         self._forget(name)
         path = name.path(self.folder)
         with contextlib.suppress(OSError):
-            if is_private_folder(path.parent, self._owner):
+            if _is_private_folder(path.parent, self._owner):
                 path.unlink()
 
     def _warn(self, problem: str, err: OSError) -> None:
@@ -209,7 +227,7 @@ class PartCache:
             file: The shard.
             starts: Offsets of the part's samples in the shard, and the end of the last sample.
         """
-        from wdskit.storage.requests import loop_of_this_process  # needs obstore
+        from wdskit.storage.requests import loop_of_this_process
 
         loop = loop_of_this_process(file.url)
         with self._lock:
@@ -269,7 +287,7 @@ class PartCache:
         try:
             chunks = await asyncio.wrap_future(file.start_reading([(name.start, name.stop + BLOCK_BYTES)]))
             if sum(len(chunk.data) for chunk in chunks) == name.stop - name.start + BLOCK_BYTES:
-                await loop.run_in_executor(None, write_part, self.folder, name, chunks, starts)
+                await loop.run_in_executor(None, _write_part, self.folder, name, chunks, starts)
         finally:
             with self._space_lock:
                 self._writing_bytes -= num_bytes
@@ -328,7 +346,7 @@ def make_private_folder(folder: Path, what: str, remedy: str) -> int:
             make_folders(folder.parent)
             folder.mkdir(FOLDER_MODE, exist_ok=True)
         owner = owner_of_new_files(folder)
-        if is_private(folder.stat(), owner):
+        if _is_private(folder.stat(), owner):
             return owner
     except OSError as err:
         msg = f"{folder}: {what} cannot be stored here: {err.strerror or err}.\n  {remedy}."
@@ -363,7 +381,7 @@ def _claim(path: Path, owner: int) -> Iterator[bool]:
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path.parent, FOLDER_MODE)  # noqa: PTH102 (no flush: lost files are fetched again)
-    if not is_private_folder(path.parent, owner):
+    if not _is_private_folder(path.parent, owner):
         raise PermissionError(errno.EPERM, f"{path.parent.name} is not a folder that only this user may write to")
     lock = path.with_suffix(".lock")
     fd = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -380,3 +398,174 @@ def _claim(path: Path, owner: int) -> Iterator[bool]:
                 lock.unlink()
     finally:
         os.close(fd)
+
+
+class DamagedPart(Exception):
+    """The file of a part is damaged, does not match its name, or is not private. The caller may remove the file."""
+
+
+class _OpenPart:
+    """The open file of a part. The descriptor is closed with the last reference to this object.
+
+    Args:
+        name: The part.
+        folder: The cache's folder.
+        owner: The id of the user who must own the file.
+
+    Attributes:
+        path: Path of the file.
+        used_s: When the file was last marked as used (`time.monotonic`); 0 if never.
+
+    Raises:
+        DamagedPart: The file is cut, a link, or not private to `owner`.
+        OSError: The file does not exist, or cannot be opened now, although its bytes may be valid.
+    """
+
+    def __init__(self, name: PartName, folder: Path, owner: int) -> None:
+        self._name = name
+        self.path = name.path(folder)
+        self.used_s = 0.0
+        try:
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as err:
+            if err.errno != errno.ELOOP:
+                raise
+            raise DamagedPart(f"{self.path}: it is a link.") from err
+        weakref.finalize(self, os.close, self._fd)  # also when the program ends, before modules are unloaded
+        status = os.fstat(self._fd)
+        if not (
+            stat.S_ISREG(status.st_mode)
+            and _is_private(status, owner)
+            and _is_private_folder(self.path.parent, owner)
+            and status.st_size > part_bytes(name, 0)
+        ):
+            raise DamagedPart(f"{self.path}: it is cut, or a file that other users may write to.")
+
+    def read(self, number: int, start: int, stop: int) -> bytes:
+        """Return the bytes of a sample and of the tar block after the sample. The arguments are those of
+        `PartCache.read`.
+
+        Raises:
+            DamagedPart: The bytes are damaged, or of another part.
+            OSError: The file cannot be read now.
+        """
+        data = self._read_at(start - self._name.start, stop - start + BLOCK_BYTES)
+        found = self._read_at(part_bytes(self._name, number), 8)
+        if _checksum(self._name, number, [data]) != found:
+            raise DamagedPart(f"{self.path}: its copy of sample {number} of the shard is damaged.")
+        return data
+
+    def _read_at(self, offset: int, size: int) -> bytes:
+        """Return `size` bytes from `offset`; fewer bytes only at the end of the file."""
+        data = os.pread(self._fd, size, offset)
+        while len(data) < size and (more := os.pread(self._fd, size - len(data), offset + len(data))):
+            data += more
+        return data
+
+
+def _write_part(folder: Path, name: PartName, chunks: Sequence[Chunk], starts: Sequence[int]) -> None:
+    """Write the file of a part. If this fails, no file is left.
+
+    Args:
+        folder: The cache's folder, in which the folder of the shard exists.
+        name: The part.
+        chunks: Exactly the bytes of the part's samples and of the tar block after the last sample, sorted by offset.
+        starts: Offsets of the part's samples in the shard, and the end of the last sample.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    path = name.path(folder)
+    temp = path.with_name(f"{TEMP_PREFIX}{path.name}.{secrets.token_hex(4)}")  # another process may write the part too
+    try:
+        with temp.open("xb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.writelines(chunk.data for chunk in chunks)
+            for number, (start, stop) in enumerate(itertools.pairwise(starts)):
+                inside = [one for one in chunks if one.offset < stop + BLOCK_BYTES and start < one.stop]
+                pieces = (one.data[max(0, start - one.offset) : stop + BLOCK_BYTES - one.offset] for one in inside)
+                file.write(_checksum(name, number, pieces))
+        temp.rename(path)  # not synced: checksums detect damage after a power cut
+    except BaseException:
+        temp.unlink(missing_ok=True)
+        raise
+
+
+def _checksum(name: PartName, number: int, pieces: Iterable[Buffer]) -> bytes:
+    """Return the checksum of sample `number` of a part: 8 bytes. `pieces` are the bytes of the sample and of the tar
+    block after it.
+    """
+    joined = xxhash.xxh3_64(f"{name.shard} {name.start} {name.stop} {number}".encode())
+    for piece in pieces:
+        joined.update(piece)
+    return joined.intdigest().to_bytes(8, "little")
+
+
+def _is_private(status: os.stat_result, owner: int) -> bool:
+    """Return whether a file or folder belongs to the user `owner`, and no other user may write to it."""
+    return status.st_uid == owner and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _is_private_folder(path: Path, owner: int) -> bool:
+    """Return whether `path` is a folder, not a link, that is private to `owner`. OSError: `path` does not exist."""
+    status = path.lstat()
+    return stat.S_ISDIR(status.st_mode) and _is_private(status, owner)
+
+
+class PartFile(NamedTuple):
+    """A file of the cache: its path, the name of its part, its size, and its last use in seconds since 1970."""
+
+    path: Path
+    name: PartName
+    num_bytes: int
+    used_s: float
+
+
+def parts_of(folder: Path) -> Iterator[PartFile]:
+    """Yield the parts in a cache folder, in any order. Yield nothing if the folder does not exist.
+
+    Links, and files whose names are not names of parts, are ignored.
+    """
+    for shard in _shards_of(folder):
+        with contextlib.suppress(FileNotFoundError), os.scandir(shard) as files:
+            for file in files:
+                found = _NAME.fullmatch(file.name)
+                if found is not None and file.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):
+                        status = file.stat(follow_symlinks=False)
+                        name = PartName(shard.name, int(found[1]), int(found[2]))
+                        yield PartFile(Path(file.path), name, status.st_size, status.st_mtime)
+
+
+def _shards_of(folder: Path) -> Iterator[Path]:
+    """Yield the folders of shards in a cache folder. Links are ignored. Yield nothing if the folder does not exist."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as shards:
+        for shard in shards:
+            if _SHARD.fullmatch(shard.name) and shard.is_dir(follow_symlinks=False):
+                yield Path(shard.path)
+
+
+def prune(folder: Path, num_bytes: int) -> list[PartFile]:
+    """Remove the least recently used parts until the remaining parts have at most `num_bytes` bytes together.
+
+    Parts in use are removed too. Return the removed parts, the least recently used first. Temporary files and lock
+    files older than `STALE_S` seconds, and empty folders, are removed too.
+    OSError: A file cannot be removed.
+    """
+    parts = sorted(parts_of(folder), key=lambda part: part.used_s)
+    remaining = sum(part.num_bytes for part in parts)
+    removed = []
+    for part in parts:
+        if remaining <= num_bytes:
+            break
+        part.path.unlink(missing_ok=True)
+        remaining -= part.num_bytes
+        removed.append(part)
+    for shard in _shards_of(folder):
+        for file in shard.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if _TEMP_NAME.fullmatch(file.name) and time.time() - file.lstat().st_mtime > STALE_S:
+                    file.unlink()
+        with contextlib.suppress(OSError):  # the folder is not empty
+            shard.rmdir()
+    return removed

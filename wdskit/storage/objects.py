@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import quote
 
 from wdskit.errors import StorageError
 from wdskit.storage.requests import (
     LARGE_UNITS,
     STORE_ERRORS,
+    BrokenReplyError,
     RetryState,
-    ShortBodyError,
+    follow_redirects,
     loop_of_this_process,
     result,
 )
@@ -38,11 +41,14 @@ GAP_BYTES = 64 << 10
 """Ranges with fewer bytes between them become one request: a request costs more than these bytes."""
 CHUNK_BYTES = 1 << 20
 """Size of the pieces of a reply. Complete pieces are kept if the connection breaks."""
+PIECE_BYTES = 64 << 10
+"""Size of the pieces of the body of an http(s) stream. Complete pieces are kept if the connection breaks."""
 PROBE_BYTES = 2
 """Bytes of a request that needs the size only. Some servers send the whole object for `bytes=0-0`."""
 PART_S = 720.0
 """Longest time for one part, including all tries."""
 
+_PAGE = re.compile(rb"\s*<(!doctype|html)\b", re.IGNORECASE)
 _PAST_END = ("status code: 416", "RangeNotSupported", "StartTooLarge")
 """Text in obstore's errors if a range starts after the end: the server sends 416, the whole object, or no range."""
 
@@ -60,7 +66,6 @@ class ObjectFile:
             ais://BUCKET/KEY or http(s)://...
         num_bytes: Size of the object in bytes; None if unknown.
         etag: ETag of the object; None if unknown.
-        modified: Time of the object's last change; None if unknown. It is compared if the store has no strong ETag.
 
     Attributes:
         url: The URL for messages, without the query, which may have a signature.
@@ -70,9 +75,7 @@ class ObjectFile:
         StorageError: The URL names no object.
     """
 
-    def __init__(
-        self, url: str, *, num_bytes: int | None = None, etag: str | None = None, modified: datetime | None = None
-    ) -> None:
+    def __init__(self, url: str, *, num_bytes: int | None = None, etag: str | None = None) -> None:
         self._location = locate(url)
         if not self._location.key and self._location.scheme not in ("http", "https"):
             raise StorageError(
@@ -82,9 +85,9 @@ class ObjectFile:
         self._full_url = url
         self._num_bytes = num_bytes
         self._etag = quote_etag(etag)
-        self._modified = modified
+        self._modified: datetime | None = None  # compared if the store has no strong ETag
         self._is_closed = False
-        self._has_replied = modified is not None
+        self._has_replied = False
         self._is_resolved = self._location.scheme not in ("http", "https") or self._full_url == self.url
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -104,21 +107,12 @@ class ObjectFile:
 
     @property
     def etag(self) -> str | None:
-        """ETag of the object; None if the store has no ETags, or if only `modified` was given and nothing was read yet.
-
-        The ETag is requested if neither ETag nor time of change is known. StorageError: The request failed.
+        """ETag of the object; None if the store has no ETags. An unknown ETag is requested. StorageError: The request
+        failed.
         """
         if self._etag is None and not self._has_replied:
             self.read_at(0, PROBE_BYTES)
         return self._etag
-
-    @property
-    def modified(self) -> datetime | None:
-        """Time of the object's last change. None if the time is unknown, or if the ETag is strong.
-
-        The time is requested if neither ETag nor time of change is known. StorageError: The request failed.
-        """
-        return None if is_strong_etag(self.etag) else self._modified
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Return `size` bytes from `offset`; fewer bytes only at the end of the object.
@@ -152,9 +146,8 @@ class ObjectFile:
     def ahead(self, ranges: Sequence[Range]) -> ReadAhead:
         """Start to read ranges in the background. Return a `ReadAhead`, whose `read_at` returns the bytes.
 
-        `ranges` has (start, stop) of each range, sorted. Raises StorageError if the object was closed, the server does
-        not answer a request for redirects, or this process is ending or was forked after its parent had used a store.
-        `ReadAhead.read_at` raises the errors of the read.
+        `ranges` has (start, stop) of each range, sorted. Raises StorageError if the object was closed, or this process
+        is ending or was forked after its parent had used a store. `ReadAhead.read_at` raises the errors of the read.
         """
         return ReadAhead(self, ranges)
 
@@ -167,27 +160,33 @@ class ObjectFile:
             request or sends other bytes, or if the object was replaced.
 
         Raises:
-            StorageError: The object was closed, the server does not answer a request for redirects, or this process is
-                ending or was forked after its parent had used a store.
+            StorageError: The object was closed, or this process is ending or was forked after its parent had used a
+                store.
         """
-        if self._is_closed:
-            raise self._error("it has been closed")
-        if not self._is_resolved:
-            self._resolve_redirects()
-        return loop_of_this_process(self.url).submit(self._read_parts(plan_parts(ranges)))
+        return self.submit(self._read_parts(plan_parts(ranges)))
 
-    def _resolve_redirects(self) -> None:
-        """Follow the redirects of the URL, and use the last URL as the location.
+    def submit(self, read: Coroutine[Any, Any, list[Chunk]]) -> Future[list[Chunk]]:
+        """Start to read chunks of this object in the background. The errors are those of `start_reading`."""
+        try:
+            if self._is_closed:
+                raise self._error("it has been closed")
+            return loop_of_this_process(self.url).submit(read)
+        except StorageError:
+            read.close()
+            raise
+
+    async def start_tries(self) -> RetryState:
+        """Return a new `RetryState` of this object. If the URL has a query, its redirects are followed first.
 
         Raises StorageError if the server did not answer, or stayed busy, in all tries.
         """
-        # If obstore followed redirects, it would send the query to other hosts, as Referer.
-        from wdskit.storage.http import resolve_redirects
-
-        last = resolve_redirects(self._full_url)
-        if last != self._full_url:
-            self._location = replace(self._location, root=last, key="")
-        self._is_resolved = True
+        if not self._is_resolved:
+            url = quote(self._full_url, safe=bytes(range(33, 127)))
+            last = await follow_redirects(self._location, url)
+            if last != url:
+                self._location = replace(self._location, root=last, key="")
+            self._is_resolved = True
+        return RetryState(self._location)
 
     async def _read_parts(self, parts: list[Range]) -> list[Chunk]:
         """Read several parts, each (start, stop), at the same time; if the size is unknown, the first part before the
@@ -232,7 +231,7 @@ class ObjectFile:
         wrong.
         """
         chunks: list[Chunk] = []
-        tries = RetryState(self._location)
+        tries = await self.start_tries()
         while (at := chunks[-1].stop if chunks else start) < (stop := min(stop, self._num_bytes or stop)):
             try:
                 await self._try_part(tries.store(), at, stop, chunks)
@@ -249,11 +248,8 @@ class ObjectFile:
 
         Raises one of `STORE_ERRORS` if this try failed, and StorageError if the reply is wrong (see `_check`).
         """
-        options: Any = {"range": (start, stop)}
-        if is_strong_etag(self._etag):
-            options["if_match"] = self._etag
-        reply = await store.get_async(self._location.key, options=options)
-        at, stop = start, self._check(reply, start, stop)
+        reply, stop = await self.request(store, start, stop)
+        at = start
         async for data in reply.stream(min_chunk_size=CHUNK_BYTES):
             chunks.append(Chunk(at, memoryview(data)))
             loop_of_this_process(self.url).count(Traffic(fetched=len(data)))
@@ -261,7 +257,18 @@ class ObjectFile:
             if at > stop:
                 raise self._error(f"the server sent more than bytes {start} to {stop}, which were requested")
         if at < stop:
-            raise ShortBodyError(f"the server sent {at - start} of {stop - start} bytes")
+            raise BrokenReplyError(f"the server sent {at - start} of {stop - start} bytes")
+
+    async def request(self, store: Any, start: int, stop: int | None, *, by_range: bool = True) -> tuple[Any, int]:
+        """Request bytes `start` to `stop`, or to the end if `stop` is None; without `by_range`, the whole object.
+
+        Return the reply, and the offset at which it must end. The errors are those of `_try_part`.
+        """
+        options: Any = {"range": {"offset": start} if stop is None else (start, stop)} if by_range else {}
+        if is_strong_etag(self._etag):
+            options["if_match"] = self._etag
+        reply = await store.get_async(self._location.key, options=options)
+        return reply, self._check(reply, start, reply.meta["size"] if stop is None else stop)
 
     async def _read_end(self, start: int, tries: RetryState, past_end: Exception) -> list[Chunk]:
         """Request the size of the object, store it, and return [] if the object ends at or before `start`.
@@ -379,6 +386,68 @@ class ReadAhead:
         """Do nothing: other code may still read the object."""
 
 
+class _Body:
+    """The body of one request for a whole object, read in order. If the body breaks, the missing bytes are requested;
+    the ETag or the time of change must show that the object is the same.
+    """
+
+    def __init__(self, file: ObjectFile) -> None:
+        self._file = file
+        self._at = 0
+        self._stop = -1  # unknown
+        self._has_ranges = True  # a server without ranges, or with an empty object, refuses the first request
+        self._pieces: Any = None
+
+    async def read(self) -> list[Chunk]:
+        """Return the chunks of the next bytes: `CHUNK_BYTES`, except at the end.
+
+        Raises StorageError if the bytes cannot be read, or do not arrive within `PART_S` seconds.
+        """
+        try:
+            return await asyncio.wait_for(self._read(), PART_S)
+        except asyncio.TimeoutError as err:
+            msg = f"{self._file.url}: the bytes from {self._at} on did not arrive within {PART_S:.0f} s."
+            raise StorageError(msg, url=self._file.url) from err
+
+    async def _read(self) -> list[Chunk]:
+        file, chunks, first = self._file, list[Chunk](), self._at
+        tries = await file.start_tries()
+        while self._at != self._stop and self._at - first < CHUNK_BYTES:
+            try:
+                if self._pieces is None:
+                    stop = self._stop if self._at else None
+                    reply, self._stop = await file.request(tries.store(), self._at, stop, by_range=self._has_ranges)
+                    self._pieces = aiter(reply.stream(min_chunk_size=PIECE_BYTES))
+                    continue
+                data = await anext(self._pieces, b"")
+                if not self._at and _PAGE.match(data):
+                    way = "Name the shards, or a folder with an index and a slash at the end of its URL"
+                    raise StorageError(f"{file.url}: this is a web page, not a tar.\n  {way}.", url=file.url)
+                if not data:
+                    raise BrokenReplyError(f"the server sent {self._at} of {self._stop} bytes")
+                if self._at + len(data) > self._stop:
+                    raise StorageError(f"{file.url}: the server sent more than {self._stop} bytes.", url=file.url)
+            except STORE_ERRORS as err:
+                self._pieces = None
+                if not self._at and self._has_ranges and any(sign in str(err) for sign in _PAST_END):
+                    self._has_ranges = False
+                    continue
+                if self._at and file.version is None:
+                    msg = (
+                        f"{file.url}: the connection broke after {self._at} of {self._stop} bytes, and without an ETag "
+                    )
+                    raise StorageError(
+                        f"{msg}or a time of change the rest may be of another file.", url=file.url
+                    ) from None
+                await tries.failed(err)
+            else:
+                chunks.append(Chunk(self._at, memoryview(data)))
+                loop_of_this_process(file.url).count(Traffic(fetched=len(data)))
+                self._at += len(data)
+        tries.succeeded()
+        return chunks
+
+
 class ObjectStream:
     """An object that is read in order. The next part is read ahead. Close the stream when done.
 
@@ -397,6 +466,7 @@ class ObjectStream:
     def __init__(self, url: str, *, num_bytes: int | None = None, etag: str | None = None) -> None:
         self.file = ObjectFile(url, num_bytes=num_bytes, etag=etag)
         self.url = self.file.url
+        self._body = _Body(self.file) if locate(url).scheme in ("http", "https") else None
         self._next = 0
         self._chunks: deque[memoryview] = deque()
         self._ahead: Future[list[Chunk]] | None = None
@@ -431,6 +501,9 @@ class ObjectStream:
         self._chunks.clear()
 
     def _read_ahead(self) -> None:
+        if self._body is not None:
+            self._ahead = self.file.submit(self._body.read())
+            return
         self._ahead = self.file.start_reading([(self._next, self._next + STREAM_BYTES)])
         self._next += STREAM_BYTES
 
@@ -444,7 +517,7 @@ class ObjectStream:
             return False
         loop_of_this_process(self.url)
         received = result(self._ahead, self.url)
-        if self._next < self.file.num_bytes:
+        if received and received[-1].stop < self.file.num_bytes:
             self._read_ahead()
         else:
             self._ahead = None

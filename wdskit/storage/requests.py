@@ -10,18 +10,23 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import http.client
 import os
 import random
 import re
+import ssl
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urljoin
 
 from wdskit.errors import StorageError
-from wdskit.storage.stores import OBSTORE_ERRORS, Location, is_metadata_failure, open_store
+from wdskit.storage.stores import OBSTORE_ERRORS, READ_S, Location, is_metadata_failure, open_store
 from wdskit.storage.traffic import NO_TRAFFIC, Traffic
 from wdskit.storage.urls import NO_RANGES
 
@@ -35,6 +40,9 @@ RETRY_S = 120.0
 WAIT_S = 0.1
 """Wait before the second try. The wait doubles for each further try, up to `MAX_WAIT_S`."""
 MAX_WAIT_S = 15.0
+MAX_REDIRECTS = 10
+REDIRECT_S = 60.0
+"""Longest time for one answer with a redirect: a server may send its headers slowly."""
 END_S = 2.0
 """Longest wait for the cancelled requests when the process ends."""
 LEAVE_S = 0.05
@@ -248,18 +256,18 @@ class RequestFailure(NamedTuple):
     advice: str = ""
 
 
-class ShortBodyError(Exception):
-    """A reply has fewer bytes than requested, without an error of the server."""
+class BrokenReplyError(Exception):
+    """A reply has fewer bytes than requested, or a redirect could not be read. It may be right at the next try."""
 
 
-STORE_ERRORS = (*OBSTORE_ERRORS, ShortBodyError)
+STORE_ERRORS = (*OBSTORE_ERRORS, BrokenReplyError)
 """Errors of a try, which `RetryState.failed` handles."""
 
 
 def classify_error(err: Exception) -> RequestFailure:
     """Return why a request failed. `err` is one of `STORE_ERRORS`. The result has no secrets."""
     text = str(err)
-    if isinstance(err, ShortBodyError):
+    if isinstance(err, BrokenReplyError):
         return RequestFailure(text, is_transient=True)
     if found := _STATUS.search(text):
         status = int(found[1])
@@ -324,6 +332,57 @@ async def call_with_retries(
         else:
             tries.succeeded()
             return reply
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Turns each redirect into an HTTPError."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Follow no redirect."""
+
+
+async def follow_redirects(location: Location, url: str) -> str:
+    """Return the URL to which the redirects of `url`, an http(s) URL with a query, lead. If obstore refuses a redirect,
+    return the URL before it. `location` is for messages and retries.
+
+    Raises StorageError if a server does not answer, or stays busy, in all tries.
+    """
+    # If obstore followed redirects, it would send the query, which may be a signature, to other hosts, as Referer.
+    for _ in range(MAX_REDIRECTS):
+
+        async def ask(_: object, url: str = url) -> str:
+            return await asyncio.to_thread(_next_url, url)
+
+        target: str = await call_with_retries(location, ask, REDIRECT_S)
+        if not target.lower().startswith("https://" if url.lower().startswith("https:") else ("http://", "https://")):
+            break
+        url = target
+    return url
+
+
+def _next_url(url: str) -> str:
+    """Return the target of the redirect with which the server of `url` answers; "" if it answers without a redirect.
+
+    Raises:
+        BrokenReplyError: The server is busy, or cannot be reached.
+        OSError: The server cannot be reached, which would fail again.
+    """
+    opener = urllib.request.build_opener(_NoRedirects)
+    request = urllib.request.Request(url, headers={"Range": "bytes=0-1", "Accept-Encoding": "identity"})  # noqa: S310
+    try:
+        opener.open(request, timeout=READ_S).close()
+    except urllib.error.HTTPError as err:
+        err.close()
+        if err.code in _BUSY or err.code >= 500:
+            raise BrokenReplyError(f"the server answered {err.code}") from None
+        target = err.headers.get("Location", "") if 300 < err.code < 400 else ""
+        return urljoin(url, target).partition("#")[0] if target else ""
+    except (OSError, http.client.HTTPException) as err:
+        reason = getattr(err, "reason", err)
+        if isinstance(reason, ssl.SSLError):
+            raise OSError(str(reason)) from None
+        raise BrokenReplyError(f"{_NO_CONNECTION}: {getattr(reason, 'strerror', None) or 'no reply'}") from None
+    return ""
 
 
 class _Process:

@@ -18,21 +18,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+
 from wdskit.errors import StorageError
 from wdskit.storage.urls import scheme_of, shown_url
-from wdskit.text import install_extra
-
-try:
-    from obstore.exceptions import BaseError
-    from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
-except ImportError as error:
-    message = f"object stores: the package obstore is not installed. {install_extra('remote')}"
-    raise StorageError(message) from error
 
 OBSTORE_ERRORS = (BaseError, OSError, ValueError)
 """Errors that obstore raises: its own errors, OSError, and ValueError for an invalid key."""
-REQUEST_S = 600.0
-"""Longest time for one request, including the body of the reply."""
+REQUEST_S = 365 * 86400.0
+"""Longest time for one request with its body: no limit, because a stream may be read slowly. The callers set limits."""
 READ_S = 15.0
 """Longest wait for the next bytes."""
 CONNECT_S = 5.0
@@ -42,6 +37,7 @@ _METADATA_PATHS = ("/latest/api/token", "/latest/meta-data/", "/computeMetadata/
 _HOST = re.compile(r"[^:/]+://[^/#]*")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SERVER = re.compile(r"https?://[\w.:\[\]-]+(?:[/?]\S*)?", re.ASCII | re.IGNORECASE)
+_ASCII = bytes(range(33, 127))
 _YES = ("1", "true", "yes")
 
 
@@ -80,7 +76,7 @@ def locate(url: str) -> Location:
     except ValueError as err:
         raise StorageError(f"{shown}: this is not a URL: {err}.", url=shown) from err
     key = unquote(parts.path[1:])
-    if parts.fragment or (parts.query and scheme not in ("http", "https")):
+    if scheme not in ("http", "https") and (parts.fragment or parts.query):
         raise StorageError(f"{shown}: `?` and `#` end the key. Write %3F and %23 in their place.", url=shown)
     if scheme in ("http", "https") and parts.netloc:
         return _locate_http(scheme, parts.netloc, parts.path, parts.query, shown)
@@ -102,8 +98,8 @@ def _locate_http(scheme: str, host: str, path: str, query: str, shown: str) -> L
     """
     end = f"?{query}" if query else ""
     if "%2F" in path.upper() or "//" in path:
-        return Location(scheme, f"{scheme}://{host}{path}{end}", "", shown)
-    return Location(scheme, f"{scheme}://{host}/{end}", unquote(path[1:]), shown)
+        return Location(scheme, quote(f"{scheme}://{host}{path}{end}", safe=_ASCII), "", shown)
+    return Location(scheme, quote(f"{scheme}://{host}/{end}", safe=_ASCII), unquote(path[1:]), shown)
 
 
 def _locate_hugging_face(kind: str, path: str, shown: str) -> Location:
@@ -137,7 +133,9 @@ def open_store(location: Location, *, anonymous: bool = False) -> Any:
     try:
         if opener is not None:
             return opener(location, anonymous=anonymous)
-        headers = {"Authorization": f"Bearer {token}"} if location.scheme == "hf" and (token := _hub_token()) else {}
+        headers = {"Accept-Encoding": "identity"}
+        if location.scheme == "hf" and (token := _hub_token()):
+            headers["Authorization"] = f"Bearer {token}"
         return HTTPStore(location.root, **_options(location.root, headers=headers))
     except OSError as err:  # a file of certificates or credentials
         raise StorageError(f"{location.url}: its store cannot be opened: {err}", url=location.url) from None

@@ -16,13 +16,12 @@ from wdskit.text import CONTROL, public_url
 
 # `run:1` is a path. A `Path` of a URL keeps one slash, and is refused.
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*(?=://)|pipe(?=:)|(https?|s3|gs|az|hf|ais)(?=:/)", re.IGNORECASE)
-_HTTP = ("http", "https")
 NO_RANGES = "the server does not support range requests"
 ABSENT_STATUSES = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
 """Statuses for a file that does not exist. S3 sends 403 to a client without the permission to list."""
 LISTED_SCHEMES = ("s3", "gs", "az")
 """Schemes of buckets, whose folders can be listed and written."""
-_STORES = (*LISTED_SCHEMES, "hf", "ais")
+_STORES = (*LISTED_SCHEMES, "hf", "ais", "http", "https")
 
 
 class ByteStream(Protocol):
@@ -52,7 +51,7 @@ def scheme_of(url: str) -> str:
     if scheme == "file":
         return scheme
     shown = public_url(url)
-    if scheme in (*_HTTP, *_STORES):
+    if scheme in _STORES:
         if CONTROL.search(url) or " " in url.partition("?")[2]:  # libraries treat these differently
             msg = f"{shown}: a URL has no control characters, and no space in its query. Write %20 for a space."
             raise StorageError(msg, url=shown)
@@ -97,20 +96,15 @@ def local_path(url: str) -> str:
 
 
 def open_stream(url: str) -> ByteStream:
-    """Open a local file, a named pipe, an http(s) body or an object of a store for reading in order.
+    """Open a local file, a named pipe, or an object of a store or http(s) server for reading in order.
 
     Raises StorageError if the file or object cannot be opened.
     """
-    scheme = scheme_of(url)
-    if scheme in _STORES:
-        from wdskit.storage.objects import ObjectStream
+    if is_local(url):
+        return LocalFile(url)
+    from wdskit.storage.objects import ObjectStream
 
-        return ObjectStream(url)
-    if scheme in _HTTP:
-        from wdskit.storage.http import HttpBody
-
-        return HttpBody(url)
-    return LocalFile(url)
+    return ObjectStream(url)
 
 
 class RangeFile(Protocol):

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from wdskit.limits import BLOCK_BYTES, MAX_NAME_BYTES, MAX_READ_MEMBER_BYTES, MAX_USTAR_SIZE_BYTES
 
-USTAR = b"ustar\x0000"
+POSIX = b"ustar\x00"
+USTAR = POSIX + b"00"
 GNU = b"ustar  \x00"
 V7 = bytes(8)
 
@@ -24,21 +25,26 @@ OLD_REGULAR_TYPE = 0  # v7 has no type for directories: their names end in a sla
 DIRECTORY_TYPE = ord("5")
 PAX_TYPE = ord("x")
 PAX_GLOBAL_TYPE = ord("g")
+SOLARIS_PAX_TYPE = ord("X")
 GNU_LONG_NAME_TYPE = ord("L")
+GNU_LONG_LINK_TYPE = ord("K")
+SPARSE_TYPE = ord("S")
+LABEL_TYPE = ord("V")
 
-REFUSED_TYPES = {
+ODD_TYPES = {
     ord("1"): "a hard link",
     ord("2"): "a symbolic link",
     ord("3"): "a character device",
     ord("4"): "a block device",
     ord("6"): "a FIFO",
-    ord("S"): "a sparse file",
-    ord("K"): "a link with a long name",
+    SPARSE_TYPE: "a sparse file",
     ord("D"): "a GNU directory listing",
     ord("M"): "a continued file of a multi-volume archive",
-    ord("V"): "a volume label",
-    ord("X"): "a Solaris extended header",
+    LABEL_TYPE: "a volume label",
 }
+"""Types of members that are not plain files."""
+
+TYPES_WITH_DATA = REGULAR_TYPES | {OLD_REGULAR_TYPE} | frozenset(b"SDM")
 
 ADLER_MODULUS = 65521
 
@@ -50,10 +56,6 @@ _TEMPLATE_SUM = sum(_TEMPLATE_BEFORE_SIZE) + sum(_TEMPLATE_MTIME) + sum(_TEMPLAT
 
 class HeaderError(ValueError):
     """A header is invalid. The message says why, without the offset."""
-
-
-class NotPlain(HeaderError):
-    """A valid header describes a member that is not a plain file, for example a link or a sparse file."""
 
 
 class Header(NamedTuple):
@@ -134,7 +136,7 @@ def expected_adler(checksum_field: bytes) -> int:
 
 
 def parse_header(block: bytes) -> Header:
-    """Parse one header block, 512 bytes that are not all zeros. The size of an unsupported type is read as 0.
+    """Parse one header block, 512 bytes that are not all zeros. After `ustar` and a NUL, any version is accepted.
 
     Raises:
         HeaderError: The checksum, the magic or the size is invalid, or the size exceeds 16 GiB.
@@ -142,12 +144,14 @@ def parse_header(block: bytes) -> Header:
     if zlib.adler32(block) & 0xFFFF != expected_adler(block[148:156]):
         raise HeaderError("its checksum does not match")
     magic = block[257:265]
-    if magic not in (USTAR, GNU, V7):
+    is_ustar = magic[:6] == POSIX  # Ant, Maven and JRuby write other versions
+    if not is_ustar and magic not in (GNU, V7):
         raise HeaderError(f"its magic {magic!r} is not a readable tar format")
     name = block[:100].partition(b"\x00")[0]
-    prefix = block[345:500].partition(b"\x00")[0] if magic == USTAR else b""
-    # The size of a refused type may be meaningless: GNU tar leaves the size of a volume label empty.
-    size = 0 if block[156] in REFUSED_TYPES else parse_octal(block[124:136], "size")
+    prefix = block[345:500].partition(b"\x00")[0] if is_ustar else b""
+    size_field = block[124:136]
+    is_empty = block[156] == LABEL_TYPE and not any(size_field)  # GNU tar writes no size of a volume label
+    size = 0 if is_empty else parse_octal(size_field, "size")
     check_size(size)
     return Header(prefix + b"/" + name if prefix else name, size, block[156])
 
@@ -156,18 +160,6 @@ def check_size(size: int) -> None:
     """Raise HeaderError if a size in bytes exceeds 16 GiB, the limit for a member of a shard."""
     if size > MAX_READ_MEMBER_BYTES:
         raise HeaderError(f"its size of {size} bytes is over the limit of {MAX_READ_MEMBER_BYTES}")
-
-
-def check_overruled_size(size: int, own: int) -> None:
-    """Check the `size` in a pax header against the size `own` in the member's own header.
-
-    Any `own` is accepted if `size` is too large for the 11 octal digits of the member's own header.
-
-    Raises:
-        HeaderError: `own` is neither 0 nor `size`.
-    """
-    if own not in (0, size) and size <= MAX_USTAR_SIZE_BYTES:
-        raise HeaderError(f"a pax header gives the size {size}, but the member's header {own}")
 
 
 def padded(size: int) -> int:
@@ -183,13 +175,16 @@ _MULTI_VOLUME = (b"GNU.volume.filename", b"GNU.volume.size", b"GNU.volume.offset
 
 
 class Overrides(NamedTuple):
-    """The name and the size that extension headers give to the next member; each is None if no header gives it."""
+    """The name and the size that extension headers give to the next member; each is None if no header gives it. `odd`
+    says what the member is if it is not a plain file, for example `a sparse file`.
+    """
 
     name: bytes | None = None
     size: int | None = None
+    odd: str = ""
 
     def combined(self, other: Overrides) -> Overrides:
-        """Return the name and the size that this and `other`, two extension headers of one member, give together.
+        """Return the values that this and `other`, two extension headers of one member, give together.
 
         Raises:
             HeaderError: Both headers give a name, or both give a size.
@@ -200,31 +195,31 @@ class Overrides(NamedTuple):
         return Overrides(
             other.name if self.name is None else self.name,
             other.size if self.size is None else self.size,
+            self.odd or other.odd,
         )
 
 
 def parse_long_name(data: bytes) -> bytes:
-    """Return the name from the data of a GNU long-name header: the name, then one NUL.
+    """Return the name from the data of a GNU long-name header and the byte after the data: the name ends in a NUL.
 
     Raises:
-        HeaderError: The name is empty, or the last byte of the data is not the only NUL.
+        HeaderError: The name is empty, has no NUL after it, or another byte follows its NUL.
     """
     name, nul, rest = data.partition(b"\x00")
     if not name:
         raise HeaderError("an extension header gives an empty name")
-    if not nul or rest:
-        raise HeaderError(f"the long name {data!r} does not end in its only NUL")
+    if not nul or rest.strip(b"\x00"):
+        raise HeaderError(f"the long name {data!r} does not end at its NUL")
     return name
 
 
 def parse_pax(data: bytes) -> Overrides:
-    """Return the values of `path` and `size` in the records of a pax header; None for an absent record. Of several
-    records with one keyword, the last counts.
+    """Return the values of `path` and `size` in the records of a pax header, and whether they make the member a link, a
+    sparse file, or part of a multi-volume archive. Of several records with one keyword, the last counts.
 
     Times, owners, comments and vendors' own keywords are ignored.
 
     Raises:
-        NotPlain: The member is a link, a sparse file, or part of a multi-volume archive.
         HeaderError: A record is malformed, or gives an empty name or a size over 16 GiB. Or a record looks damaged: its
             start differs from `path=` or `size=` in one byte, or its value contains another record.
     """
@@ -239,12 +234,11 @@ def parse_pax(data: bytes) -> Overrides:
         elif keyword == b"size":
             found = found._replace(size=_size(value))
         elif keyword == b"linkpath":
-            raise NotPlain("a pax header makes a member a link (linkpath)")
+            found = found._replace(odd="a link by its pax header")
         elif keyword.startswith(_SPARSE):
-            raise NotPlain(f"a pax header makes a member a sparse file ({keyword.decode('ascii', 'replace')})")
+            found = found._replace(odd="a sparse file by its pax header")
         elif keyword in _MULTI_VOLUME:
-            msg = f"a pax header makes a member part of a multi-volume archive ({keyword.decode('ascii')})"
-            raise NotPlain(msg)
+            found = found._replace(odd="part of a multi-volume archive by its pax header")
         elif any(sum(map(int.__ne__, known, keyword + b"=" + value)) == 1 for known in (b"path=", b"size=")):
             raise HeaderError(f"a pax header has the keyword {keyword!r}, one byte away from another keyword")
         if _NESTED_RECORD.search(value):

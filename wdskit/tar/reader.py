@@ -1,42 +1,54 @@
 """Strict reader of a tar stream: every member is whole and checked, otherwise `ShardError` is raised.
 
 The reader accepts ustar, v7, pax (`path` and `size`; other harmless keywords are ignored) and GNU long names.
-Directories are skipped. Everything else is an error, for example a header with a wrong checksum, a stream that stops
-before its end marker, and a byte other than zero after the marker.
+Directories are skipped. A link, a device, another member that is not a plain file, or one whose name is not UTF-8
+has no data; if its name has a key, it is an error of this member: iterate again for the members after it. Everything
+else is an error, for example a header with a wrong checksum, a stream that stops before its end marker, and a byte
+other than zero after the marker.
 """
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import zlib
 from collections.abc import Iterator
 
 from wdskit.errors import ShardError
-from wdskit.limits import BLOCK_BYTES, MAX_END_ZEROS_BYTES, MAX_EXTENSION_BYTES, MAX_READ_MEMBER_BYTES
+from wdskit.limits import (
+    BLOCK_BYTES,
+    MAX_END_ZEROS_BYTES,
+    MAX_EXTENSION_BYTES,
+    MAX_READ_MEMBER_BYTES,
+    MAX_USTAR_SIZE_BYTES,
+)
 from wdskit.tar.header import (
     DIRECTORY_TYPE,
     GNU,
+    GNU_LONG_LINK_TYPE,
     GNU_LONG_NAME_TYPE,
+    ODD_TYPES,
     OLD_REGULAR_TYPE,
     PAX_GLOBAL_TYPE,
     PAX_TYPE,
-    REFUSED_TYPES,
     REGULAR_TYPES,
+    SOLARIS_PAX_TYPE,
+    SPARSE_TYPE,
+    TYPES_WITH_DATA,
     USTAR,
     HeaderError,
-    NotPlain,
     Overrides,
-    check_overruled_size,
     expected_adler,
     padded,
     parse_header,
     parse_long_name,
     parse_pax,
 )
-from wdskit.tar.names import check_long_name
+from wdskit.tar.names import split_name
 from wdskit.tar.window import Read, Spill, Window
 
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
+_EXTENSION_TYPES = (PAX_TYPE, SOLARIS_PAX_TYPE, PAX_GLOBAL_TYPE, GNU_LONG_NAME_TYPE, GNU_LONG_LINK_TYPE)
 _UNPACK = "not a tar", "Shards are plain tars: unpack it first."
 _OTHER_FILES = {
     b"\x1f\x8b": ("a gzip file", *_UNPACK),
@@ -61,7 +73,7 @@ class TarReader:
         spill: Returns a new temporary file, for the data of each member over `hold_bytes`; None discards the data.
 
     Attributes:
-        stop: Offset of the end marker after the stream was read to its end; 0 before.
+        stop: Offset of the end marker, after the marker was read and zeros or another archive follow; 0 before.
     """
 
     def __init__(
@@ -79,6 +91,8 @@ class TarReader:
         """Yield (name, offset of the member's first header, data). The first header may be an extension header.
 
         Raises:
+            UnsupportedMember: A member with a key is not a plain file, or its name is not UTF-8. Iterate again for the
+                members after it.
             ShardError: A header or the end marker is invalid, or the stream stops too early. All members before the
                 fault were yielded.
         """
@@ -103,8 +117,11 @@ class TarReader:
                     yield name, start, window.take(size)
                 continue
             if block == _ZERO_BLOCK:
-                self.stop = window.offset
-                check_end(window)
+                stop = window.offset
+                second = check_end(window)
+                self.stop = stop
+                if second is not None:
+                    raise second
                 return
             member = next_member(window)
             if member is not None:
@@ -189,7 +206,8 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
 
     Raises:
         ShardError: A header is invalid, a zero block is in the place of a header, or the stream ends.
-        UnsupportedMember: The member is not a plain file.
+        UnsupportedMember: The member has a key, but is not a plain file, or its name is not UTF-8. The member was
+            consumed.
     """
     start = window.offset
     overrides = Overrides()
@@ -207,72 +225,71 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
         except HeaderError as err:
             raise _other_file(window, block) or window.damaged(window.offset, f"bad header: {err}") from err
         kind = header.typeflag
-        if kind in REFUSED_TYPES:
-            raise window.unsupported(offset, f"a member is {REFUSED_TYPES[kind]}")
-        if kind in (PAX_TYPE, PAX_GLOBAL_TYPE, GNU_LONG_NAME_TYPE):
+        if kind in _EXTENSION_TYPES:
             if header.size > MAX_EXTENSION_BYTES:
                 raise window.damaged(offset, f"an extension header of {header.size} bytes is over the limit")
             window.at += BLOCK_BYTES
             data = window.take(header.size)
+            if kind == GNU_LONG_NAME_TYPE:  # Perl's writer counts no NUL to the data
+                data += window.data[window.at - padded(header.size) + header.size : window.at][:1]
             try:
                 overrides = _extend(overrides, kind, data)
-            except NotPlain as err:
-                raise window.unsupported(offset, str(err)) from err
             except HeaderError as err:
                 raise window.damaged(offset, str(err)) from err
             if kind == PAX_GLOBAL_TYPE and offset == start:
                 return None  # it belongs to no member: `git archive` without files ends with it
             continue
-        if kind not in REGULAR_TYPES and kind != DIRECTORY_TYPE:
+        if kind not in REGULAR_TYPES and kind != DIRECTORY_TYPE and kind not in ODD_TYPES:
             raise window.damaged(offset, f"a member has the unknown type {chr(kind)!r}")
         size = header.size if overrides.size is None else overrides.size
-        name = _decode(window, overrides.name or header.name, offset)
-        try:
-            if overrides.name is not None and kind != DIRECTORY_TYPE:
-                check_long_name(name, header.name)
-            if overrides.size is not None:
-                check_overruled_size(overrides.size, header.size)
-        except HeaderError as err:
-            raise window.damaged(offset, str(err)) from err
+        raw = overrides.name or header.name
+        if not raw or b"\x00" in raw:
+            raise window.damaged(offset, f"the name {raw!r} holds a NUL byte" if raw else "a member has no name")
+        name, odd = raw.decode(errors="backslashreplace"), ODD_TYPES.get(kind, overrides.odd)
+        if name.encode() != raw:
+            odd = odd or "a file whose name is not UTF-8"
+        if header.size not in (0, size) and size <= MAX_USTAR_SIZE_BYTES:  # a larger one has not enough octal digits
+            raise window.damaged(offset, f"a pax header gives the size {size}, but the member's header {header.size}")
         window.at += BLOCK_BYTES
         if kind == OLD_REGULAR_TYPE and header.name.endswith(b"/") and not name.endswith("/"):
             problem = f"{name!r} is a file by its extension header and a directory by its own, so readers disagree"
             raise window.damaged(offset, problem)
-        if kind == DIRECTORY_TYPE or name.endswith("/"):
+        if kind not in ODD_TYPES and (kind == DIRECTORY_TYPE or name.endswith("/")):
             if size:
                 raise window.damaged(offset, f"the directory {name!r} claims {size} bytes of data")
             return None
+        if odd:
+            if size and kind not in TYPES_WITH_DATA:
+                raise window.damaged(start, f"{name!r} is {odd}, but claims {size} bytes of data")
+            is_extended = kind == SPARSE_TYPE and block[482]
+            while is_extended and window.fill(BLOCK_BYTES):
+                is_extended = window.data[window.at + 504]
+                window.at += BLOCK_BYTES
+            window.take(size)
+            if split := split_name(name):
+                raise window.unsupported(start, split[0], f"a member is {odd}: {name!r}")
+            return name, start, 0
         return name, start, size
 
 
 def _extend(overrides: Overrides, kind: int, data: bytes) -> Overrides:
-    """Return `overrides` with the name or size of one more extension header. `kind` and `data` are its type and data.
+    """Return `overrides` with the values of one more extension header. `kind` and `data` are its type and data.
 
     Raises:
-        NotPlain: The header makes the member a link, a sparse file, or part of a multi-volume archive.
         HeaderError: The header is invalid, gives a value that `overrides` has already, or is a global header with a
-            name or size.
+            value for all members.
     """
     if kind == GNU_LONG_NAME_TYPE:
         return overrides.combined(Overrides(name=parse_long_name(data)))
+    if kind == GNU_LONG_LINK_TYPE:
+        return overrides.combined(Overrides(odd="a link with a long name"))
     found = parse_pax(data)
     if kind == PAX_GLOBAL_TYPE:
         if found != Overrides():
-            raise HeaderError("a global pax header sets a path or a size for all members")
+            what = f"makes all members {found.odd}" if found.odd else "sets a path or a size for all members"
+            raise HeaderError(f"a global pax header {what}")
         return overrides
     return overrides.combined(found)
-
-
-def _decode(window: Window, name: bytes, offset: int) -> str:
-    """Return a member's name as text. ShardError: The name is empty, has a NUL byte, or is not UTF-8."""
-    if not name:
-        raise window.damaged(offset, "a member has no name")
-    if b"\x00" in name:
-        raise window.damaged(offset, f"the name {name!r} holds a NUL byte")
-    try:
-        return name.decode()
-    except UnicodeDecodeError as err:
-        raise window.damaged(offset, f"the name {name!r} is not UTF-8", "Pack it again with UTF-8 names.") from err
 
 
 def no_end_marker(window: Window) -> ShardError:
@@ -297,10 +314,11 @@ def _other_file(window: Window, start: bytes) -> ShardError | None:
     return None
 
 
-def check_end(window: Window) -> None:
+def check_end(window: Window) -> ShardError | None:
     """Consume and check the end of the stream: two zero blocks, then at most `MAX_END_ZEROS_BYTES` zeros.
 
-    The caller must have seen that the next block is a zero block.
+    The caller must have seen that the next block is a zero block. Return None, or the error for another archive after
+    the end marker, before which all members are whole.
 
     Raises:
         ShardError: The second zero block is missing, other bytes follow, or there are too many zeros.
@@ -313,11 +331,20 @@ def check_end(window: Window) -> None:
     window.at += 2 * BLOCK_BYTES
     limit = window.offset + MAX_END_ZEROS_BYTES
     while window.fill(1):
+        window.fill(BLOCK_BYTES)
         rest = window.data[window.at :]
-        if rest.count(0) != len(rest):
-            offset = window.offset + len(rest) - len(rest.lstrip(b"\x00"))
+        num_zeros = len(rest) - len(rest.lstrip(b"\x00"))
+        if num_zeros < len(rest):
+            offset = window.offset + num_zeros
+            window.at += num_zeros // BLOCK_BYTES * BLOCK_BYTES
+            with contextlib.suppress(HeaderError):
+                if window.fill(BLOCK_BYTES):
+                    parse_header(window.data[window.at : window.at + BLOCK_BYTES])
+                    problem = "another archive follows the end marker, which most programs would not read"
+                    return window.damaged(offset, problem, "Extract both with `tar -xif`, and pack the files.")
             raise window.damaged(offset, "bytes other than zero follow the end marker")
-        window.at = len(window.data)
+        window.at += len(rest) // BLOCK_BYTES * BLOCK_BYTES or len(rest)
         if window.offset > limit:
             problem = f"more than {MAX_END_ZEROS_BYTES} zeros follow the end marker"
             raise window.damaged(limit, problem, "Pack it again.")
+    return None

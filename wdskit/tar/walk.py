@@ -74,7 +74,7 @@ class TarWalk:
         start: Byte offset of the first header of the first member to yield.
 
     Attributes:
-        stop: Offset of the end marker after the tar was read to its end; 0 before.
+        stop: Offset of the end marker, after the marker was read and zeros or another archive follow; 0 before.
     """
 
     def __init__(self, read_at: ReadAt, num_bytes: int, *, shard: str, start: int = 0) -> None:
@@ -86,6 +86,7 @@ class TarWalk:
         header.
 
         Raises:
+            UnsupportedMember: As for `TarReader`: iterate again for the members after it.
             ShardError: A header or the end marker is invalid or missing. All members before the fault were yielded.
         """
         window = self._window
@@ -93,8 +94,11 @@ class TarWalk:
             if not window.fill(BLOCK_BYTES):
                 raise no_end_marker(window)
             if window.data.startswith(_ZERO_BLOCK, window.at):
-                self.stop = window.offset
-                check_end(window)
+                stop = window.offset
+                second = check_end(window)
+                self.stop = stop
+                if second is not None:
+                    raise second
                 return
             member = any_member(window)
             if member is not None:

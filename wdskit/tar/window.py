@@ -167,9 +167,12 @@ class Window:
         """Return the ShardError for a stream that ended too early. `problem` says where."""
         return ShardError(shard=self.shard, offset=self.base + len(self.data), problem=problem, remedy=_CUT)
 
-    def unsupported(self, offset: int, problem: str) -> UnsupportedMember:
-        """Return the UnsupportedMember error for a member at `offset`. `problem` says which kind the member has."""
-        return UnsupportedMember(shard=self.shard, offset=offset, problem=problem, remedy="Pack regular files only.")
+    def unsupported(self, offset: int, key: str, problem: str) -> UnsupportedMember:
+        """Return the UnsupportedMember error for a member of `key` at `offset`. `problem` says what the member is."""
+        remedy = "Pack it again without this member."
+        error = UnsupportedMember(shard=self.shard, offset=offset, problem=problem, remedy=remedy)
+        error.key = key
+        return error
 
     def damaged(self, offset: int, problem: str, remedy: str = _DAMAGED) -> ShardError:
         """Return the ShardError for invalid bytes at `offset`. `problem` is the fault, `remedy` the advice."""
