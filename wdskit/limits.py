@@ -29,9 +29,6 @@ MAX_HELD_BYTES = 1 << 20
 MAX_END_ZEROS_BYTES = 64 << 20
 """Limit for the zeros after the end marker. tar pads its last record, to 10 KiB by default, rarely to over 1 MiB."""
 
-MAX_HTTP_HEADER_BYTES = 1 << 18
-"""Limit for the headers of one http response, including redirects and trailers. Real headers have a few KB."""
-
 MAX_SHARD_BYTES = 10**12
 """Sizes of shards in options must be smaller. A size of 1 TB or more is a typing error in the unit."""
 

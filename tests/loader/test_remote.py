@@ -748,8 +748,8 @@ from shards import number_of
 from wdskit.dataset import remote
 from wdskit.storage import cache
 remote.PART_BYTES = 4096
-writers = iter([cache.write_part])
-cache.write_part = lambda *part: next(writers, lambda *_: time.sleep(600))(*part)
+writers = iter([cache._write_part])
+cache._write_part = lambda *part: next(writers, lambda *_: time.sleep(600))(*part)
 list(Pipeline().exact(sys.argv[1]).map(number_of).batched(5).loader(
     workers=0, cache={"dir": sys.argv[2], "size": "1GB"}))
 """

@@ -299,6 +299,8 @@ def classify_error(err: Exception) -> RequestFailure:
         return RequestFailure("its TLS certificate is not trusted. Name your own CA in SSL_CERT_FILE or AWS_CA_BUNDLE")
     if "kind: Redirect" in text:
         return RequestFailure("its redirect is not followed: it leads from https to http, or in a loop")
+    if "Parse(" in text and "HttpError {" in text:
+        return RequestFailure("the server's reply is not valid HTTP, or its headers are too long")
     if "HttpError {" in text:
         kind = "no reply came in time" if "kind: Timeout" in text or "TimedOut" in text else _NO_CONNECTION
         system = _SYSTEM.search(text)
