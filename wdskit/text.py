@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+from decimal import Decimal
 from typing import Any
 
 MAX_TEXT = 300
@@ -83,10 +84,10 @@ def parse_bytes(text: str) -> int:
     digits = number.rstrip("kmgtpib ")
     unit = number[len(digits) :].strip().removesuffix("b")
     base, unit = (1024, unit[:-1]) if unit.endswith("i") else (1000, unit)
-    num_bytes = float(digits) * base ** ("", "k", "m", "g", "t", "p").index(unit)
-    if not 1 <= num_bytes < 1e18 or (base == 1024 and not unit):
+    factor = base ** ("", "k", "m", "g", "t", "p").index(unit)
+    if not 1 <= float(digits) * factor < 1e18 or (base == 1024 and not unit):
         raise ValueError(text)
-    return int(num_bytes)
+    return int(Decimal(digits) * factor)  # 8.03 * 1000 is 8029.99... as a float
 
 
 def format_count(count: float) -> str:

@@ -19,7 +19,7 @@ from wdskit.dataset.keys import check_field
 from wdskit.dataset.patterns import any_index, list_shards, split_url
 from wdskit.dataset.samples import HeaderReader, ShardReader
 from wdskit.dataset.shard_table import ShardTable
-from wdskit.errors import FolderIndexError, MemberNameError, PackError, RowError, ShardError, UnsupportedMember
+from wdskit.errors import FolderIndexError, PackError, RowError, ShardError
 from wdskit.packing.row import SAME_FIELD, Field, File, Row, bad_row, make_row
 from wdskit.packing.sources.base import Reading, Source, attempt
 from wdskit.packing.sources.records import Records, add_field, keep_key, read_object
@@ -49,6 +49,7 @@ class _Samples(Source):
     def __init__(self, source: str | Sequence[str], how: Reading) -> None:
         super().__init__(source if isinstance(source, str) else "::".join(source), how)
         self._seen: set[str] = set()  # fields of all samples so far
+        self._faults: dict[str, str] = {}  # keys of samples that are not whole, and why, until they are yielded
         self._used: list[NDArray[np.bool_]] | None = None  # which samples of each tar are rows; None for all
         found = list_shards(source, any_index, lists_buckets=True)
         self._shards = [*zip(found.urls, found.entries, strict=True)]
@@ -59,11 +60,12 @@ class _Samples(Source):
             self.notes.append(f"{common.problem}, so no {CLASSES_NAME} is written.")
 
     def rows(self) -> Iterator[Row | RowError]:
-        """Yield one row per sample, in the order of the tars. A `./` before a key is removed, and a key that changes is
-        kept in `json`. A damaged tar gives the whole samples before the damage, then one `RowError`.
+        """Yield one row per sample, in the order of the tars. A key that changes is kept in `json`. A sample with a
+        member that is no field, such as a link, gives a `RowError`. A damaged tar gives the whole samples before the
+        damage, then one `RowError`.
 
         Raises:
-            ShardError: A key is in two places, a field is repeated, or a member is a link or a device.
+            ShardError: A key is in two places, or a field is repeated.
             FolderIndexError: The tar has another size or number of samples than its index entry.
             StorageError: The tar cannot be read.
             PackError: `_finish` found a fault of all samples together.
@@ -74,16 +76,25 @@ class _Samples(Source):
             try:
                 for number, sample in enumerate(self._read(url, place, entry)):
                     key = sample["__key__"]
+                    is_whole = key not in self._faults
+                    yield from self._take_faults(place)
                     fields = {name: data for name, data in sample.items() if not name.startswith("__")}
                     self._seen |= fields.keys()
-                    if self._used is None or self._used[at][number : number + 1].any():
-                        yield attempt(self._row, f"{place}: {key}", key.removeprefix("./"), fields, source)
-            except (UnsupportedMember, MemberNameError):
-                raise  # samples that were read may lack fields
+                    if is_whole and (self._used is None or self._used[at][number : number + 1].any()):
+                        yield attempt(self._row, f"{place}: {key}", key, fields, source)
+                yield from self._take_faults(place)
             except ShardError as err:
                 problem = f"{err.problem} ({err.samples_read} samples read), and everything after it is lost"
                 yield bad_row(f"{place}, byte {err.offset}", problem, err.remedy)
         self._finish()
+
+    def _note_fault(self, _: int, key: str, problem: str) -> None:
+        self._faults.setdefault(key, problem)
+
+    def _take_faults(self, place: str) -> Iterator[RowError]:
+        faults, self._faults = self._faults, {}
+        for key, problem in faults.items():
+            yield bad_row(f"{place}: {key}", problem)
 
     def _read(self, url: str, place: str, entry: ShardEntry | None) -> Iterator[dict[str, Any]]:
         """Yield the samples of a tar. Of a local tar only headers are read: the fields are parts of it.
@@ -96,7 +107,7 @@ class _Samples(Source):
                 file = stack.enter_context(contextlib.closing(LocalFile(place)))
                 status = os.fstat(file.fd)
                 num_bytes = status.st_size
-                reader: ShardReader = HeaderReader(file, shard=place)
+                reader: ShardReader = HeaderReader(file, shard=place, on_fault=self._note_fault)
             else:
                 from wdskit.storage.objects import ObjectStream  # needs obstore
 
@@ -108,7 +119,7 @@ class _Samples(Source):
                     digest.update(data)
                     return data
 
-                reader = ShardReader(read, shard=place)
+                reader = ShardReader(read, shard=place, on_fault=self._note_fault)
             try:
                 for sample in reader:
                     for name, data in sample.items():
