@@ -767,7 +767,8 @@ loader = Pipeline().sequential(sys.argv[1]).map(number_of).loader(
 found = []
 for _ in range(3):
     found.append([number for number, is_sample in loader if is_sample])
-    loader.program.reader.cache.wait()
+    while loader.program.reader.cache._fetches:
+        time.sleep(0.01)
 print(json.dumps([found, len([*cache.parts_of(cache.Path(sys.argv[2]))])]))
 """
 

@@ -22,10 +22,9 @@ from hypothesis import strategies as st
 from parts import DATA, NAME, SHA, STARTS, Object, keep
 
 from wdskit.errors import StorageError
-from wdskit.files import TEMP_PREFIX
 from wdskit.limits import BLOCK_BYTES
 from wdskit.storage import cache as cache_module
-from wdskit.storage.cache import PartCache, PartName, part_bytes, parts_of, prune
+from wdskit.storage.cache import PartCache, PartName, part_bytes, parts_of
 
 
 def read_all(cache: PartCache, name: PartName = NAME, starts: Any = STARTS) -> list[bytes | None] | None:
@@ -342,25 +341,6 @@ def test_a_part_that_is_removed_while_it_is_open_is_missed_when_it_is_marked_aga
     assert not cache.has(name)
 
 
-def test_pruning_takes_what_was_not_used_for_longest_and_what_the_killed_have_left(tmp_path):
-    cache = PartCache(tmp_path, 10**6)
-    names = [PartName(f"{at:064x}", *NAME[1:]) for at in range(5)]
-    for at, name in enumerate(names):
-        keep(cache, name)
-        os.utime(name.path(tmp_path), (at, at))
-    size = names[0].path(tmp_path).stat().st_size
-    for name in (f"{TEMP_PREFIX}0-512.part.0123abcd", "0-512.lock"):
-        (tmp_path / names[4].shard / name).touch()
-        os.utime(tmp_path / names[4].shard / name, (0, 0))
-    (tmp_path / "notes.txt").touch()
-    assert [part.name for part in prune(tmp_path, 2 * size)] == names[:3]
-    assert {part.name for part in parts_of(tmp_path)} == {*names[3:]}
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        [*(name.shard for name in names[3:]), "notes.txt"]
-    )
-    assert [*(tmp_path / names[4].shard).iterdir()] == [names[4].path(tmp_path)]
-
-
 FORGED = bytes(len(DATA))
 
 
@@ -427,7 +407,6 @@ def test_a_part_that_somebody_else_could_have_written_is_no_part(tmp_path, case)
     keep(cache)
     assert read_all(cache) in (None, expected())
     assert (read_all(cache) is None) == (case in ("a link to a folder", "a folder that all may write"))
-    prune(folder, 0)
     assert all(path.read_bytes() == data for path, data in there.items())
 
 
@@ -507,7 +486,7 @@ def test_a_link_to_a_folder_is_neither_listed_nor_emptied(tmp_path):
     (tmp_path / "kept" / SHA).mkdir()
     (tmp_path / "kept" / SHA / "0-512.part").symlink_to(forged)
     assert not [*parts_of(tmp_path / "kept")]
-    assert not prune(tmp_path / "kept", 0)
+
     assert sorted(path.name for path in forged.parent.iterdir()) == ["0-512.lock", forged.name]
 
 

@@ -666,8 +666,3 @@ class ColumnView:
         """
         parts = [column.data[first : first + count] for column, first, count in self._runs]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def as_part(column: Column) -> Part:
-    """Return all values of a stored column as a `Part`: an array, or `Texts` for text. Errors: see `Column.data`."""
-    return column.data if column.values is None else Texts(column.data, column.values)

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
 MAX_OPEN = 128
 """Most parts that stay open in a process."""
-STALE_S = 3600.0
-"""A temporary or lock file that is older belongs to a killed process, and may be removed."""
 FOLDER_MODE = 0o700
 """Mode of the cache's folders. Other users must not write to them, or read bytes that only this user may read."""
 MAX_FETCHING = 4
@@ -75,7 +73,6 @@ FULL_S = 60.0
 
 _SHARD = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"(\d+)-(\d+)\.part")
-_TEMP_NAME = re.compile(rf"\d+-\d+\.lock|{re.escape(TEMP_PREFIX)}\d+-\d+\.part\.[0-9a-f]{{8}}")
 _log = logging.getLogger(__name__)
 
 
@@ -253,11 +250,6 @@ class PartCache:
                 time.sleep(WAIT_S)
             else:
                 return
-
-    def wait(self, num: int = 0) -> None:
-        """Wait until this process is fetching at most `num` parts."""
-        while len(self._fetches) > num:
-            time.sleep(WAIT_S)
 
     async def _fetch(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> None:
         import asyncio  # not needed for local shards
@@ -526,7 +518,10 @@ def parts_of(folder: Path) -> Iterator[PartFile]:
 
     Links, and files whose names are not names of parts, are ignored.
     """
-    for shard in _shards_of(folder):
+    folders: list[os.DirEntry[str]] = []
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as shards:
+        folders = [each for each in shards if _SHARD.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
+    for shard in folders:
         with contextlib.suppress(FileNotFoundError), os.scandir(shard) as files:
             for file in files:
                 found = _NAME.fullmatch(file.name)
@@ -535,37 +530,3 @@ def parts_of(folder: Path) -> Iterator[PartFile]:
                         status = file.stat(follow_symlinks=False)
                         name = PartName(shard.name, int(found[1]), int(found[2]))
                         yield PartFile(Path(file.path), name, status.st_size, status.st_mtime)
-
-
-def _shards_of(folder: Path) -> Iterator[Path]:
-    """Yield the folders of shards in a cache folder. Links are ignored. Yield nothing if the folder does not exist."""
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as shards:
-        for shard in shards:
-            if _SHARD.fullmatch(shard.name) and shard.is_dir(follow_symlinks=False):
-                yield Path(shard.path)
-
-
-def prune(folder: Path, num_bytes: int) -> list[PartFile]:
-    """Remove the least recently used parts until the remaining parts have at most `num_bytes` bytes together.
-
-    Parts in use are removed too. Return the removed parts, the least recently used first. Temporary files and lock
-    files older than `STALE_S` seconds, and empty folders, are removed too.
-    OSError: A file cannot be removed.
-    """
-    parts = sorted(parts_of(folder), key=lambda part: part.used_s)
-    remaining = sum(part.num_bytes for part in parts)
-    removed = []
-    for part in parts:
-        if remaining <= num_bytes:
-            break
-        part.path.unlink(missing_ok=True)
-        remaining -= part.num_bytes
-        removed.append(part)
-    for shard in _shards_of(folder):
-        for file in shard.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if _TEMP_NAME.fullmatch(file.name) and time.time() - file.lstat().st_mtime > STALE_S:
-                    file.unlink()
-        with contextlib.suppress(OSError):  # the folder is not empty
-            shard.rmdir()
-    return removed
