@@ -1,4 +1,4 @@
-"""`pack`: rows -> plan -> jobs -> shards -> commit. `run` is all of it; `reshard` calls it with another source."""
+"""`pack`: rows -> plan -> jobs -> shards -> commit. `fill_folder` is all of it, also for `reshard`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
+from typing_extensions import Unpack
 
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, classes_json
 from wdskit.dataset.index import ShardEntry
@@ -89,6 +90,24 @@ class PackResult:
         size = f"{plural(self.num_samples, 'sample')} in {plural(num_shards, 'shard')}"
         size += "" if self.dry_run else f", {format_bytes(self.num_bytes)}, {self.seconds:.1f} s"
         return f"PackResult({self.folder}: {'would write ' if self.dry_run else ''}{size})"
+
+
+class RunKeywords(TypedDict, total=False):
+    """The keyword arguments that `pack` and `reshard` share. `RunOptions` has their defaults and says what they do."""
+
+    max_samples: int | None
+    max_bytes: int | str | None
+    num_shards: int | None
+    shuffle: int | None
+    split: str | Mapping[str, object] | None
+    columns: str | Sequence[str]
+    append: bool
+    part: str | None
+    on: str | None
+    workers: int | None
+    dry_run: bool
+    progress: OnProgress | None
+    disk: Disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,19 +220,7 @@ def pack(
     format: str | None = None,  # noqa: A002 (the name of the option)
     quality: int | None = None,
     map: MapFunction | None = None,  # noqa: A002 (the name of the option)
-    max_samples: int | None = None,
-    max_bytes: int | str | None = None,
-    num_shards: int | None = None,
-    shuffle: int | None = None,
-    split: str | Mapping[str, object] | None = None,
-    columns: str | Sequence[str] = (),
-    append: bool = False,
-    part: str | None = None,
-    on: str | None = None,
-    workers: int | None = None,
-    dry_run: bool = False,
-    progress: OnProgress | None = None,
-    disk: Disk = DISK,
+    **run: Unpack[RunKeywords],
 ) -> PackResult:
     """Write a folder of shards with its index: `wdskit pack`.
 
@@ -246,6 +253,9 @@ def pack(
         quality: Of new jpg and webp, 1 to 100. Default: 90.
         map: A function of (key, fields) that returns the fields to pack, all as bytes. Its attribute `version` says
             which results it gives.
+        **run: The keyword arguments below, which `reshard` has, too.
+
+    Keyword Args:
         max_samples: Most samples in a shard. Default: 10,000.
         max_bytes: Most bytes of a shard's file: `200MB`. Default: 1 GB. It has no effect on changed samples, whose
             sizes are not known beforehand.
@@ -283,28 +293,12 @@ def pack(
         files=tuple(parse_names(files)),
         images=None if images is None else os.fspath(images),
     )
-    options = RunOptions(
-        classes=classes,
-        skip_bad=skip_bad,
-        max_samples=max_samples,
-        max_bytes=max_bytes,
-        num_shards=num_shards,
-        shuffle=shuffle,
-        split=split,
-        columns=columns,
-        append=append,
-        part=part,
-        on=on,
-        workers=workers,
-        dry_run=dry_run,
-        progress=progress,
-        disk=disk,
-    )
+    options = RunOptions(classes=classes, skip_bad=skip_bad, **run)
     change = Change(validate, resize, format, quality, keep_json, map)  # type: ignore[arg-type]
-    return run(find_source(source, how), dest, change, options)
+    return fill_folder(find_source(source, how), dest, change, options)
 
 
-def run(source: Source, dest: str | os.PathLike[str], change: Change, options: RunOptions) -> PackResult:
+def fill_folder(source: Source, dest: str | os.PathLike[str], change: Change, options: RunOptions) -> PackResult:
     """Pack the rows of a source into a folder. The errors are those of `pack`."""
     start = time.perf_counter()
     dest = os.fsdecode(dest)

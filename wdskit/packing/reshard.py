@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from typing_extensions import Unpack
+
 from wdskit.errors import PackError
-from wdskit.files import DISK, Disk
 from wdskit.packing.change import Change, MapFunction
-from wdskit.packing.pack import PackResult, RunOptions, run
-from wdskit.packing.row import OnProgress
+from wdskit.packing.pack import PackResult, RunKeywords, RunOptions, fill_folder
 from wdskit.packing.sources.base import Reading
 from wdskit.packing.sources.tars import Shards
 from wdskit.shards.make_columns import parse_names
@@ -24,19 +24,7 @@ def reshard(
     drop: str | Sequence[str] = (),
     rename: str | Sequence[str] | Mapping[str, str] = (),
     map: MapFunction | None = None,  # noqa: A002 (the name of the option)
-    max_samples: int | None = None,
-    max_bytes: int | str | None = None,
-    num_shards: int | None = None,
-    shuffle: int | None = None,
-    split: str | Mapping[str, object] | None = None,
-    columns: str | Sequence[str] = (),
-    append: bool = False,
-    part: str | None = None,
-    on: str | None = None,
-    workers: int | None = None,
-    dry_run: bool = False,
-    progress: OnProgress | None = None,
-    disk: Disk = DISK,
+    **run: Unpack[RunKeywords],
 ) -> PackResult:
     """Write new shards from finished shards: merge, split, select or shuffle them: `wdskit reshard`.
 
@@ -53,7 +41,8 @@ def reshard(
         drop: Leave out these fields: `txt`.
         rename: New names of fields: `jpeg=jpg,class=cls`, or a mapping.
         map: As for `pack`.
-        max_samples: As for `pack`; so are all options after it.
+        **run: As for `pack`: `max_samples`, `max_bytes`, `num_shards`, `shuffle`, `split`, `columns`, `append`, `part`,
+            `on`, `workers`, `dry_run`, `progress` and `disk`.
 
     Raises:
         PackError: An option is invalid, no sample is left, the folder cannot be written, or it has another data set.
@@ -69,22 +58,8 @@ def reshard(
     kept = parse_names(keep) or None
     new_names = parse_renames(rename)
     shards = Shards(paths, Reading(), where=where, keep=kept, drop=parse_names(drop), rename=new_names)
-    options = RunOptions(
-        max_samples=max_samples,
-        max_bytes=max_bytes,
-        num_shards=num_shards,
-        shuffle=shuffle,
-        split=split,
-        columns=columns,
-        append=append,
-        part=part,
-        on=on,
-        workers=workers,
-        dry_run=dry_run,
-        progress=progress,
-        disk=disk,
-    )
-    return run(shards, dest, Change(map=map, checks=None if map else frozenset(new_names.values())), options)
+    change = Change(map=map, checks=None if map else frozenset(new_names.values()))
+    return fill_folder(shards, dest, change, RunOptions(**run))
 
 
 def parse_renames(rename: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
