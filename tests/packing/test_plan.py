@@ -188,9 +188,9 @@ def test_a_whole_number_that_a_float_column_would_round_is_an_error(tmp_path: Pa
 def test_names_of_classes_are_numbered_in_the_order_of_their_bytes(tmp_path: Path) -> None:
     names = ["é", "b", "Z", "b"]
     rows = [Row(f"k{n}", {"cls": Label(name)}, "") for n, name in enumerate(names)]
-    assert planned(tmp_path, [*rows]).numbers == {"Z": 0, "b": 1, "é": 2}
+    assert planned(tmp_path, [*rows]).class_numbers == {"Z": 0, "b": 1, "é": 2}
     listed = ClassNames(["é", "b", "Z", "unused"], "list")
-    assert planned(tmp_path, [*rows], classes=listed).numbers == listed.numbers
+    assert planned(tmp_path, [*rows], classes=listed).class_numbers == listed.numbers
 
 
 # The spool.

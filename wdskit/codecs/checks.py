@@ -19,7 +19,7 @@ ImageLevel = Literal["none", "magic", "structure", "decode"]
 ImageCheck = Literal["none", "structure", "decode"]
 
 IMAGE_CHECKS: tuple[ImageCheck, ...] = get_args(ImageCheck)
-"""The levels of `check_image_field` that `wdskit verify` offers."""
+"""The levels of `check_image_field` that `wdskit pack` and `wdskit verify` offer."""
 
 IMAGE_LEVELS: tuple[ImageLevel, ...] = get_args(ImageLevel)
 """How much of an image `check_image_field` checks. Each level includes the levels before it."""

@@ -1,4 +1,5 @@
-"""Check that all readers of tar shards read a key or field unchanged. Find repeated keys by 64-bit hashes.
+"""Check that all readers of tar shards read a key or field unchanged, and clean keys that they would not. Find repeated
+keys by 64-bit hashes.
 
 `tar.names` splits the name of a member into key and field.
 """

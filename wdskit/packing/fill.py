@@ -1,6 +1,7 @@
 """Fill one shard: read its rows, check and change them, write tar, `.idx` and entry. Runs in any process.
 
-The files of a job are named by the digest of everything that decides the bytes, so a job is done if its entry is there.
+The files of a job are named by the digest of everything that decides the bytes. So a job is done if its entry is there,
+and its files are as the entry says (`read_entry`).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Filler:
     Attributes:
         work: The folder for the files of the jobs.
         change: The checks and changes of each sample.
-        numbers: Class number of each class name.
+        class_numbers: Class number of each class name.
         dtypes: Dtype of each `npy` column.
         columns: How each column is computed, by its name.
         disk: Performs the file operations.
@@ -62,7 +63,7 @@ class Filler:
 
     work: Path
     change: Change
-    numbers: Mapping[str, int] = field(default_factory=dict)
+    class_numbers: Mapping[str, int] = field(default_factory=dict)
     dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
     columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     disk: Disk = DISK
@@ -71,7 +72,7 @@ class Filler:
         """Return, as bytes, all options that decide the bytes of a shard."""
         dtypes = {name: dtype.str for name, dtype in self.dtypes.items()}
         columns = {name: dict(source) for name, source in self.columns.items()}
-        options = [_NOTE_VERSION, self.change.to_json(), dict(self.numbers), dtypes, columns]
+        options = [_NOTE_VERSION, self.change.to_json(), dict(self.class_numbers), dtypes, columns]
         return json.dumps(options, sort_keys=True, default=str).encode()
 
     def read(self, row: Row, files: SourceFiles) -> dict[str, bytes]:
@@ -81,7 +82,7 @@ class Filler:
             RowError: A file cannot be read or was changed, or a field is damaged, does not fit its name, or cannot be
                 changed.
         """
-        name = ""
+        name = ""  # of the field that is checked
         try:
             read = iter(files.read([data for data in row.fields.values() if type(data) is File]))
             fields = {
@@ -109,10 +110,12 @@ class Filler:
         return encode_field("npy", data.array)
 
     def _number(self, label: Label) -> int:
-        return self.numbers[label.value] if isinstance(label.value, str) else label.value
+        return self.class_numbers[label.value] if isinstance(label.value, str) else label.value
 
     def find_bad(self, rows: Rows) -> list[RowError | None]:
-        """Return the error of each row that cannot be packed, and None for each other row."""
+        """Return the error of each row that cannot be packed, and None for each other row. `pack.leave_out_bad` lists
+        them in `rejected.jsonl`.
+        """
         found: list[RowError | None] = []
         with contextlib.closing(SourceFiles()) as files:
             for row in rows:

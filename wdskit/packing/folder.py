@@ -168,7 +168,7 @@ class Folder:
                 raise PackError(f"{self.shown}: {name} exists already and is not part of its index. Move it away.")
 
     def _others(self) -> set[str]:
-        """Return the names of all files in the folder that the run did not write."""
+        """Return the names of all files in the folder; of a bucket, of the objects that the run did not write."""
         return {*self._sizes()}
 
     def column_sources(self) -> dict[str, Mapping[str, Any]]:

@@ -1,4 +1,6 @@
-"""Labels: a whole number, or a name that is numbered. docs/pack.md, "Labels", has the rule, which all sources share."""
+"""Labels: a whole number, or a name. All sources share the rule of docs/pack.md, "Labels". `plan.Plan.read` numbers the
+names of a run, in sorted order, or as `ClassNames` if the classes are given.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypedDict
 
-import numpy as np
 from typing_extensions import Unpack
 
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, classes_json
@@ -226,7 +225,8 @@ def pack(
 
     The same source and options give the same bytes, for any number of workers, at any time, in any locale and for any
     order in which a disk lists its files. All files appear at once, when the index is written last. After a stop, the
-    same call continues: shards whose rows and options did not change are kept, all others are filled.
+    same call continues: shards whose rows and options did not change are kept, all others are filled. A run that was
+    stopped while it moved its shards into place is completed first, whatever the new call asks.
 
     Args:
         source: A folder of images (a sub-folder is a class); a table (.jsonl, .csv, .tsv, also with .gz, a .json array,
@@ -322,12 +322,12 @@ def fill_folder(source: Source, dest: str | os.PathLike[str], change: Change, op
                 classes=classes,
                 on_progress=on_progress,
             )
-            has_names = bool(plan.numbers) or (source.copies and source.classes is not None)
+            has_names = bool(plan.class_numbers) or (source.copies and source.classes is not None)
             is_added = options.append and folder.has_labels and CLASS_FIELD in plan.fields
             if is_added and has_names != (folder.classes is not None):
                 raise PackError(f"{folder.shown}: labels have names here or in the new rows, but not in both.")
             columns = find_columns(options, folder)
-            filler = Filler(folder.work, change, plan.numbers, plan.dtypes, columns, options.disk)
+            filler = Filler(folder.work, change, plan.class_numbers, plan.dtypes, columns, options.disk)
             if options.skip_bad:
                 leave_out_bad(plan, filler, options, on_progress)
             if not len(plan.kept):
@@ -366,7 +366,7 @@ def fill_folder(source: Source, dest: str | os.PathLike[str], change: Change, op
         splits=splits,
         num_samples=sum(shard.num_samples for shard in written),
         num_bytes=0 if options.dry_run and change.changes_bytes else sum(shard.num_bytes for shard in written),
-        classes=plan.numbers,
+        classes=plan.class_numbers,
         fields=tuple(sorted(plan.fields)),
         rejected=tuple(plan.rejected),
         num_other=source.num_other,
@@ -432,7 +432,7 @@ def find_columns(options: RunOptions, folder: Folder) -> Mapping[str, Mapping[st
 def find_lists(plan: Plan, folder: Folder, classes: ClassNames | None) -> dict[str, bytes]:
     """Return the bytes of `classes.json` and `rejected.jsonl` by name, without files that would be empty."""
     lists = {}
-    numbers = classes.numbers if classes is not None and CLASS_FIELD in plan.fields else plan.numbers
+    numbers = classes.numbers if classes is not None and CLASS_FIELD in plan.fields else plan.class_numbers
     if numbers and not (folder.entries and folder.classes is not None):
         lists[CLASSES_NAME] = classes_json(numbers)
     if plan.rejected:
@@ -444,19 +444,20 @@ def find_lists(plan: Plan, folder: Folder, classes: ClassNames | None) -> dict[s
 
 def leave_out_bad(plan: Plan, filler: Filler, options: RunOptions, on_progress: OnProgress) -> None:
     """Read each row as it would be packed, and leave out those that cannot be."""
-    starts = range(0, len(plan), _CHECK_ROWS)
-    batches = (plan.rows(np.arange(start, min(start + _CHECK_ROWS, len(plan)))) for start in starts)
-    workers = options.workers or choose_workers(len(starts), plan.num_bytes)
-    number = 0
+    kept = plan.kept
+    batches = (plan.rows(kept[start : start + _CHECK_ROWS]) for start in range(0, len(kept), _CHECK_ROWS))
+    workers = options.workers or choose_workers(-(-len(kept) // _CHECK_ROWS), plan.num_bytes)
+    numbers = iter(kept.tolist())
+    done = 0
     with contextlib.closing(map_shards(filler.find_bad, batches, workers=workers, user=filler.change.map)) as found:
         for errors in found:
             if isinstance(errors, WdskitError):
                 raise errors
-            for err in errors:
+            for err, number in zip(errors, numbers, strict=False):
                 if err is not None:
                     plan.leave_out(number, err)
-                number += 1
-            on_progress(Progress("checking", number, 0, len(plan), None))
+            done += len(errors)
+            on_progress(Progress("checking", done, 0, len(kept), None))
 
 
 def fill_all(

@@ -116,11 +116,11 @@ class Plan:
         disk: Performs the file operations.
 
     Attributes:
-        numbers: Class number of each class name, in sorted order of the names' UTF-8 bytes; complete after `read`.
+        class_numbers: Class number of each class name: as in the allowed classes, or in sorted order of the UTF-8 bytes
+            of the names; complete after `read`.
         dtypes: Dtype of each `npy` column.
         fields: Names of all fields.
         has_labels: Whether a row has a label.
-        rejected: Errors of the rows that are left out.
         num_cleaned: Rows whose keys were changed.
     """
 
@@ -136,10 +136,10 @@ class Plan:
         self._unsure: list[int] = []  # rows whose blocks depend on the digits of their class number
         self._first_label: tuple[Label, str] | None = None
         self._files = SourceFiles()
-        self.numbers: dict[str, int] = {}
+        self.class_numbers: dict[str, int] = {}
         self.dtypes: dict[str, np.dtype[Any]] = {}
         self.fields: set[str] = set()
-        self.rejected: list[RowError] = []
+        self._rejected: list[tuple[int, bool, RowError]] = []  # sorts as the source
         self.num_cleaned = 0
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class Plan:
             except RowError as err:
                 if not skip_bad:
                     raise
-                self.rejected.append(err)
+                self._rejected.append((len(self), False, err))
                 continue
             for name, data in row.fields.items():
                 if type(data) is Label and isinstance(data.value, str):
@@ -203,7 +203,7 @@ class Plan:
             self._add(row)
         self._flush()
         numbers = classes.numbers if classes else {name: at for at, name in enumerate(sorted(names, key=str.encode))}
-        self.numbers = dict(numbers) if self.has_labels else {}
+        self.class_numbers = dict(numbers) if self.has_labels else {}
         self.dtypes = {name: np.result_type(*found) for name, found in natural.items()}
         has_mixed = any(len(found) > 1 for found in natural.values())
         changed = np.arange(len(self)) if has_mixed else np.array(self._unsure, np.int64)
@@ -272,14 +272,19 @@ class Plan:
         """Count the blocks of a row again, where the dtype of a column or the class number decides them."""
         label = row.fields.get(CLASS_FIELD)
         value = label.value if isinstance(label, Label) else 0
-        more = len(str(self.numbers[value] if isinstance(value, str) else value)) - 1
+        more = len(str(self.class_numbers[value] if isinstance(value, str) else value)) - 1
         sizes = [size_of(data) + (more if type(data) is LabelledJson else 0) for data in row.fields.values()]
         self._blocks[number] = sum(map(member_bytes, sizes)) // BLOCK_BYTES
 
     def leave_out(self, number: int, err: RowError) -> None:
         """Leave out a row of the spool, and keep the reason in `rejected`."""
         self._left_out.add(number)
-        self.rejected.append(err)
+        self._rejected.append((number, True, err))
+
+    @property
+    def rejected(self) -> list[RowError]:
+        """Errors of the rows that are left out, in the order of the source."""
+        return [err for _, _, err in sorted(self._rejected, key=lambda each: each[:2])]
 
     def check_keys(self, existing: NDArray[np.uint64], find: Callable[[str], str | None]) -> None:
         """Raise RowError if two rows have one key, or if a row has the key of an existing sample.
