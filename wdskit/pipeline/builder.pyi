@@ -643,6 +643,4 @@ def open_pipeline(
             has several and `pipeline` is None.
         StorageError: The file cannot be read.
         PipelineError: The stages do not fit together, or `pipeline` or `overrides` is passed with a `Pipeline`.
-        FolderIndexError: A label means different classes in two pipelines of the configuration, or a `classes.json` is
-            invalid.
     """
