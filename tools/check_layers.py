@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "wdskit"
 LAYERS = [
-    "testing", "cli", "page", "tune", "packing", "shards", "loader", "pipeline",
+    "testing", "cli", "page", "benchmark", "planning", "packing", "shards", "loader", "pipeline",
     "engine", "stages", "config", "order", "codecs", "dataset", "storage", "tar",
 ]  # fmt: skip
 BASE = {"errors", "files", "limits", "native", "processes", "text"}

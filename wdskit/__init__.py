@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _PUBLIC: dict[str, tuple[str, ...]] = {
+    "benchmark": ("BenchResult", "bench"),
     "dataset.columns": ("Columns", "TextColumn", "columns"),
     "dataset.shard": ("LocalShard",),
     "errors": (
@@ -40,6 +41,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "page": ("view",),
     "pipeline.builder": ("Pipeline",),
     "pipeline.settings": ("load_config",),
+    "planning": ("EpochPlan", "StreamPlan", "plan"),
     "shards.index": ("IndexReport", "index_folder"),
     "shards.listing": ("SampleRow", "ShardRow", "Summary", "cat", "info"),
     "shards.split": ("SplitReport", "split"),
@@ -48,8 +50,6 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "stages.base": ("thread_safe",),
     "stages.collate": ("Ragged",),
     "stages.registry": ("register",),
-    "tune.bench": ("BenchResult", "bench"),
-    "tune.plan": ("EpochPlan", "StreamPlan", "plan"),
 }
 """Maps each module to its public names."""
 
@@ -57,6 +57,8 @@ _HOMES = {name: f"wdskit.{module}" for module, names in _PUBLIC.items() for name
 __all__ = sorted([*_HOMES, "__version__"])  # noqa: PLE0605 (type checkers read the block below)
 
 if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC
+    from wdskit.benchmark import BenchResult as BenchResult
+    from wdskit.benchmark import bench as bench
     from wdskit.dataset.columns import Columns as Columns
     from wdskit.dataset.columns import TextColumn as TextColumn
     from wdskit.dataset.columns import columns as columns
@@ -87,6 +89,9 @@ if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC
     from wdskit.page import view as view
     from wdskit.pipeline.builder import Pipeline as Pipeline
     from wdskit.pipeline.settings import load_config as load_config
+    from wdskit.planning import EpochPlan as EpochPlan
+    from wdskit.planning import StreamPlan as StreamPlan
+    from wdskit.planning import plan as plan
     from wdskit.shards.index import IndexReport as IndexReport
     from wdskit.shards.index import index_folder as index_folder
     from wdskit.shards.listing import SampleRow as SampleRow
@@ -102,11 +107,6 @@ if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC
     from wdskit.stages.base import thread_safe as thread_safe
     from wdskit.stages.collate import Ragged as Ragged
     from wdskit.stages.registry import register as register
-    from wdskit.tune.bench import BenchResult as BenchResult
-    from wdskit.tune.bench import bench as bench
-    from wdskit.tune.plan import EpochPlan as EpochPlan
-    from wdskit.tune.plan import StreamPlan as StreamPlan
-    from wdskit.tune.plan import plan as plan
 
 
 def __getattr__(name: str) -> object:

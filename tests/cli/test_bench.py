@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from shards import write_numbers
 
+from wdskit.benchmark import BenchResult, LoaderBench, Measured, Setting
 from wdskit.cli.bench import show_result
 from wdskit.shards.index import index_folder
-from wdskit.tune.bench import BenchResult, LoaderBench, Measured, Setting
 
 CONFIG = """\
 version: 1

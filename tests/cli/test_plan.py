@@ -43,7 +43,7 @@ TRAIN = """\
  epoch 0   100 samples
  steps     8, each a global batch of 4 x 3 = 12
  dropped   4 samples (4.00%)
- lanes     a node reads 4 of 12"""
+ a rank    reads 4 of 12 lanes, 2 shards, 34.0 kB"""
 
 DROPPED = """
 
@@ -56,14 +56,15 @@ MIXTURE = """\
  epoch 1   280 samples
  steps     35, each a global batch of 4 x 2 = 8
  dropped   0 samples
- lanes     a node reads 12 of 12"""
+ a rank    reads 12 of 12 lanes, 3 shards, 148 kB"""
 
 VAL = """\
  source    sequential, 3 shards of 105 kB
  on        1 rank, each with 2 workers
  epoch 0   100 samples
  steps     7, each a global batch of 16 x 1 = 16
- padded    12 rows of the last step"""
+ padded    12 rows of the last step
+ a rank    reads 3 shards, 105 kB"""
 
 FLOW = """\
  source   stream, 3 shards
@@ -90,34 +91,9 @@ def test_the_plan_of_each_kind_of_pipeline(folder: Path, run) -> None:
     assert (code, out, err) == (0, MIXTURE, "")
 
 
-def test_the_network_rate_of_workers_on_a_cluster(folder: Path, run) -> None:
-    stages = [{"exact": "data"}, {"decode": "rgb8"}, {"random_resized_crop": 224}, {"batched": 4}]
-    config = {"version": 1, "pipeline": stages, "loader": {"workers": 32, "on": "ray"}}
-    (folder / "ray.yaml").write_text(json.dumps(config))
-    line = " network   151 MB/s as uint8 for each 1,000 samples/s of a rank, 602 MB/s as float32"
-    assert line in run("plan", "ray.yaml")[1].splitlines()
-    sizes = [("decode=l8", 50_176), ("random_resized_crop=[10,20]", 600)]
-    for setting, num_bytes in sizes:
-        found = json.loads(run("plan", "ray.yaml", "--json", "--set", f"pipeline.{setting}")[1])
-        assert found["network"] == {"uint8_bytes": num_bytes, "float32_bytes": 4 * num_bytes}
-    stages[2] = {"resize": 256}  # the longer side has any length
-    (folder / "ray.yaml").write_text(json.dumps(config))
-    assert json.loads(run("plan", "ray.yaml", "--json")[1])["network"] is None
-
-
-def test_warnings_stand_below(folder: Path, run) -> None:
-    words = ("--world-size", "5", "--gpus-per-node", "1", "--set", "pipelines.train.batched=1")
-    code, out, err = run("plan", "a.yaml", "--pipeline", "train", *words)
-    assert (code, err) == (0, "")
-    assert out.split("\n\n")[1] == (
-        "Warning: a lane is read by 1.3 nodes on average, which read the same shards.\n"
-        "  Before a run begins, set `lanes: 5`. A different number gives a different order."
-    )
-
-
 def test_the_plan_as_json_has_every_number(folder: Path, run) -> None:
     document = json.loads(run("plan", "a.yaml", "--pipeline", "mix", "--world-size", "2", "--json")[1])
-    assert document["lanes"] == {"num_lanes": 12, "per_node": 12, "num_shared": 1.0, "fitting": [8]}
+    assert (document["num_lanes"], document["rank_lanes"], document["rank_shards"]) == (12, 12, 3)
     assert (document["steps"], document["global_batch"], document["workers"]) == (35, 8, 2)
     flow = json.loads(run("plan", "a.yaml", "--pipeline", "flow", "--json")[1])
     assert flow == {"source": "stream", "world_size": 1, "workers": 2, "num_shards": 3, "batch": 4, "steps": 9}

@@ -24,7 +24,7 @@ from shards import write_numbers
 from wdskit import load_config, make_loader, plan
 from wdskit.cli.config import check, show
 from wdskit.dataset.classes import CLASSES_NAME
-from wdskit.dataset.columns import NewColumn, add_columns
+from wdskit.dataset.columns import NewColumn, Texts, add_columns
 from wdskit.dataset.index import read_index
 from wdskit.errors import ConfigError, WdskitError
 from wdskit.shards.index import index_folder
@@ -79,7 +79,6 @@ OTHER = [{"shards": "{one}", "repeat": 1}, {"shards": "{other}", "repeat": 1}]
 PLANNED = [
     values("shards", "{one}", ["{one}/s-000.tar", "{one}/s-002.tar"], bad=([], 5), late=("{folder}/no-*.tar",)),
     values("mixture", PARTS, WEIGHTS, CHANGING, bad=([], [{"shards": "{one}", "weight": 0}]), late=(OTHER,)),
-    values("schedule", "step", "linear", bad=("fast",)),
     values("split", "half", bad=("../x", 5), late=("nope",)),
     values("where", "half and number > 3", bad=("half and", 5), late=("nope > 3", "number")),
     values("range", ["0%", "50%"], [4, 10], bad=([5, 5], "0-5"), late=([5, 1000],)),
@@ -159,11 +158,9 @@ def rules(source: str, given: dict[str, Any]) -> list[tuple[str, str]]:
             found.append((source, "weights"))
         if own.get("resampled") is True and own.get("shuffle_shards") is False:
             found.append((source, "shuffle_shards"))
-    if own.get("schedule") == "linear" and not is_changing(own.get("mixture")):
-        found.append((source, "schedule: linear"))
     if source != "stream" and "mixture" in own:
         found += [(source, name) for name in ("range", "split", "where", "shards") if name in own]
-    if source == "resampled" and own.get("window") == HUGE and (source, "schedule: linear") not in found:
+    if source == "resampled" and own.get("window") == HUGE:
         found.append((source, "lanes"))  # the rules of one section are checked one after another
     return found
 
@@ -198,7 +195,9 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
         (folder / name / CLASSES_NAME).write_text(json.dumps(names))
         index_folder(folder / name, workers=1)
     half = np.isin(np.arange(24), HALF)
-    columns = {"half": NewColumn({"filter": "no"}, [half]), "number": NewColumn({"path": "json.n"}, [np.arange(24)])}
+    split = Texts(np.where(half, 0, 1), ("half", "rest"))
+    columns = {"split": NewColumn({"split": "half 50%"}, [split]), "half": NewColumn({"filter": "no"}, [half])}
+    columns |= {"number": NewColumn({"path": "json.n"}, [np.arange(24)])}
     add_columns(read_index(folder / "one"), columns)
     return Tables(folder, *(str(folder / name) for name in ("one", "two", "other")))
 
@@ -227,10 +226,6 @@ def write_yaml(path: Path, source: str, given: dict[str, Any]) -> dict[str, int]
             lines[name] = len(text)
     path.write_text("\n".join(text) + "\n")
     return lines
-
-
-def is_changing(mixture: Any) -> bool:
-    return isinstance(mixture, list) and bool(mixture) and isinstance(mixture[0].get("weight"), dict)
 
 
 def is_endless(source: str, own: dict[str, Any]) -> bool:

@@ -180,8 +180,7 @@ def test_one_list_may_name_local_and_remote_folders(store, tmp_path, swapped, ca
             numbers = [int(str(key).strip("n")) for batch in found for key in batch]
             assert sorted(numbers) == sorted(2 * [*range(60), *range(60)])
     planned = wdskit.plan(pipe.batched(4), world_size=2, gpus_per_node=1)
-    assert planned.downloads.is_exact is False
-    assert 0 < planned.downloads.node_bytes < 70 * 1536
+    assert planned.num_shards == 5
     name = loader.program.describe(0, int(loader.program.order.take([0])[1][0]))
     assert "s-00" in name
 

@@ -86,7 +86,7 @@ SOURCES = {
             {"shards": shards, "weight": 3},
             {"shards": shards, "range": ["50%", "100%"], "weight": {0: 1.0, 20: 0.5}},
         ],
-        lanes=3, window=4, schedule="linear",
+        lanes=3, window=4,
     ),
     "finite mixture": lambda shards: Pipeline().exact(
         mixture=[{"shards": shards, "repeat": 1}, {"shards": shards, "range": [3, 7], "repeat": 2}], lanes=3, window=4

@@ -150,11 +150,10 @@ def test_each_part_of_a_mixture_repeats_at_its_own_pace():
     assert sorted(small) == sorted([(2, 0), (2, 1), (2, 2)] * 4)
 
 
-@pytest.mark.parametrize("change", ["step", "linear"])
-def test_a_schedule_counts_samples(change):
+def test_a_schedule_counts_samples():
     """Shares follow the schedule, and every sample of a part comes once, from any first position on."""
     weights = [{0: 1.0, 100_000: 0.2}, {0: 0.5}]
-    shares = MixtureOrder([SequentialOrder([10])] * 2, [1, 1], weights, change=change).interleaver
+    shares = MixtureOrder([SequentialOrder([10])] * 2, [1, 1], weights).interleaver
     positions = np.arange(200_000)
     parts, indices = shares.take(positions)
     for part in (0, 1):
@@ -164,9 +163,7 @@ def test_a_schedule_counts_samples(change):
     begin, end, behind = (parts[at : at + 1000].mean() for at in (0, 99_000, 150_000))
     assert abs(begin - 0.5 / 1.5) < 0.005
     assert abs(behind - 0.5 / 0.7) < 0.005
-    assert abs(end - (0.5 / 1.5 if change == "step" else 0.5 / 0.7)) < 0.01
-    middle = parts[40_000:60_000].mean()
-    assert abs(middle - (0.5 / 1.5 if change == "step" else 0.5 / 1.1)) < 0.005
+    assert abs(end - 0.5 / 1.5) < 0.005
 
 
 @pytest.mark.parametrize(
@@ -177,7 +174,6 @@ def test_weights_that_mean_nothing_are_refused(weights):
         MixtureOrder([SequentialOrder([1])] * len(weights), [1] * len(weights), weights)
 
 
-@pytest.mark.parametrize("counts", [[], [0, 0], [-1, 5]])
-def test_counts_that_mean_nothing_are_refused(counts):
-    with pytest.raises(ValueError, match=r"count|sample|empty"):
-        ExactOrder(counts, seed=0)
+def test_shards_without_a_sample_are_refused():
+    with pytest.raises(ValueError, match="all shards are empty"):
+        ExactOrder([0, 0], seed=0)

@@ -89,6 +89,13 @@ def test_weights_that_are_all_0_are_refused():
         make([3], [0, 0, 0])
 
 
+@pytest.mark.parametrize("num", [3, 300])
+def test_weights_whose_sum_is_no_float_are_refused(num: int):
+    """Otherwise each draw would be the same sample."""
+    with pytest.raises(ValueError, match="the sum of the weights is too large"):
+        make([num], [1e308] * num)
+
+
 # --- planned sources
 
 

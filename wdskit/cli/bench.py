@@ -10,7 +10,7 @@ from wdskit.cli.console import format_bytes, make_console, numbers_table, plural
 from wdskit.cli.options import ConfigArgument, JsonOption, OverridesOption, PipelineOption, Plugins, import_plugins
 
 if TYPE_CHECKING:
-    from wdskit.tune.bench import BenchResult, Measured
+    from wdskit.benchmark import BenchResult, Measured
 
 
 def bench_command(
@@ -21,12 +21,16 @@ def bench_command(
     workers: Annotated[
         str | None,
         typer.Option(
-            metavar="N,N", help="Worker processes to try. Default: depends on the CPUs.", rich_help_panel="Measurement"
+            metavar="N,N", help="Worker processes to try. Default: as configured.", rich_help_panel="Measurement"
         ),
     ] = None,
     threads: Annotated[
         str | None,
-        typer.Option(metavar="N,N", help="Threads to try with each number of workers.", rich_help_panel="Measurement"),
+        typer.Option(
+            metavar="N,N",
+            help="Threads to try with each number of workers. Default: as configured.",
+            rich_help_panel="Measurement",
+        ),
     ] = None,
     world_size: Annotated[
         int | None,
@@ -49,18 +53,18 @@ def bench_command(
 
     Loads the shards of CONFIG on the CPUs that this process may use; the source must have an index. `taskset -c 0-7`
     limits it to eight CPUs, as for one rank of several on a node. The bare loop makes the same batches in one thread,
-    without a loader. It takes some minutes.
+    without a loader.
 
     In Python: wdskit.bench
 
     Examples:
-        wdskit bench configs/imagenet.yaml --pipeline train
+        wdskit bench configs/imagenet.yaml --pipeline train --workers 0,1,2,4 --threads 1,2
         taskset -c 0-7 wdskit bench train.yaml --workers 1,2,4 --threads 1,2,4
     """
     tried_workers = _parse_numbers("--workers", workers, 0)
     tried_threads = _parse_numbers("--threads", threads, 1)
     import_plugins(plugins)
-    from wdskit.tune.bench import bench
+    from wdskit.benchmark import bench
 
     with show_steps() as progress:
         result = bench(
@@ -118,5 +122,6 @@ def show_result(result: BenchResult) -> None:
 
 def _rate(rate: Measured) -> tuple[str, str]:
     """Return two texts: the median rate, and the spread of the repeats ("" if all repeats are equal)."""
-    spread = f"±{rate.spread_ratio:.0%}" if rate.least < rate.most else ""
-    return f"{rate.median:,.0f}" if rate.median >= 100 else f"{rate.median:,.1f}", spread
+    spread = max(rate.most - rate.median, rate.median - rate.least) / rate.median
+    text = f"{rate.median:,.0f}" if rate.median >= 100 else f"{rate.median:,.1f}"
+    return text, f"±{spread:.0%}" if spread else ""

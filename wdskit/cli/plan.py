@@ -1,4 +1,4 @@
-"""`wdskit plan`: compute the steps of a run and the downloads of its nodes from the index."""
+"""`wdskit plan`: compute the steps of a run, and what a rank reads, from the index."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from wdskit.cli.console import (
     print_tables,
 )
 from wdskit.cli.options import ConfigArgument, JsonOption, OverridesOption, PipelineOption, Plugins, import_plugins
-from wdskit.text import format_at_least
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wdskit.tune.plan import EpochPlan, StreamPlan
+    from wdskit.planning import EpochPlan, StreamPlan
 
 
 def plan_command(
@@ -40,26 +39,18 @@ def plan_command(
     ] = None,
     gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks per node.", rich_help_panel="Run")] = 8,
     epoch: Annotated[int, typer.Option(metavar="N", min=0, help="The epoch.", rich_help_panel="Run")] = 0,
-    downloads: Annotated[
-        bool | None,
-        typer.Option(
-            "--downloads/--no-downloads",
-            help="Compute what each node downloads from a store. Default: only if that takes a few seconds.",
-            rich_help_panel="Run",
-        ),
-    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the steps of a run and what its nodes download.
+    """Show the steps of a run, and the shards and bytes that a rank reads.
 
-    Reads only the index; for shards in a store also the byte offsets of their samples.
+    Reads only the index.
 
     In Python: wdskit.plan
 
     Examples:
         wdskit plan configs/imagenet.yaml --pipeline train --world-size 64
     """
-    from wdskit.tune.plan import StreamPlan, plan
+    from wdskit.planning import StreamPlan, plan
 
     import_plugins(plugins)
     result = plan(
@@ -70,7 +61,6 @@ def plan_command(
         workers=workers,
         gpus_per_node=gpus_per_node,
         epoch=epoch,
-        downloads=downloads,
     )
     if json:
         print_json(result)
@@ -96,16 +86,9 @@ def _epoch_rows(plan: EpochPlan) -> Iterator[tuple[str, str]]:
     else:
         share = f" ({plan.num_dropped / plan.num_samples:.2%})" if plan.num_dropped else ""
         yield "dropped", f"{plural(plan.num_dropped, 'sample')}{share}"
-    if plan.lanes is not None:
-        yield "lanes", f"a node reads {plan.lanes.per_node:,} of {plan.lanes.num_lanes:,}"
-    if (downloads := plan.downloads) is not None:
-        about = "" if downloads.is_exact else "about "
-        first, second = format_bytes(downloads.node_bytes), format_bytes(downloads.next_bytes)
-        yield "downloads", f"{about}{first} per node, {second} in the next epoch"
-        yield "cache", f"{about}{format_at_least(downloads.cache_bytes)} per node at least"
-    if (network := plan.network) is not None:
-        rates = [format_bytes(1000 * size) for size in (network.uint8_bytes, network.float32_bytes)]
-        yield "network", f"{rates[0]}/s as uint8 for each 1,000 samples/s of a rank, {rates[1]}/s as float32"
+    lanes = f"{plan.rank_lanes:,} of {plural(plan.num_lanes, 'lane')}, " if plan.num_lanes else ""
+    shards = "" if plan.rank_shards is None else f"{plural(plan.rank_shards, 'shard')}, "
+    yield "a rank", f"reads {lanes}{shards}{format_bytes(plan.rank_bytes)}"
 
 
 def _buckets(plan: EpochPlan) -> Table:

@@ -82,19 +82,14 @@ class ShardOffsets:
         stops: Cumulative sum of `counts`, int64 (num_shards,).
 
     Raises:
-        ValueError: `counts` is not one-dimensional, a count is negative, or all counts are 0.
+        ValueError: All counts are 0.
     """
 
     def __init__(self, counts: ArrayLike) -> None:
-        counts = np.asarray(counts, dtype=np.int64)
-        if counts.ndim != 1 or (counts < 0).any():
-            msg = "counts must be one number per shard, 0 or more"
-            raise ValueError(msg)
-        self.stops: Ints = np.cumsum(counts)
-        self.num_samples = int(self.stops[-1]) if len(counts) else 0
-        if not self.num_samples:
-            msg = "all shards are empty"
-            raise ValueError(msg)
+        self.stops: Ints = np.cumsum(np.asarray(counts, dtype=np.int64))
+        self.num_samples = int(self.stops[-1])
+        if self.num_samples < 1:
+            raise ValueError("all shards are empty")
 
     def find(self, numbers: Ints) -> tuple[Ints, Ints]:
         """Return (shard, number in the shard) of each sample, int64 (n,) each.

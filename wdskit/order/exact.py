@@ -53,45 +53,28 @@ class ExactOrder:
             sizes.
 
     Raises:
-        ValueError: All counts are 0, or an argument is out of range.
+        ValueError: All counts are 0.
     """
 
     def __init__(
-        self,
-        counts: ArrayLike,
-        *,
-        seed: int,
-        lanes: int | None = None,
-        window: int = DEFAULT_WINDOW,
-        homes: int = 1,
+        self, counts: ArrayLike, *, seed: int, lanes: int | None = None, window: int = DEFAULT_WINDOW, homes: int = 1
     ) -> None:
-        self._counts: Ints = np.asarray(counts, dtype=np.int64)
-        self._seed = seed
-        self.num_samples = ShardOffsets(self._counts).num_samples
+        counts = np.asarray(counts, dtype=np.int64)
+        self.num_samples = ShardOffsets(counts).num_samples
         lanes = default_lanes(self.num_samples) if lanes is None else lanes
-        longest = -(-self.num_samples // max(1, lanes))
-        self.num_lanes, self.window = lanes, -(-longest // -(-longest // window)) if window > 0 else window
+        longest = -(-self.num_samples // lanes)
+        self.num_lanes, self.window = lanes, -(-longest // -(-longest // window))
         self._lanes = Lanes(lanes, self.window, self.num_samples, purpose="exact-window", seed=seed)
         least, num_longer = divmod(self.num_samples, lanes)
-        self._sizes = least + (np.arange(lanes) < num_longer)
-        num_shards = len(self._counts)
-        if homes < 1:
-            raise ValueError(f"homes must be 1 or more, not {homes}")
-        self._home_of: Ints = np.empty_like(self._counts)
-        self._home_of[permutation(num_shards, "exact-homes", seed)] = np.arange(num_shards) * homes // num_shards
-        self._make_cache()
-
-    def _make_cache(self) -> None:
+        home_of: Ints = np.empty_like(counts)
+        home_of[permutation(len(counts), "exact-homes", seed)] = np.arange(len(counts)) * homes // len(counts)
         # Two passes, because a batch can extend over the end of a pass. Caching a method would make a reference cycle.
-        make = functools.partial(_make_pass, self._counts, self._home_of, self._sizes, self._seed)
+        make = functools.partial(_make_pass, counts, home_of, least + (np.arange(lanes) < num_longer), seed)
         self._passes = functools.lru_cache(maxsize=2)(make)
+        self._copy = functools.partial(ExactOrder, counts, seed=seed, lanes=lanes, window=window, homes=homes)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_passes"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._make_cache()
+    def __reduce__(self) -> Any:
+        return self._copy, ()  # without the passes
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
         """Return (shard, number in the shard) of the sample at each position: int64 (n,) each.

@@ -10,14 +10,12 @@ a position is found without counting from the start.
 
 from __future__ import annotations
 
-import bisect
 import functools
 import heapq
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,14 +23,10 @@ from numpy.typing import ArrayLike, NDArray
 from wdskit.order.base import Ints, group_indices
 
 Schedule = Mapping[int, float]
-"""Maps positions to the weights at these positions; `Change` decides between them. The first position is 0."""
-
-Change = Literal["step", "linear"]
+"""Maps positions to the weights from these positions on. The first position is 0."""
 
 MAX_BLOCK = 1 << 16
 MIN_SCHEDULED_BLOCK = 1 << 12
-SLOPE_PIECES = 1 << 10
-"""A linear change between two weights has less than twice this number of steps of whole blocks."""
 _NO_WEIGHT = "at every position, at least one part must have a weight above 0"
 
 
@@ -54,27 +48,31 @@ class PartInterleaver:
     Args:
         schedules: For each part, a mapping of positions to the part's weights from these positions on. The first
             position is 0. Weights are finite and at least 0. At every position, one part or more has a weight above 0.
-        change: Between two positions of a schedule, the weight keeps its earlier value ("step"), or changes linearly
-            ("linear"). After the last position of a schedule, the weight stays the same.
 
     Raises:
         ValueError: `schedules` is empty, a schedule does not start at 0, a weight is negative or not finite, or all
             weights are 0 at a position.
     """
 
-    def __init__(self, schedules: Sequence[Schedule], *, change: Change = "step") -> None:
-        keys = sorted({key for schedule in schedules for key in schedule})
-        weights = [_weights(schedule, keys, change) for schedule in schedules]
-        columns = [_normalised(column) for column in zip(*weights, strict=True)]
-        if not columns:
+    def __init__(self, schedules: Sequence[Schedule]) -> None:
+        starts = sorted({start for schedule in schedules for start in schedule})
+        shares = [_shares_at(schedules, start) for start in starts]
+        if not shares:
             raise ValueError(_NO_WEIGHT)
-        pieces = _pieces(keys, change, _block_size(columns, scheduled=len(keys) > 1))
-        middles = [(first + stop) // 2 for (first, _), (stop, _) in pairwise([*pieces, pieces[-1]])]
-        shares = (_normalised([_weight_at(row, keys, change, middle) for row in weights]) for middle in middles)
-        counts = [_apportion(share, size) for share, (_, size) in zip(shares, pieces, strict=True)]
-        self._firsts: Ints = np.array([first for first, _ in pieces], dtype=np.int64)
-        self._sizes: Ints = np.array([size for _, size in pieces], dtype=np.int64)
-        self._counts: Ints = np.array(counts, dtype=np.int64)
+        # each part gets a whole number of samples of a block, or the shares are rounded to a block of `MAX_BLOCK`
+        block = min(MAX_BLOCK, math.lcm(*(share.denominator for column in shares for share in column)))
+        if len(starts) > 1:
+            block *= -(-MIN_SCHEDULED_BLOCK // block)
+        # From one change of the weights to the next: a piece of whole blocks, then a piece of one smaller block.
+        pieces: list[tuple[int, int, list[int]]] = []  # (first position, block size, samples of each part in a block)
+        for start, stop, share in zip(starts[:-1], starts[1:], shares[:-1], strict=True):
+            rest = (stop - start) % block
+            if stop - start > rest:
+                pieces.append((start, block, _apportion(share, block)))
+            if rest:
+                pieces.append((stop - rest, rest, _apportion(share, rest)))
+        pieces.append((starts[-1], block, _apportion(shares[-1], block)))
+        self._firsts, self._sizes, self._counts = (np.array(each, dtype=np.int64) for each in zip(*pieces, strict=True))
         num_blocks = np.diff(self._firsts) // self._sizes[:-1]
         grown = np.cumsum(self._counts[:-1] * num_blocks[:, None], axis=0)
         self._before: Ints = np.concatenate([np.zeros_like(self._counts[:1]), grown])
@@ -101,69 +99,17 @@ class PartInterleaver:
         return parts, indices
 
 
-def _weights(schedule: Schedule, keys: Sequence[int], change: Change) -> list[Fraction]:
-    """Return the weight of a part at each of the positions `keys`.
+def _shares_at(schedules: Sequence[Schedule], position: int) -> list[Fraction]:
+    """Return the share of each part at a position. The sum of the shares is 1.
 
-    Raises ValueError if `schedule` does not start at position 0, or a weight is negative or not finite.
+    Raises ValueError if a weight is negative or not finite, a schedule starts after `position`, or all weights are 0.
     """
-    if min(schedule, default=-1) != 0 or any(not 0 <= weight < math.inf for weight in schedule.values()):
-        msg = f"a schedule must start at position 0 and have weights of 0 or more, not {dict(schedule)}"
-        raise ValueError(msg)
-    own = sorted(schedule)
-    values = [Fraction(str(schedule[key])) for key in own]
-    return [_weight_at(values, own, change, key) for key in keys]
-
-
-def _normalised(weights: Sequence[Fraction]) -> list[Fraction]:
-    """Return the weights divided by their sum. Raises ValueError if all weights are 0."""
-    total = sum(weights, Fraction(0))
-    if not total:
+    starts = [max((start for start in schedule if start <= position), default=None) for schedule in schedules]
+    weights = [math.nan if at is None else schedule[at] for schedule, at in zip(schedules, starts, strict=True)]
+    if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
         raise ValueError(_NO_WEIGHT)
-    return [weight / total for weight in weights]
-
-
-def _block_size(columns: Sequence[Sequence[Fraction]], *, scheduled: bool) -> int:
-    """Return the number of positions of a block, so that each part gets a whole number of samples.
-
-    `columns` has the shares of all parts at each position of a schedule. If the block would have more than `MAX_BLOCK`
-    positions, return `MAX_BLOCK`: the shares are then rounded. If `scheduled`, the weights change during the sequence,
-    and the block has at least `MIN_SCHEDULED_BLOCK` positions.
-    """
-    denominator = min(MAX_BLOCK, math.lcm(*(share.denominator for column in columns for share in column)))
-    return denominator * -(-MIN_SCHEDULED_BLOCK // denominator) if scheduled else denominator
-
-
-def _pieces(keys: Sequence[int], change: Change, block: int) -> list[tuple[int, int]]:
-    """Return (first position, block size) of each piece, sorted. The last piece is endless.
-
-    The weights change at the positions `keys`; if `change` is "linear", also at positions between the keys. From one
-    change to the next, there is a piece with blocks of `block` positions, then a piece of one smaller block for the
-    positions that do not fill a block. A piece without positions is left out.
-    """
-    changes = set(keys)
-    if change == "linear":
-        for key, next_key in pairwise(keys):
-            changes |= set(range(key, next_key, block * max(1, (next_key - key) // block // SLOPE_PIECES)))
-    pieces = []
-    for first, stop in pairwise(sorted(changes)):
-        rest = (stop - first) % block
-        if stop - first > rest:
-            pieces.append((first, block))
-        if rest:
-            pieces.append((stop - rest, rest))
-    return [*pieces, (max(changes), block)]
-
-
-def _weight_at(weights: Sequence[Fraction], keys: Sequence[int], change: Change, position: int) -> Fraction:
-    """Return a part's weight at a position.
-
-    `weights` are the part's weights at the positions `keys`. Between two keys, the weight is the weight at the lower
-    key ("step"), or changes linearly ("linear"). After the last key, the weight stays the same.
-    """
-    at = bisect.bisect_right(keys, position) - 1
-    if change == "step" or at + 1 == len(keys):
-        return weights[at]
-    return weights[at] + (weights[at + 1] - weights[at]) * (position - keys[at]) / (keys[at + 1] - keys[at])
+    exact = [Fraction(str(weight)) for weight in weights]
+    return [weight / sum(exact) for weight in exact]
 
 
 def _apportion(shares: Sequence[Fraction], total: int) -> list[int]:

@@ -6,6 +6,7 @@ lane p mod L, so neighbouring positions read different cuts. Each lane is shuffl
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from typing import Any
@@ -49,23 +50,15 @@ class Lanes:
         num_positions: Number of positions of all lanes together. None: the lanes are endless.
         purpose: Part of the random key: orders with different purposes get different shuffles.
         seed: Seed of the order.
-
-    Raises:
-        ValueError: `num_lanes` or `window` is below 1.
     """
 
     def __init__(self, num_lanes: int, window: int, num_positions: int | None, *, purpose: str, seed: int) -> None:
-        if num_lanes < 1 or window < 1:
-            msg = f"lanes and window must be 1 or more, not {num_lanes} and {window}"
-            raise ValueError(msg)
         self.num_lanes = num_lanes
         self.window = window
         self.num_positions = num_positions
         self._purpose = purpose
         self._seed = seed
-        self._make_buffers()
-
-    def _make_buffers(self) -> None:
+        self._copy = functools.partial(Lanes, num_lanes, window, num_positions, purpose=purpose, seed=seed)
         # Row 2 * lane + number % 2 has the last even or the last odd window of each lane, because a batch may extend
         # over the end of a window. Unused rows take no memory; used rows take 2 bytes per place with windows of 4096.
         num_rows = 2 * self.num_lanes
@@ -74,13 +67,8 @@ class Lanes:
         self._windows = np.full(num_rows, -1, dtype=np.int64)
         self._lock = threading.Lock()
 
-    def __getstate__(self) -> dict[str, Any]:
-        buffers = {"_shuffles", "_passes", "_windows", "_lock"}
-        return {name: value for name, value in self.__dict__.items() if name not in buffers}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._make_buffers()
+    def __reduce__(self) -> Any:
+        return self._copy, ()  # without the buffers
 
     def shuffle(self, pass_number: int, lanes: Ints, places: Ints) -> Ints:
         """Return the new place of each place after the shuffle. A place stays in its window and its lane.

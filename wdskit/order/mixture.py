@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wdskit.order.base import Ints, Order, group_indices
-from wdskit.order.interleave import Change, PartInterleaver, Schedule
+from wdskit.order.interleave import PartInterleaver, Schedule
 
 
 class MixtureOrder:
@@ -21,8 +21,6 @@ class MixtureOrder:
         parts: The order of each part.
         num_shards: Number of shards of each part.
         weights: Weight of each part: a number, or a mapping of positions to the weights from these positions on.
-        change: Between two positions of such a mapping, the weight keeps its earlier value ("step"), or changes
-            linearly ("linear"). After the last position of a mapping, the weight stays the same.
 
     Attributes:
         parts: The order of each part.
@@ -34,17 +32,10 @@ class MixtureOrder:
             all weights are 0 at a position.
     """
 
-    def __init__(
-        self,
-        parts: Sequence[Order],
-        num_shards: Sequence[int],
-        weights: Sequence[float | Schedule],
-        *,
-        change: Change = "step",
-    ) -> None:
+    def __init__(self, parts: Sequence[Order], num_shards: Sequence[int], weights: Sequence[float | Schedule]) -> None:
         self.parts = tuple(parts)
         schedules = [weight if isinstance(weight, Mapping) else {0: weight} for weight in weights]
-        self.interleaver = PartInterleaver(schedules, change=change)
+        self.interleaver = PartInterleaver(schedules)
         self.first_shards: Ints = np.cumsum([0, *num_shards])[:-1]
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:

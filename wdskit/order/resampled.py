@@ -34,7 +34,7 @@ class ResampledOrder:
         window: `window`.
 
     Raises:
-        ValueError: All counts are 0, or an argument is out of range.
+        ValueError: All counts are 0.
     """
 
     def __init__(
@@ -46,9 +46,6 @@ class ResampledOrder:
         lanes: int = DEFAULT_LANES,
         window: int = DEFAULT_WINDOW,
     ) -> None:
-        if chunk < 1:
-            msg = f"a chunk must have 1 sample or more, not {chunk}"
-            raise ValueError(msg)
         self._stack = ShardOffsets(counts)
         self._seed = seed
         self._chunk = chunk

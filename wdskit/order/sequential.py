@@ -19,7 +19,7 @@ class SequentialOrder:
         num_samples: Number of samples of a pass.
 
     Raises:
-        ValueError: All counts are 0, or a count is negative.
+        ValueError: All counts are 0.
     """
 
     def __init__(self, counts: ArrayLike) -> None:

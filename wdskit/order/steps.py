@@ -128,19 +128,3 @@ def rank_positions(order: Order, start: int, steps: AnySteps, step: int, *, rank
     block = block[np.argsort(parts[block], kind="stable")]
     turn = (start + first) // size * _HASH_FACTOR % (1 << 64) >> 32  # has no common period with the data
     return np.sort(positions[block[(local_rank + turn) % ranks_per_node :: ranks_per_node]])
-
-
-def find_nodes(order: Order, start: int, steps: AnySteps, step: int, *, ranks_per_node: int) -> Ints:
-    """Return the node that takes each position of a step: int64 (number of positions without padding,).
-
-    `start` is the position in `order` at which the epoch starts. `step` is counted from the resume point.
-    """
-    first, num_nodes = steps.first(step), steps.world_size // ranks_per_node
-    num = steps.consumed_after(step) - first
-    if steps.tail == "pad":
-        edges = num * np.arange(steps.world_size + 1) // steps.world_size
-        return np.repeat(np.arange(num_nodes), np.diff(edges[::ranks_per_node]))
-    nodes = np.empty(num, dtype=np.int64)
-    depths = order.locate(np.arange(first, first + num) + start)[1]
-    nodes[np.argsort(depths, kind="stable")] = np.arange(num) // (steps.batch_at(step) * ranks_per_node)
-    return nodes

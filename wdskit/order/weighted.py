@@ -35,7 +35,7 @@ class WeightedOrder:
         num_samples: Length of a pass. A pass can have a sample several times or never.
 
     Raises:
-        ValueError: All counts or all weights are 0, or a count is negative.
+        ValueError: All counts or all weights are 0, or the sum of the weights is not finite.
     """
 
     def __init__(self, counts: ArrayLike, weigh: Weigh, *, num_samples: int, seed: int) -> None:
@@ -45,13 +45,13 @@ class WeightedOrder:
         self.num_samples = num_samples
         num_blocks = -(-self._stack.num_samples // _BLOCK)
         sums = np.empty(num_blocks)
-        for first in range(0, num_blocks, _ROWS_AT_ONCE):
-            rows = self._rows(np.arange(first, min(num_blocks, first + _ROWS_AT_ONCE)))
-            sums[first : first + len(rows)] = np.cumsum(rows, axis=1)[:, -1]  # rounded as in `_find`
-        self._stops: Floats = np.cumsum(sums)
-        if not self._stops[-1] > 0:
-            msg = "all weights are 0"
-            raise ValueError(msg)
+        with np.errstate(over="ignore"):
+            for first in range(0, num_blocks, _ROWS_AT_ONCE):
+                rows = self._rows(np.arange(first, min(num_blocks, first + _ROWS_AT_ONCE)))
+                sums[first : first + len(rows)] = np.cumsum(rows, axis=1)[:, -1]  # rounded as in `_find`
+            self._stops: Floats = np.cumsum(sums)
+        if not 0 < self._stops[-1] < np.inf:
+            raise ValueError("all weights are 0" if not self._stops[-1] else "the sum of the weights is too large")
 
     def _rows(self, blocks: Ints) -> Floats:
         """Return the weights of the samples in each block: float64 (n, _BLOCK). Weights after the last sample are 0."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wdskit.config.order import check_order
 from wdskit.config.types import StageSpec, parse_settings
 from wdskit.errors import PipelineError
-from wdskit.pipeline.class_check import check_pipelines
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, load_config
 from wdskit.stages.foreign import check_stage
 from wdskit.stages.registry import STAGES, parse_stage
@@ -208,8 +207,6 @@ def open_pipeline(
             has several and `pipeline` is None.
         StorageError: The file cannot be read.
         PipelineError: The stages do not fit together, or `pipeline` or `overrides` is passed with a `Pipeline`.
-        FolderIndexError: A label means different classes in two pipelines of the configuration, or a `classes.json` is
-            invalid.
     """
     if isinstance(config, Pipeline):
         if pipeline is not None or overrides:
@@ -219,6 +216,5 @@ def open_pipeline(
 
     loaded = load_config(config, overrides=overrides, functions=functions)
     stages = loaded.pipeline(pipeline)
-    check_pipelines(loaded.pipelines)
     name = pipeline or next(iter(loaded.pipelines))
     return OpenedPipeline(Pipeline(stages), name, loaded.loader, loaded.errors, loaded.cache)

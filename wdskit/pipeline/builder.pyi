@@ -102,7 +102,6 @@ class Pipeline:
         shards: Shards | None = None,
         *,
         mixture: Sequence[Mapping[str, Any]] | None = None,
-        schedule: Literal["step", "linear"] = "step",
         split: str | None = None,
         where: str | None = None,
         range: Sequence[int | str] | None = None,
@@ -122,9 +121,6 @@ class Pipeline:
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards need
                 an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
-            schedule: How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight,
-                in up to 2,047 steps of at least 4,096 samples. In a shorter interval, all samples have the mean of the
-                two weights.
             split: Only this split of the samples, made by `wdskit split`.
             where: Only samples for which this condition on the columns of their folder is true. `wdskit index FOLDER
                 --columns width,cls` makes columns.
@@ -147,7 +143,6 @@ class Pipeline:
         shards: Shards | None = None,
         *,
         mixture: Sequence[Mapping[str, Any]] | None = None,
-        schedule: Literal["step", "linear"] = "step",
         split: str | None = None,
         where: str | None = None,
         range: Sequence[int | str] | None = None,
@@ -168,9 +163,6 @@ class Pipeline:
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards need
                 an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
-            schedule: How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight,
-                in up to 2,047 steps of at least 4,096 samples. In a shorter interval, all samples have the mean of the
-                two weights.
             split: Only this split of the samples, made by `wdskit split`.
             where: Only samples for which this condition on the columns of their folder is true. `wdskit index FOLDER
                 --columns width,cls` makes columns.
@@ -191,7 +183,6 @@ class Pipeline:
         shards: Shards | None = None,
         *,
         mixture: Sequence[Mapping[str, Any]] | None = None,
-        schedule: Literal["step", "linear"] = "step",
         split: str | None = None,
         where: str | None = None,
         range: Sequence[int | str] | None = None,
@@ -207,9 +198,6 @@ class Pipeline:
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards need
                 an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
-            schedule: How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight,
-                in up to 2,047 steps of at least 4,096 samples. In a shorter interval, all samples have the mean of the
-                two weights.
             split: Only this split of the samples, made by `wdskit split`.
             where: Only samples for which this condition on the columns of their folder is true. `wdskit index FOLDER
                 --columns width,cls` makes columns.
@@ -655,6 +643,4 @@ def open_pipeline(
             has several and `pipeline` is None.
         StorageError: The file cannot be read.
         PipelineError: The stages do not fit together, or `pipeline` or `overrides` is passed with a `Pipeline`.
-        FolderIndexError: A label means different classes in two pipelines of the configuration, or a `classes.json` is
-            invalid.
     """

@@ -57,19 +57,17 @@ def find_rank(
             environment variable is not valid, machines have different numbers of ranks, `world_size` is not a multiple
             of `ranks_per_node`, or `group_rank` refuses `process_group`.
     """
-    rank_info, why = _detect_rank(as_int(rank), as_int(world_size), process_group, environ)
-    if rank_info.world_size < 1 or not 0 <= rank_info.rank < rank_info.world_size:
-        raise RankError(
-            f"rank {rank_info.rank} of {rank_info.world_size} ({why}): a rank is 0 or more and below the world size."
-        )
-    if ranks_per_node is None and rank is None and process_group is None and rank_info.world_size > 1:
-        ranks_per_node = _ranks_per_node(rank_info.rank, rank_info.world_size, environ)
-    rank_info = rank_info._replace(ranks_per_node=1 if ranks_per_node is None else ranks_per_node)
-    if rank_info.world_size % rank_info.ranks_per_node:
-        msg = f"ranks_per_node is {rank_info.ranks_per_node}, and the {rank_info.world_size} ranks are not a multiple"
-        raise RankError(f"{msg} of it.\n  {_UNEVEN}")
-    logger.info("rank %d of %d, %d a node, from %s", *rank_info, why)
-    return rank_info
+    (found, size, _), why = _detect_rank(as_int(rank), as_int(world_size), process_group, environ)
+    if not 0 <= found < size:
+        raise RankError(f"rank {found} of {size} ({why}): a rank is 0 or more and below the world size.")
+    if ranks_per_node is None:
+        is_given = rank is not None or process_group is not None
+        ranks_per_node = 1 if is_given or size == 1 else _ranks_per_node(found, size, environ)
+    if size % ranks_per_node:
+        msg = f"ranks_per_node is {ranks_per_node}, and the {size} ranks are not a multiple of it."
+        raise RankError(f"{msg}\n  {_UNEVEN}")
+    logger.info("rank %d of %d, %d a node, from %s", found, size, ranks_per_node, why)
+    return RankInfo(found, size, ranks_per_node)
 
 
 def _ranks_per_node(rank: int, world_size: int, environ: Mapping[str, str]) -> int:
@@ -170,11 +168,9 @@ def as_group(process_group: Any) -> Any:
     if not hasattr(process_group, "mesh_dim_names"):
         return process_group
     if process_group.ndim != 1:
-        names = process_group.mesh_dim_names
-        shape = f"{process_group.ndim} dimensions ({', '.join(names) if names else 'without names'})"
-        way = "" if names else "Name its dimensions, mesh_dim_names=(...). "
-        msg = f"process_group: this mesh has {shape}.\n  {way}Pass the dimension that the data is split over: "
-        raise RankError(f'{msg}process_group=mesh["dp"].')
+        names = ", ".join(process_group.mesh_dim_names or ["without names"])
+        msg = f"process_group: this mesh has {process_group.ndim} dimensions ({names})."
+        raise RankError(f'{msg}\n  Pass the dimension that the data is split over: process_group=mesh["dp"].')
     return process_group.get_group()
 
 
@@ -185,7 +181,5 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name)
     if text is None or not text.strip().isdecimal():
         problem = "is not set" if text is None else f"is {text!r}, not a number"
-        is_slurm = name.startswith("SLURM_")
-        remedy = "srun sets it" if is_slurm else "torchrun sets RANK and WORLD_SIZE; set both or neither"
-        raise RankError(f"{name} {problem}. {remedy}.")
+        raise RankError(f"{name} {problem}. torchrun sets RANK and WORLD_SIZE, srun sets SLURM_PROCID.")
     return int(text)

@@ -33,11 +33,7 @@ from wdskit.config.types import (
 from wdskit.dataset.remote import PART_BYTES
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import ConfigError, Problem
-from wdskit.order.buckets import BucketOrder
-from wdskit.order.exact import ExactOrder
 from wdskit.order.mixture import MixtureOrder
-from wdskit.order.resampled import ResampledOrder
-from wdskit.order.subset import PickedOrder
 from wdskit.order.weighted import WeightedOrder
 from wdskit.pipeline.ranks import local_ranks
 from wdskit.processes import usable_cores
@@ -133,20 +129,17 @@ class ErrorsSpec(BaseModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> ErrorsSpec:
-        unused = [name for name in ("dir", "transforms") if getattr(self, name) and not self.max_bad]
-        if unused:
-            verb, them = ("does", "it") if len(unused) == 1 else ("do", "them")
-            raise refuse(f"{listing(unused)} {verb} nothing without a budget. Add `max_bad: 10`, or remove {them}.")
+        for name in ("dir", "transforms"):
+            if getattr(self, name) and not self.max_bad:
+                raise refuse(f"`{name}` does nothing without a budget. Add `max_bad: 10`, or remove it.")
         return self
 
 
 def _check_size(value: object) -> int:
-    value = as_int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    if isinstance(value, str):
-        with suppress(ValueError):
-            return parse_bytes(value)
+    with suppress(ValueError):
+        size = parse_bytes(value) if isinstance(value, str) else as_int(value)
+        if type(size) is int and size > 0:
+            return size
     raise refuse(wrong_kind(value, "a size is needed, as in 500GB"))
 
 
@@ -365,26 +358,23 @@ def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
         ranks_per_node: Ranks per node, for the message.
     """
     ranks, least = plural(ranks_per_node, "rank"), format_at_least(needed)
-    msg = (
-        f"cache.size is {format_bytes(size)}, but a node of this run ({ranks}) must keep {least} of its shards at once."
-    )
+    msg = f"cache.size is {format_bytes(size)}, but a node of this run ({ranks}) must keep {least} of its shards at"
     way = f"Set `cache.size: {least}` or more, a smaller `window`, fewer `lanes`, or `cache.small: ranges`."
-    return f"{msg}\n  {way}" + ("" if ranks_per_node > 1 else " If a machine has more ranks, pass `ranks_per_node`.")
+    more = "" if ranks_per_node > 1 else " If a machine has more ranks, pass `ranks_per_node`."
+    return f"{msg} once.\n  {way}{more}"
 
 
-def _part_bytes(table: ShardTable) -> float:
-    """Estimate the total bytes of the parts of remote shards (see `remote.PART_BYTES`) that contain samples of the
-    table. The estimate is never too small if the samples of each shard have equal sizes.
+def _parts(table: ShardTable) -> tuple[float, float]:
+    """Return two numbers of bytes of the parts of remote shards (see `remote.PART_BYTES`) that contain samples of the
+    table: the bytes of all parts, and the mean bytes of a part. (0, 0) for local shards. The first number is an
+    estimate, never too small if the samples of each shard have equal sizes.
     """
-    sizes = table.sample_bytes()
-    return float((table.remote * np.minimum(table.file_counts * sizes, table.counts * (PART_BYTES + sizes))).sum())
-
-
-def _part_size(table: ShardTable) -> float:
-    """Return the mean size in bytes of the parts of remote shards (see `remote.PART_BYTES`); 0 for local shards."""
     if not table.is_remote:
-        return 0.0
-    return float(np.minimum(table.file_counts * table.sample_bytes(), PART_BYTES)[table.remote].mean())
+        return 0.0, 0.0
+    sizes = table.sample_bytes()
+    shards = table.file_counts * sizes
+    num_bytes = float((table.remote * np.minimum(shards, table.counts * (PART_BYTES + sizes))).sum())
+    return num_bytes, float(np.minimum(shards, PART_BYTES)[table.remote].mean())
 
 
 def measure_cache(data: PlannedData, rank_info: RankInfo) -> tuple[float, int]:
@@ -394,16 +384,16 @@ def measure_cache(data: PlannedData, rank_info: RankInfo) -> tuple[float, int]:
     `num_ahead` is valid only if the cache holds at least 2 x `num_bytes`. For a weighted order, `num_bytes` is the
     node's share of all remote shards, and `num_ahead` is 0. A sequential order needs no cache: (0.0, 0).
     """
-    orders = data.order.parts if isinstance(data.order, MixtureOrder) else (data.order,)
+    orders: tuple[Any, ...] = data.order.parts if isinstance(data.order, MixtureOrder) else (data.order,)
     needed, ahead = 0.0, 0
     for number, order in enumerate(orders):
         tables = data.tables if len(orders) == 1 else data.tables[number : number + 1]
-        whole = sum(_part_bytes(table) for table in {*tables} if table.is_remote)
+        whole = sum(_parts(table)[0] for table in {*tables})
         if isinstance(order, WeightedOrder):
             needed += whole
-        elif isinstance(order, (BucketOrder, ExactOrder, PickedOrder, ResampledOrder)):
-            window = order.num_lanes * order.window
-            parts = order.num_lanes * max(map(_part_size, tables))  # each lane reads one part at least
+        elif num_lanes := getattr(order, "num_lanes", 0):
+            window = num_lanes * order.window
+            parts = num_lanes * max(_parts(table)[1] for table in tables)  # each lane reads one part at least
             needed += min(whole, max(parts, whole * window / order.num_samples))
             ahead = min(ahead or window // 2, window // 2)
     return needed * rank_info.ranks_per_node / rank_info.world_size, ahead

@@ -302,12 +302,6 @@ class PlannedSource(StageSpec):
     mixture: tuple[MixturePart, ...] | None = Field(
         None, min_length=1, description="In place of `shards`: data sets, all with `weight` or all with `repeat`."
     )
-    schedule: Literal["step", "linear"] = Field(
-        "step",
-        description="How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight, "
-        "in up to 2,047 steps of at least 4,096 samples. In a shorter interval, all samples have the mean of the two "
-        "weights.",
-    )
     split: Split | None = Field(None, description="Only this split of the samples, made by `wdskit split`.")
     where: Condition | None = Field(
         None,
@@ -336,11 +330,6 @@ class PlannedSource(StageSpec):
             is_set = [getattr(part, name) is not None for part in parts]
             if any(is_set) and not all(is_set):
                 raise refuse(f"mixture[{is_set.index(False)}] has no `{name}`, but others have. Give each part one.")
-        schedules = [part.weight for part in parts if isinstance(part.weight, Mapping)]
-        if self.schedule == "linear" and not schedules:
-            raise refuse(
-                "`schedule: linear` needs a weight that changes, such as {0: 1.0, 10000000: 0.2}; or remove it."
-            )
         return self
 
     @property
@@ -392,7 +381,6 @@ class PlannedSource(StageSpec):
             check_labels((folder for table in tables for folder in table.folders), folder_has_labels)
         numbers = [number for number, part in enumerate(parts) for _ in range(part.repeat or 1)]
         ignored = {"shards", "mixture", "split", "where", "range", "classes"}
-        ignored |= set() if self.is_weighted else {"schedule"}
         ignored |= {name for name in ("repeat", "weights", "balance") if getattr(self, name, None) is None}
         fingerprint = {
             "source": self.name,
@@ -401,13 +389,14 @@ class PlannedSource(StageSpec):
             "parts": [part.fingerprint(table) for part, table in zip(parts, tables, strict=True)],
         }
         if self.is_weighted:
+            fingerprint["schedule"] = "step"  # states that older versions saved have it
             seeds = [self.seed]
             if len(parts) > 1:  # with one seed, parts with the same shards would have the same order
                 seeds = [int(philox("mixture-part", self.seed, number).random_raw()) for number in range(len(parts))]
             orders = [self.order_of(table.counts, seed) for table, seed in zip(tables, seeds, strict=True)]
             weights = [1.0 if part.weight is None else part.weight for part in parts]
             try:
-                order = MixtureOrder(orders, [len(table) for table in tables], weights, change=self.schedule)
+                order = MixtureOrder(orders, [len(table) for table in tables], weights)
             except ValueError as err:
                 raise PipelineError(f"{self.name}: mixture: {err}.") from err
             return PlannedData(tuple(tables), tuple(numbers), order, None, fingerprint)

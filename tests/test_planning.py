@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import json
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from shards import write_numbers
 
 import wdskit
+from wdskit import planning
 from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.errors import ConfigError, FolderIndexError, PipelineError
-from wdskit.order.base import DEPTHS
-from wdskit.order.resampled import ResampledOrder
-from wdskit.order.steps import Steps, rank_positions
 from wdskit.shards.index import index_folder
-from wdskit.tune.plan import LanesPlan, fitting_lanes, lanes_of_nodes
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +38,15 @@ def plan(folder, *, kind="exact", batch=4, stages=(), options=None, **where):
     return wdskit.plan(config({"batched": batch}, *stages, **{kind: source}), **where)
 
 
-def numbers_of(folder, options, rank, world_size, epoch=0, kind="exact", batch=4):
+def numbers_of(folder, options, rank, world_size, epoch=0, kind="exact", batch=4, ranks_per_node=1):
     """Return the output of a real loader: numbers of the samples, which of them are not padding, and the steps."""
     source = {"shards": str(folder), "lanes": 12, "window": 5, **options}
     if kind == "sequential":
         del source["lanes"], source["window"]
     stages = [{"decode": "rgb8"}, {"to_tuple": ["cls"]}, {"batched": batch}]
-    loader = wdskit.make_loader(config(*stages, **{kind: source}), rank=rank, world_size=world_size)
+    loader = wdskit.make_loader(
+        config(*stages, **{kind: source}), rank=rank, world_size=world_size, ranks_per_node=ranks_per_node
+    )
     loader.set_epoch(epoch)
     found = []
     for cls, *mask in loader:
@@ -76,51 +73,38 @@ def test_the_shards_are_those_that_are_read(folder):
     sizes = [(folder / f"s-{at:03d}.tar").stat().st_size for at in (0, 2, 3, 4, 5)]
     assert found.num_shards == 5  # one shard is empty
     assert found.num_bytes == pytest.approx(sum(sizes), abs=1)
-    assert found.downloads is None  # no shard is in a store
+    assert (found.rank_shards, found.rank_bytes) == (5, pytest.approx(found.num_bytes, rel=0.01))
     twice = {"exact": {"mixture": [{"shards": str(folder), "repeat": 2}]}}
     assert wdskit.plan(config({"batched": 4}, **twice)).num_samples == 200
 
 
-@given(num_lanes=st.integers(1, 40), num_nodes=st.integers(2, 8), node_batch=st.integers(1, 9), is_dealt=st.booleans())
-def test_nodes_take_from_the_lanes_that_the_plan_names(num_lanes, num_nodes, node_batch, is_dealt):
-    """This is exact if an epoch is long enough."""
-    order = ResampledOrder([num_lanes * num_nodes * node_batch], seed=1, lanes=num_lanes, window=3)
-    steps = Steps(order.num_samples, node_batch, num_nodes, "drop" if is_dealt else "pad")
-    there = np.zeros((num_nodes, num_lanes), dtype=bool)
-    for step in range(len(steps)):
-        for node in range(num_nodes):
-            positions = rank_positions(order, 0, steps, step, rank=node)
-            _, depths = order.locate(positions)
-            there[node, -(-depths * num_lanes // DEPTHS)] = True
-    found = lanes_of_nodes(num_lanes, num_nodes, steps.global_batch, is_dealt=is_dealt)
-    assert found.sum(axis=1).tolist() == there.sum(axis=1).tolist()
+@pytest.mark.parametrize("kind", ["exact", "resampled", "sequential"])
+@pytest.mark.parametrize("options", [{}, {"tail": "pad"}])
+@pytest.mark.parametrize(("world_size", "gpus_per_node"), [(1, 8), (4, 1), (4, 2)])
+def test_the_shards_and_bytes_of_rank_0_are_those_that_its_loader_reads(
+    folder, kind, options, world_size, gpus_per_node
+):
+    found = plan(folder, kind=kind, options=options, world_size=world_size, gpus_per_node=gpus_per_node, epoch=1)
+    numbers, _ = numbers_of(folder, options, 0, world_size, 1, kind, ranks_per_node=found.gpus_per_node)
+    firsts = [0, 9, 39, 53, 60]  # number of the first sample of each shard with samples
+    assert found.rank_shards == len({bisect.bisect_right(firsts, number) for number in numbers})
+    assert found.rank_bytes == pytest.approx(found.num_bytes * len(numbers) / 100, rel=0.1)
 
 
-def test_lanes_that_nodes_share_are_a_warning(folder):
+def test_a_rank_takes_its_share_of_the_lanes(folder):
+    """As long as the lanes are a multiple of the nodes, and a global batch is one of the lanes."""
     found = plan(folder, world_size=4, batch=3, gpus_per_node=1)
-    assert found.lanes == LanesPlan(num_lanes=12, per_node=3, num_shared=1.0, fitting=(12,))
-    (dropped,) = found.warnings
-    assert dropped.startswith("4 of 100 samples are dropped")
-    found = plan(folder, world_size=8, batch=2, gpus_per_node=1)
-    assert (found.lanes.per_node, found.lanes.fitting) == (3, (8, 16))
-    warning, _ = found.warnings
-    what, way_out = warning.split("\n")
-    assert what == "a lane is read by 1.5 nodes on average, which read the same shards."
-    assert way_out == "  Before a run begins, set `lanes: 8 or 16`. A different number gives a different order."
-    assert plan(folder, world_size=8, batch=2, gpus_per_node=1, options={"lanes": 16}).lanes.num_shared == 1
-    assert plan(folder, world_size=8, batch=2, gpus_per_node=8).lanes.num_shared == 1
+    assert (found.num_lanes, found.rank_lanes) == (12, 3)
+    assert plan(folder, world_size=4, batch=3, gpus_per_node=4).rank_lanes == 12
+    assert plan(folder, kind="sequential").num_lanes == 0
 
 
-def test_each_node_has_its_own_of_fitting_lanes_and_of_none_nearer():
-    for num_nodes in range(2, 20):
-        for factor, num_lanes in ((1, 40), (8, 40), (12, 7), (64, 240)):
-            batch = num_nodes * factor
-            fits = [each for each in range(1, 1000) if each % num_nodes == 0 and batch % each == 0]
-            for each in fits:
-                assert (lanes_of_nodes(each, num_nodes, batch).sum(axis=0) == 1).all()
-            near = fitting_lanes(num_lanes, num_nodes, batch)
-            below, above = ([each for each in fits if sign * each >= sign * num_lanes] for sign in (-1, 1))
-            assert set(near) == {*below[-1:], *(each for each in above[:1] if each < 4 * num_lanes + num_nodes)}
+def test_an_epoch_too_large_to_compute_has_no_number_of_shards(folder, monkeypatch):
+    monkeypatch.setattr(planning, "_MAX_POSITIONS", 50)
+    for world_size in (1, 2):
+        found = plan(folder, world_size=world_size)
+        assert found.rank_shards is None
+        assert found.rank_bytes == pytest.approx(found.num_bytes / world_size, rel=0.1)
 
 
 def test_a_mixture_has_the_length_of_its_epoch(folder):
@@ -137,6 +121,7 @@ def test_a_mixture_has_the_length_of_its_epoch(folder):
 
 
 def test_a_large_tail_is_a_warning(folder):
+    assert plan(folder).warnings == ()
     (dropped,) = plan(folder, batch=60).warnings
     assert dropped == (
         "40 of 100 samples are dropped in each epoch (40.0%): they do not fill a batch of 60.\n"

@@ -16,7 +16,7 @@ from wdskit.loader.make import make_loader
 from wdskit.loader.planned import PlannedLoader
 from wdskit.pipeline.builder import OpenedPipeline, Pipeline, open_pipeline
 from wdskit.pipeline.ranks import find_rank
-from wdskit.pipeline.settings import calls_functions, choose_workers
+from wdskit.pipeline.settings import choose_workers
 from wdskit.processes import cpu_s_of_tree, usable_cores
 from wdskit.stages.buckets import Bucketed
 from wdskit.stages.sources import PlannedSource
@@ -27,7 +27,6 @@ Progress = Callable[[str, int, int], None]
 
 _ENDLESS = 10**9  # batches of the measured epoch: it never ends, because loaders pause between epochs
 _WARM_UP_S = 0.2
-_MAX_WORKERS = 16  # limit for the workers with one thread each in the default settings, because of their memory
 
 
 class Measured(NamedTuple):
@@ -42,11 +41,6 @@ class Measured(NamedTuple):
         """Return the median, the smallest and the largest of one or more values."""
         return cls(statistics.median(values), min(values), max(values))
 
-    @property
-    def spread_ratio(self) -> float:
-        """Largest difference between a value and the median, divided by the median; 0 if the median is 0."""
-        return max(self.most - self.median, self.median - self.least) / self.median if self.median else 0.0
-
 
 class Setting(NamedTuple):
     """Worker processes of a loader (0: none), and threads in each process."""
@@ -56,9 +50,6 @@ class Setting(NamedTuple):
 
     def __str__(self) -> str:
         return f"workers: {self.workers}, threads: {self.threads}"
-
-
-_ALONE = Setting(0, 1)
 
 
 @dataclass(frozen=True)
@@ -133,7 +124,7 @@ def bench(
         plugins: Modules to import first, so that they register their functions.
         world_size: Number of ranks of the run; one of them is measured. Default: 1.
         workers: Numbers of worker processes to try, each with every number in `threads`. Default: the configured
-            number. If `threads` is not passed either, settings that suit the CPUs of this process are added.
+            number.
         threads: Numbers of threads to try. Default: the configured number.
         seconds: Length of each measurement in seconds.
         repeats: Number of times that each setting is measured.
@@ -141,27 +132,22 @@ def bench(
             all measurements; after the last measurement, the name is `done`.
 
     Raises:
-        ConfigError: The configuration has problems; the first 100 are listed.
-        PipelineError: The pipeline is a stream, has a `bucketed` stage, or cannot run with a setting that you passed.
-            An argument is out of range. A worker died. Or this process is one of several ranks, and `world_size` is
-            not passed.
+        ConfigError: The configuration, or a number of workers or threads, has problems; the first 100 are listed.
+        PipelineError: The pipeline is a stream, has a `bucketed` stage, or cannot run with one of the settings. An
+            argument is out of range. A worker died. Or this process is one of several ranks, and `world_size` is not
+            passed.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or do not have an index or column.
         ShardError, SampleError: Reading or decoding a sample failed.
     """
-    world_size, repeats, seconds = as_int(world_size), as_int(repeats), as_int(seconds)
-    workers, threads = (
-        [*map(as_int, value)] if isinstance(value, (list, tuple)) else value for value in (workers, threads)
-    )
-    lists: list[tuple[str, Any, int]] = [("workers", workers, 0), ("threads", threads, 1)]
-    for name, value, least in lists:
-        is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
-        if value is not None and not (is_list and all(type(each) is int and each >= least for each in value)):
-            raise PipelineError(f"bench({name}={value!r}): pass a list of whole numbers, each {least} or more.")
+    world_size, repeats, seconds = map(as_int, (world_size, repeats, seconds))
     for name, number in (("world_size", 1 if world_size is None else world_size), ("repeats", repeats)):
         if type(number) is not int or number < 1:
             raise PipelineError(f"bench({name}={number!r}): pass a whole number, 1 or more.")
     if type(seconds) not in {int, float} or not 0 < seconds < float("inf"):
         raise PipelineError(f"bench(seconds={seconds!r}): pass a number above 0.")
+    for name, numbers in (("workers", workers), ("threads", threads)):
+        if numbers is not None and (not isinstance(numbers, (list, tuple)) or not numbers):
+            raise PipelineError(f"bench({name}={numbers!r}): pass a list of whole numbers.")
     opened = open_pipeline(config, pipeline, overrides, caller="bench")
     if not isinstance(opened.pipe.stages[0], PlannedSource):
         msg = "bench: a stream cannot be measured, because it has no epoch that loaders with any workers share."
@@ -174,8 +160,17 @@ def bench(
         once = f"Start it once, without torchrun, and with world_size={launched.world_size} (--world-size)"
         raise PipelineError(f"{msg}\n  {once}, on the CPUs of one rank (taskset).")
     subject = _Subject(opened, transforms, plugins, world_size or 1)
-    settings = _choose_settings(subject, workers, threads)
-    results = subject.measure_in_turns(settings, seconds, repeats, progress or (lambda *_: None))
+    configured = subject.configured
+    settings = sorted({Setting(w, t) for w in workers or [configured.workers] for t in threads or [configured.threads]})
+    for setting in settings:
+        subject.loader(setting)  # raises before the first measurement if the pipeline cannot run
+    results: dict[Setting | None, list[Any]] = {job: [] for job in (None, *settings)}
+    num_jobs, tell = repeats * len(results), progress or (lambda *_: None)
+    subject.run_bare(min(_WARM_UP_S, seconds))
+    for number, job in enumerate([*results] * repeats):
+        tell(str(job or "bare loop"), number, num_jobs)
+        results[job].append(measure_loader(subject.loader(job), seconds) if job else subject.run_bare(seconds))
+    tell("done", num_jobs, num_jobs)
     bare, bare_cpu_ms = map(Measured.of, zip(*results[None], strict=True))
     loaders = []
     for setting in settings:
@@ -188,7 +183,7 @@ def bench(
         world_size=subject.world_size,
         num_cpus=usable_cores(),
         repeats=repeats,
-        configured=subject.configured,
+        configured=configured,
         bare_samples_per_s=bare,
         bare_cpu_ms=bare_cpu_ms,
         loaders=tuple(loaders),
@@ -203,24 +198,21 @@ class _Subject:
     """
 
     def __init__(self, opened: OpenedPipeline, transforms: Any, plugins: Sequence[str], world_size: int) -> None:
-        self.spec = opened.loader
-        workers, threads, _ = choose_workers(self.spec, opened.pipe.stages)
-        self.configured = Setting(workers, threads)
-        self.one_thread = self.spec.threads in {None, 1} and calls_functions(opened.pipe.stages)
+        spec, stages = opened.loader, opened.pipe.stages
+        self.configured = Setting(*choose_workers(spec, stages)[:2])
         self.world_size = world_size
+        self._settings = spec.model_dump(exclude_unset=True) | {"persistent_workers": False, "on": None}
+        self._settings |= {"rank": 0, "world_size": world_size, "transforms": transforms, "plugins": plugins}
+        self._settings |= {"errors": opened.errors.model_dump() | {"dir": None}}
         self._pipe = opened.pipe
-        self._functions: dict[str, Any] = {"transforms": transforms, "plugins": plugins}
-        self._errors = opened.errors.model_dump() | {"dir": None}
-        self._cache: dict[str, Any] | None = None
-        loader = self.loader(_ALONE)  # raises if the unchanged pipeline cannot run
+        loader = self.loader(Setting(0, 1))  # raises if the unchanged pipeline cannot run
         if loader.program.reader.is_remote:
-            self._cache = opened.cache.model_dump()
-            self.loader(_ALONE)
+            self._settings["cache"] = opened.cache.model_dump()
         if opened.errors.max_bad:
-            self._errors["max_bad"] = 2**62  # the endless epoch repeats bad samples
-        stages = [stage for stage in opened.pipe.stages if not isinstance(stage, WithEpoch)]
-        self._pipe = Pipeline([*stages, WithEpoch(n=_ENDLESS)])
-        self.program: Program = self.loader(_ALONE).program
+            self._settings["errors"]["max_bad"] = 2**62  # the endless epoch repeats bad samples
+        without_end = [stage for stage in stages if not isinstance(stage, WithEpoch)]
+        self._pipe = Pipeline([*without_end, WithEpoch(n=_ENDLESS)])
+        self.program: Program = self.loader(Setting(0, 1)).program
         tables = self.program.reader.tables
         num_bytes = sum(float(table.counts @ table.sample_bytes()) for table in tables)
         self.sample_bytes = num_bytes / sum(int(table.counts.sum()) for table in tables)
@@ -232,33 +224,10 @@ class _Subject:
         Raises:
             PipelineError: The pipeline cannot run with `setting`.
         """
-        # the workers end with the measurement, and run on this machine
-        settings = self.spec.model_dump() | setting._asdict() | {"persistent_workers": False, "on": None}
-        if not setting.workers:  # otherwise each loader would warn that these settings have no effect
-            settings |= {"persistent_workers": None, "start_method": None}
-            settings |= {"prefetch": None} if setting.threads == 1 else {}
-        settings |= {"pin_memory": None} if self.spec.device is not None else {}
-        settings |= {"rank": 0, "world_size": self.world_size, "errors": self._errors, "cache": self._cache}
-        settings |= self._functions
-        loader = make_loader(self._pipe, **settings)
+        unused = {} if setting.workers else {"start_method": None, "prefetch": None}  # it would log a warning
+        loader = make_loader(self._pipe, **self._settings | setting._asdict() | unused)
         assert isinstance(loader, PlannedLoader)
         return loader
-
-    def measure_in_turns(
-        self, settings: Sequence[Setting], seconds: float, repeats: int, progress: Progress
-    ) -> dict[Setting | None, list[Any]]:
-        """Measure the bare loop and each setting, once in each of `repeats` rounds.
-
-        Return a list of `repeats` results for each key: results of `measure_loader` for each setting, and of
-        `run_bare` for the key None. `progress` is called as `bench` says.
-        """
-        results: dict[Setting | None, list[Any]] = {job: [] for job in (None, *settings)}
-        self.run_bare(min(_WARM_UP_S, seconds))
-        for number, job in enumerate([*results] * repeats):
-            progress(str(job or "bare loop"), number, repeats * len(results))
-            results[job].append(measure_loader(self.loader(job), seconds) if job else self.run_bare(seconds))
-        progress("done", repeats * len(results), repeats * len(results))
-        return results
 
     def run_bare(self, seconds: float) -> tuple[float, float]:
         """Make batches in this thread for at least `seconds`. Return samples/s and CPU ms per sample."""
@@ -306,41 +275,3 @@ def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float 
         return count / elapsed, cpu_ms, first_batch_s
     finally:
         items.close()  # type: ignore[attr-defined]  # a generator
-
-
-def _choose_settings(subject: _Subject, workers: Sequence[int] | None, threads: Sequence[int] | None) -> list[Setting]:
-    """Return the settings to measure, sorted and without duplicates.
-
-    If `workers` or `threads` is passed: every combination of these numbers, with the configured number in place of
-    None. If both are None: the configured setting and `default_settings`, without settings that the pipeline cannot
-    use.
-
-    Raises:
-        PipelineError: The pipeline cannot run with a setting that the user passed.
-    """
-    configured = subject.configured
-    wanted = [Setting(w, t) for w in workers or [configured.workers] for t in threads or [configured.threads]]
-    is_user_choice = workers is not None or threads is not None
-    if not is_user_choice:
-        wanted += default_settings(usable_cores(), one_thread=subject.one_thread)
-    usable = []
-    for setting in sorted(set(wanted)):
-        try:
-            subject.loader(setting)
-        except PipelineError:
-            if is_user_choice:
-                raise
-        else:
-            usable.append(setting)
-    return usable
-
-
-def default_settings(num_cpus: int, *, one_thread: bool = False) -> list[Setting]:
-    """Return the settings to measure by default, from one thread without workers to about `num_cpus` threads in total.
-
-    With `one_thread`, each process has one thread.
-    """
-    tried = [(0, 1), (0, 1 if one_thread else num_cpus)]
-    workers = [each for each in (1, 2, 4, 8, min(num_cpus, _MAX_WORKERS)) if each <= num_cpus]
-    tried += [(each, 1 if one_thread else num_cpus // each) for each in workers]
-    return [Setting(*each) for each in dict.fromkeys(tried)]

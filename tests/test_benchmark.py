@@ -17,15 +17,10 @@ from leaks import open_things, opened_since
 from shards import draw, fail_on_7, key_of, write_numbers, write_pictures
 
 import wdskit
-from wdskit import Pipeline, PipelineError, SampleError, ShardError
+from wdskit import ConfigError, Pipeline, PipelineError, SampleError, ShardError, benchmark
+from wdskit.benchmark import measure_loader
 from wdskit.pipeline import settings as settings_module
 from wdskit.shards.index import index_folder
-from wdskit.tune import bench as bench_module
-from wdskit.tune.bench import (
-    Measured,
-    default_settings,
-    measure_loader,
-)
 
 QUICK: dict[str, Any] = {"seconds": 0.01, "repeats": 1, "workers": [0, 1], "threads": [1]}
 
@@ -33,7 +28,7 @@ QUICK: dict[str, Any] = {"seconds": 0.01, "repeats": 1, "workers": [0, 1], "thre
 @pytest.fixture(autouse=True)
 def _two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a machine with two CPUs, for which a loader's default is one worker with two threads."""
-    for module in (bench_module, settings_module):
+    for module in (benchmark, settings_module):
         monkeypatch.setattr(module, "usable_cores", lambda: 2)
 
 
@@ -156,19 +151,15 @@ def test_functions_of_the_users_are_measured_in_one_thread_a_process_unless_thre
     """Several threads would call them at the same time."""
     pipe = Pipeline().exact(numbers).map(key_of).batched(4)
     result = wdskit.bench(pipe, seconds=0.01, repeats=1)
-    assert [each.setting for each in result.loaders] == [(0, 1), (1, 1), (2, 1)]
+    assert [each.setting for each in result.loaders] == [result.configured] == [(2, 1)]
     result = wdskit.bench(pipe, **QUICK | {"threads": [1, 2]})
     assert {each.setting.threads for each in result.loaders} == {1, 2}
 
 
-def test_a_setting_that_cannot_run_is_an_error_if_asked_for_and_left_out_if_not(numbers: str) -> None:
+def test_a_setting_that_cannot_run_is_an_error(numbers: str) -> None:
     pipe = Pipeline().exact(numbers).map(key_of, global_rng=True).batched(4)
     with pytest.raises(PipelineError, match="2 threads share"):
         wdskit.bench(pipe, **QUICK | {"threads": [1, 2]})
-    stages = [{"exact": numbers}, {"map": {"fn": "f", "global_rng": True}}, {"batched": 4}]
-    threaded = {"version": 1, "pipeline": stages, "loader": {"threads": 2}}
-    result = wdskit.bench(threaded, transforms={"f": key_of}, seconds=0.01, repeats=1)
-    assert [each.setting for each in result.loaders] == [(0, 1), (2, 1)]
     with pytest.raises(PipelineError, match="cannot reach workers under 'spawn'"):
         wdskit.bench(
             {
@@ -209,10 +200,6 @@ def test_errors_of_reading_and_of_loaders_arrive(numbers: str, tmp_path: Path) -
         {"workers": []},
         {"workers": 2},
         {"workers": "2"},
-        {"workers": [-1]},
-        {"workers": [True]},
-        {"threads": [0]},
-        {"threads": [1.0]},
         {"repeats": 0},
         {"repeats": 1.5},
         {"world_size": 0},
@@ -228,24 +215,12 @@ def test_arguments_out_of_range_are_refused_by_name(wrong: dict[str, Any], numbe
         wdskit.bench(Pipeline().exact(numbers), **wrong)
 
 
-def rate(value: float, *others: float) -> Measured:
-    return Measured.of([value, *others])
-
-
-def test_the_settings_for_four_cpus() -> None:
-    assert default_settings(4) == [(0, 1), (0, 4), (1, 4), (2, 2), (4, 1)]
-    assert default_settings(4, one_thread=True) == [(0, 1), (1, 1), (2, 1), (4, 1)]
-
-
-@pytest.mark.parametrize("num_cpus", [*range(1, 40), 64, 128, 192])
-def test_settings_use_at_most_all_cpus_and_one_of_them_uses_all(num_cpus: int) -> None:
-    settings = default_settings(num_cpus)
-    used = [max(1, each.workers) * each.threads for each in settings]
-    assert max(used) == num_cpus
-    assert min(used) >= 1
-    assert len(set(settings)) == len(settings)
-    assert {(0, 1), (0, num_cpus), (1, num_cpus)} <= set(settings)
-    assert max(each.workers for each in settings) <= 16
+@pytest.mark.parametrize(
+    "wrong", [{"workers": [-1]}, {"workers": [True]}, {"threads": [0]}, {"threads": [1.5]}], ids=str
+)
+def test_numbers_of_a_list_are_checked_as_those_of_a_loader(wrong: dict[str, Any], numbers: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^make_loader: {next(iter(wrong))}: "):
+        wdskit.bench(Pipeline().exact(numbers), **wrong)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -255,9 +230,3 @@ def test_the_rate_of_a_loader_counts_samples(workers: int, numbers: str) -> None
     assert samples_per_s > 0
     assert cpu_ms > 0
     assert first_batch_s > 0
-
-
-def test_the_spread_is_that_of_the_repeat_furthest_away() -> None:
-    assert rate(100, 90, 130).spread_ratio == pytest.approx(0.3)
-    assert rate(100).spread_ratio == 0
-    assert rate(0).spread_ratio == 0

@@ -1,1 +1,0 @@
-"""Plan and measure a pipeline before a run: `wdskit.plan` and `wdskit.bench`."""
