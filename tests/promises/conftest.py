@@ -7,8 +7,6 @@ import re
 import pytest
 
 NOT_YET = [
-    # Columns
-    r"test_damage.py::test_damaged_column.*",
     # Epochs and states of loaders
     r"test_epochs.py::test_each_iteration_that_yielded_is_an_epoch",
     r"test_epochs.py::test_new_iterator_ends_an_older_one.*",
