@@ -244,8 +244,9 @@ class _ShardCheck:
             return
         num_classes = self._job.num_classes
         try:
-            value = decode_field(name, data)
-            if self._job.images != "none" and is_image_field(name):
+            if not is_image_field(name):
+                value = decode_field(name, data)
+            elif self._job.images != "none":
                 self._report.num_images += 1
                 check_image_field(name, data, self._job.images)
         except DecodeError as err:
