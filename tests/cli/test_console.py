@@ -24,9 +24,9 @@ def test_a_log_gets_one_line_a_minute(clock: list[float], capsys: pytest.Capture
             clock[0] = 1000 + seconds
             show(Progress("packing", 10 * seconds, 10_000 * seconds, 6000, None))
     assert capsys.readouterr().err == (
-        "packing: 600 of 6,000  10 samples/s  10.0 kB/s  0:09:00 left\n"
-        "packing: 1,200 of 6,000  10 samples/s  10.0 kB/s  0:08:00 left\n"
-        "packing: 1,800 of 6,000  10 samples/s  10.0 kB/s  0:07:00 left\n"
+        "packing: 600 of 6,000  10 samples/s  0:09:00 left\n"
+        "packing: 1,200 of 6,000  10 samples/s  0:08:00 left\n"
+        "packing: 1,800 of 6,000  10 samples/s  0:07:00 left\n"
     )
     with console.show_bytes("verifying") as show_bytes:
         for done, total in ((0, 400), (100, 400), (200, None)):
@@ -48,12 +48,12 @@ def test_a_log_gets_one_line_a_minute(clock: list[float], capsys: pytest.Capture
         (Progress("reading", 600, 0, None, None), "reading: 600  10 samples/s"),
         (
             Progress("packing", 600, 10**6, 1200, 4 * 10**6),
-            "packing: 600 of 1,200  10 samples/s  16.7 kB/s  0:03:00 left",
+            "packing: 600 of 1,200  10 samples/s  0:01:00 left",
         ),
-        (Progress("packing", 0, 0, 1200, None), "packing: 0 of 1,200"),
+        (Progress("packing", 0, 0, 1200, None), "packing: 0 of 1,200  0 samples/s"),
     ],
 )  # fmt: skip
-def test_the_time_left_is_computed_from_bytes_or_else_from_samples(clock, capsys, now: Progress, text: str) -> None:
+def test_the_time_left_is_computed_from_samples(clock, capsys, now: Progress, text: str) -> None:
     with console.show_packing() as show:
         clock[0] += 60
         show(now)
@@ -78,4 +78,4 @@ def test_results_are_one_readable_line(tmp_path) -> None:
     again = wdskit.reshard(str(tmp_path / "a"), tmp_path / "c", num_shards=1)
     assert str(again).startswith(f"PackResult({tmp_path / 'c'}: 5 samples in 1 shard, ")
     assert str(wdskit.verify(str(tmp_path / "a"))) == f"VerifyResult({tmp_path / 'a'}: 5 samples in 3 shards, clean)"
-    assert str(wdskit.index_folder(tmp_path / "a")).startswith("IndexReport(3 shards, 5 samples, ")
+    assert str(wdskit.index_folder(tmp_path / "a")) == "IndexReport(3 shards, 5 samples)"

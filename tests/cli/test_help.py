@@ -86,14 +86,6 @@ def test_every_command_has_examples_that_it_takes_and_that_fit_80_columns(words:
         assert not command_of(own).make_context("wdskit", given[len(own) :]).args
 
 
-@pytest.mark.parametrize("words", [("pack",), ("reshard",)])
-def test_every_option_of_a_long_command_is_in_a_group(words: tuple[str, ...]) -> None:
-    loose = {
-        one.name for one in command_of(words).params if one.param_type_name == "option" and not one.rich_help_panel
-    }
-    assert loose <= {"json", "selection"}
-
-
 @pytest.mark.parametrize(
     ("line", "expected"),
     [("wdskit res", {"reshard"}), ("wdskit pack --sh", {"--shuffle"}), ("wdskit config ch", {"check"})],

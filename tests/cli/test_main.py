@@ -139,11 +139,11 @@ train/s-1.tar
  classes    2: cat 0, dog 3
  based on   a full read
 
- field   samples   mean size      size
-───────────────────────────────────────
- cls         all         1 B       3 B
- jpg         all     2.50 kB   7.50 kB
- json        all         2 B       6 B
+ field   shards   samples   mean size      size
+────────────────────────────────────────────────
+ cls        all       all         1 B       3 B
+ jpg        all       all     2.50 kB   7.50 kB
+ json       all       all         2 B       6 B
 
  key     number   offset   fields
 ──────────────────────────────────────────────────────────

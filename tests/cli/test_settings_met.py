@@ -107,8 +107,8 @@ def test_a_plugin_that_exits_is_an_error(run: Any, data: str) -> None:
     ("command", "text"),
     [
         (("view", "data", "--no-open", "--seed", str(2**64)), f"seed: {2**64} must be a whole number"),
-        (("verify", "data", "--sample", "50%", "--seed", str(2**64)), f"seed: {2**64} must be a whole number"),
-        (("index", ""), "an empty path: name the folder that can be indexed"),
+        (("split", "data", "a=1", "--seed", str(2**64)), f"seed: {2**64} must be a whole number"),
+        (("index", ""), "an empty path: there is no such folder"),
         (("view", "", "--no-open"), "view: shards: "),
     ],
 )

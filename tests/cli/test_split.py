@@ -36,13 +36,6 @@ BY_KEY = """\
  val           2    3.33%   10.00%
  test          3    5.00%   10.00%"""
 
-BY_PATIENT = """\
-
- split   samples    share   wanted   groups
-────────────────────────────────────────────
- train        20   33.33%   50.00%        3
- rest         40   66.67%   50.00%        6"""
-
 
 def test_the_table_of_a_split(data: Path, run) -> None:
     code, out, err = run("split", "data", "train=0.8,val=0.1,test=0.1")
@@ -53,21 +46,9 @@ def test_the_table_of_a_split(data: Path, run) -> None:
     assert run("split", "data", "train=80%,val=10%,test=10%")[1].split("\n", 1)[1] == BY_KEY
 
 
-def test_the_table_of_groups(data: Path, run) -> None:
-    code, out, err = run("split", "data", "train=0.5,rest=0.5", "--by", "json:patient.id", "--workers", "1")
-    assert (code, err) == (0, "")
-    assert out.split("\n", 1)[1] == BY_PATIENT
-
-
-def test_samples_without_the_value_are_counted(data: Path, run) -> None:
-    code, out, _ = run("split", "data", "train=1", "--by", "json:nobody", "--missing", "train", "--seed", "3")
-    assert code == 0
-    assert out.endswith("Note: 60 samples without json:nobody went to train.")
-
-
 def test_an_empty_split_is_an_error(data: Path, run) -> None:
     empty = (
-        "data: split 'val' (share 0.00000000001) would be empty, so nothing was written.\n"
+        "data: split 'val' would be empty, so nothing was written.\n"
         "  60 samples would be divided into train 60, val 0. Choose a larger share or another seed, or leave it out."
     )
     assert run("split", "data", "train=0.99999999999,val=0.00000000001") == (1, "", empty)
@@ -78,10 +59,9 @@ def test_the_result_as_json(data: Path, run) -> None:
     assert document == {
         "folder": "data",
         "num_samples": 60,
-        "num_missing": 0,
         "splits": {
-            "train": {"num_samples": 20, "num_groups": 3, "wanted_ratio": 0.5},
-            "rest": {"num_samples": 40, "num_groups": 6, "wanted_ratio": 0.5},
+            "train": {"num_samples": 20, "wanted_ratio": 0.5},
+            "rest": {"num_samples": 40, "wanted_ratio": 0.5},
         },
     }
     assert sum(map(len, selected(data, "rest"))) == 40
@@ -91,11 +71,11 @@ def test_errors_say_where_what_and_what_to_do(data: Path, run) -> None:
     shares = "the shares train=0.8,val=0.1 add up to 0.9, not to 1.\n  Name the rest too: add unused=0.1."
     assert run("split", "data", "train=0.8,val=0.1") == (1, "", shares)
     missing = (
-        "data: 2 of 2 shards cannot be split, so nothing was written.\n"
-        "data/s-0.tar: sample 'k0-00': json:site is missing or empty.\n"
-        "  To put the samples without it in one split, name that split with --missing.\n"
-        "data/s-1.tar: sample 'k1-00': json:site is missing or empty.\n"
-        "  To put the samples without it in one split, name that split with --missing."
+        "data: 2 of 2 shards are invalid.\n"
+        "data/s-0.tar: sample 'k0-00': column split: json:site is missing or empty. Name a split for such samples with"
+        " --missing.\n"
+        "data/s-1.tar: sample 'k1-00': column split: json:site is missing or empty. Name a split for such samples with"
+        " --missing."
     )
     assert run("split", "data", "train=1", "--by", "json:site") == (1, "", missing)
     run("split", "data", "train=0.8,val=0.2")
@@ -149,12 +129,11 @@ def test_info_lists_the_columns_and_what_is_wrong_with_them(data: Path, run) -> 
         "kind": "text",
         "values": {"test": 3, "train": 55, "val": 2},
         "limits": None,
-        "problem": None,
     }
     [path] = data.glob("split.*.npy")
     right = path.read_bytes()
     path.write_bytes(right[:-1])
-    assert "damaged" in run("info", "data")[1]
+    assert "damaged" in run("info", "data")[2]
     path.write_bytes(right)
     (data / "index.json").rename(data / "index.json.old")
     write_shard(data / "s-2.tar", {"more": {"cls": b"1"}})
@@ -162,7 +141,7 @@ def test_info_lists_the_columns_and_what_is_wrong_with_them(data: Path, run) -> 
     index_folder(data, workers=1)
     path.write_bytes(right)
     columns.rename(data / "columns.json")
-    assert "of other shards" in run("info", "data")[1]
+    assert "made for other shards" in run("info", "data")[2]
     for path in ("data/s-0.tar", "data/s-*.tar"):
         assert "column" not in run("info", path)[1]
 

@@ -205,7 +205,6 @@ def test_what_a_url_cannot_do_is_refused_with_a_way_out(there, call, message):
         "info",
         "info --num 1",
         "verify --images none",
-        "verify --images none --sample 50%",
         "cat k000.json",
         "cat k000.gif",
     ],

@@ -298,7 +298,7 @@ def test_verify_notes_that_columns_cannot_be_copied(store, tmp_path, monkeypatch
     assert found.is_clean
     [finding] = found.findings
     assert finding.kind == "unchecked"
-    assert "the columns could not be checked: " in finding.problem
+    assert "cannot be stored here" in finding.problem
 
 
 @pytest.mark.parametrize("store", ["strong"], indirect=True)

@@ -401,7 +401,7 @@ def test_a_bucket_that_others_wrote_is_indexed_where_it_is(here, s3, tmp_path):
     assert read_all(f"{url}/") == [*range(60)]
     changed = (folder / "s-001.tar").read_bytes().replace(b"n0000", b"m0000")
     put(f"{s3}/{BUCKET}/others/s-001.tar", changed)
-    with pytest.raises(FolderIndexError, match=r"s-001.tar: .*\n.*no index was written|no index was written"):
+    with pytest.raises(ShardError, match=r"s-001\.tar, byte"):
         wdskit.index_folder(url, workers=1)
     with pytest.raises(StorageError, match="only buckets of s3://, gs://, az:// can be written to"):
         wdskit.index_folder(f"{s3}/{BUCKET}/others", workers=1)

@@ -20,7 +20,7 @@ from wdskit.packing import plan as plan_module
 from wdskit.packing.labels import ClassNames
 from wdskit.packing.plan import NO_LIMIT, Limits, Plan
 from wdskit.packing.row import Label, Row, Values
-from wdskit.shards.split import parse_shares
+from wdskit.shards.shares import parse_shares
 
 KEEP = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 SIZES = st.lists(st.integers(0, 3000), min_size=1, max_size=40)

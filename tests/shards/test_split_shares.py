@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdskit.errors import SelectionError
-from wdskit.shards.split import bounds_of, format_share, format_shares, parse_shares
+from wdskit.shards.shares import bounds_of, format_share, format_shares, parse_shares
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_thirds_one_split_and_tiny_shares_are_shares() -> None:
         ("train", "'train' is not NAME=SHARE. Write train=0.8"),
         ("train=0.8,", "'' is not NAME=SHARE"),
         ("", "'' is not NAME=SHARE"),
-        ({}, "'' is not NAME=SHARE"),
+        ({}, "the shares  add up to 0, not to 1."),
         ("Train=1", "'Train' is not a valid name for a split"),
         ("=1", "'' is not a valid name for a split"),
         ("../x=1", "is not a valid name for a split"),

@@ -20,32 +20,20 @@ def bench_command(
     plugins: Plugins = None,
     workers: Annotated[
         str | None,
-        typer.Option(
-            metavar="N,N", help="Worker processes to try. Default: as configured.", rich_help_panel="Measurement"
-        ),
+        typer.Option(metavar="N,N", help="Worker processes to try. Default: as configured."),
     ] = None,
     threads: Annotated[
         str | None,
-        typer.Option(
-            metavar="N,N",
-            help="Threads to try with each number of workers. Default: as configured.",
-            rich_help_panel="Measurement",
-        ),
+        typer.Option(metavar="N,N", help="Threads to try with each number of workers. Default: as configured."),
     ] = None,
     world_size: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=1, help="Ranks of the run; one is measured. Default: 1.", rich_help_panel="Measurement"
-        ),
+        typer.Option(metavar="N", min=1, help="Ranks of the run; one is measured. Default: 1."),
     ] = None,
-    seconds: Annotated[
-        float, typer.Option(metavar="S", help="Length of each measurement.", rich_help_panel="Measurement")
-    ] = 1.0,
+    seconds: Annotated[float, typer.Option(metavar="S", help="Length of each measurement.")] = 1.0,
     repeats: Annotated[
         int,
-        typer.Option(
-            metavar="N", min=1, help="Number of times that each measurement is made.", rich_help_panel="Measurement"
-        ),
+        typer.Option(metavar="N", min=1, help="Number of times that each measurement is made."),
     ] = 3,
     json: JsonOption = False,
 ) -> None:

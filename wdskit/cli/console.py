@@ -133,15 +133,11 @@ def numbers_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, texts
 
 def print_summary(details: Iterable[tuple[str, str]], notes: Iterable[str]) -> None:
     """Print what a run wrote: one (name, value) per line, then the notes. A closed pipe (`| head`) is ignored."""
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in details:
-        table.add_row(name, escape(value))
+    rows = [*details]
+    width = max(len(name) for name, _ in rows)
     with contextlib.suppress(BrokenPipeError):
-        print(_render(make_console(), table))
+        for name, value in rows:
+            print(f"{name:{width}}  {escape(value)}")
         for note in notes:
             print(escape(note))
 
@@ -228,15 +224,13 @@ def show_packing() -> Iterator[OnProgress]:
     start_s = time.monotonic()
 
     def rates(now: Progress) -> str:
-        """Return `1,200 of 40,000  812 samples/s  95.1 MB/s  0:00:48 left`, without what is unknown."""
-        seconds = time.monotonic() - start_s
-        text = format_count(now.num_samples)
-        text += "" if now.total_samples is None else f" of {format_count(now.total_samples)}"
-        if seconds > 0 and now.num_samples:
-            text += f"  {format_count(round(now.num_samples / seconds))} samples/s"
-            text += f"  {format_bytes(now.num_bytes / seconds)}/s" if now.num_bytes else ""
-        by_bytes = (now.num_bytes, now.total_bytes)
-        return text + _time_left(*((now.num_samples, now.total_samples) if by_bytes[1] is None else by_bytes), seconds)
+        """Return `1,200 of 40,000  812 samples/s  0:00:48 left`, without what is unknown."""
+        seconds = time.monotonic() - start_s or 1e-9
+        total = "" if now.total_samples is None else f" of {format_count(now.total_samples)}"
+        rate = f"{format_count(round(now.num_samples / seconds))} samples/s"
+        return (
+            f"{format_count(now.num_samples)}{total}  {rate}{_time_left(now.num_samples, now.total_samples, seconds)}"
+        )
 
     try:
         with _show_progress() as show:

@@ -105,27 +105,19 @@ def _details(summary: Summary) -> Iterator[tuple[str, str]]:
 
 def _fields(summary: Summary) -> Table:
     """Return a table with one line per field. Samples and bytes are shown only if the shards were read."""
-    is_folder = summary.kind != "shard"
-    titles = ["field"]
-    if is_folder:
-        titles.append("shards")
-    if summary.source == "scan":
-        titles += ["samples", "mean size", "size"]
+    titles = ["field", "shards"] + ["samples", "mean size", "size"] * (summary.source == "scan")
     rows = []
     for field in summary.fields:
-        row = [field.name]
-        if is_folder:
-            row.append(_part(field.num_shards, summary.num_shards))
+        rows.append([field.name, _part(field.num_shards, summary.num_shards)])
         if field.num_samples is not None and field.num_bytes is not None:
-            mean = field.num_bytes / field.num_samples
-            row += [_part(field.num_samples, summary.num_samples), format_bytes(mean), format_bytes(field.num_bytes)]
-        rows.append(row)
+            sizes = [format_bytes(field.num_bytes / field.num_samples), format_bytes(field.num_bytes)]
+            rows[-1] += [_part(field.num_samples, summary.num_samples), *sizes]
     return numbers_table(titles, rows)
 
 
 def _columns(summary: Summary) -> Table:
     """Return a table with one line per column of the index. A line has at most 5 values, with their sample counts."""
-    rows = [[one.name, one.kind, one.source, one.problem or _values(one)] for one in summary.columns]
+    rows = [[one.name, one.kind, one.source, _values(one)] for one in summary.columns]
     return numbers_table(
         ["column", "kind", "made from", "samples by value"], rows, texts=["made from", "samples by value"]
     )
@@ -152,15 +144,10 @@ def _rows(summary: Summary) -> Table:
             for one in summary.shards
         ]
         return numbers_table(["shard", "samples", "size", "fields"], shards, texts=["fields"])
-    samples = [
-        [
-            one.key,
-            str(one.number),
-            str(one.offset),
-            ", ".join(f"{name} {format_bytes(size)}" for name, size in one.fields.items()),
-        ]
-        for one in summary.samples
-    ]
+    samples = []
+    for one in summary.samples:
+        sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in one.fields.items())
+        samples.append([one.key, str(one.number), str(one.offset), sizes])
     return numbers_table(["key", "number", "offset", "fields"], samples, texts=["fields"])
 
 

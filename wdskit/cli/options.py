@@ -18,9 +18,6 @@ import typer.core
 from wdskit.cli.console import print_error
 from wdskit.text import hide_secrets
 
-_NAME_WIDTH = 25
-"""Width of the column of options in `--help`. The text of a longer option begins on the next line."""
-
 PathArgument = Annotated[str, typer.Argument(metavar="PATH", help="A shard, a folder, or a pattern.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 ReadersOption = Annotated[
@@ -30,30 +27,15 @@ ReadersOption = Annotated[
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML configuration.")]
 PipelineOption = Annotated[
     str | None,
-    typer.Option(
-        "--pipeline",
-        metavar="NAME",
-        help="The pipeline. Required if CONFIG has several.",
-        rich_help_panel="Configuration",
-    ),
+    typer.Option("--pipeline", metavar="NAME", help="The pipeline. Required if CONFIG has several."),
 ]
 OverridesOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="PATH=VALUE",
-        help="Change a setting first: loader.workers=4. Repeatable.",
-        rich_help_panel="Configuration",
-    ),
+    typer.Option("--set", metavar="PATH=VALUE", help="Change a setting first: loader.workers=4. Repeatable."),
 ]
 Plugins = Annotated[
     list[str] | None,
-    typer.Option(
-        "--plugin",
-        metavar="PKG",
-        help="Import this module, which registers functions. Repeatable.",
-        rich_help_panel="Configuration",
-    ),
+    typer.Option("--plugin", metavar="PKG", help="Import this module, which registers functions. Repeatable."),
 ]
 
 
@@ -75,8 +57,7 @@ class Group(typer.core.TyperGroup):
 class Command(typer.core.TyperCommand):
     """A command whose help is plain text, without typer's boxes.
 
-    The help shows the options in groups (`rich_help_panel`). It has the lines under `Examples:` of the docstring
-    unchanged.
+    The help has the lines under `Examples:` of the docstring unchanged.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -92,20 +73,6 @@ class Command(typer.core.TyperCommand):
                 raise typer.BadParameter("it is given twice. Give it once; a list is A,B.", ctx=ctx, param=param)
         parsed: list[str] = super().parse_args(ctx, args)
         return parsed
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write one section of help for the arguments, then one for each group of options, `--help` last."""
-        groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}
-        for param in self.get_params(ctx):
-            group = "Arguments" if param.param_type_name == "argument" else getattr(param, "rich_help_panel", None)
-            if line := param.get_help_record(ctx):
-                groups.setdefault(group or "Options", []).append(line)
-        groups["Options"] = groups.pop("Options")
-        width = max(len(name) for lines in groups.values() for name, _ in lines if len(name) <= _NAME_WIDTH)
-        for title, lines in groups.items():
-            if lines:
-                with formatter.section(title):
-                    formatter.write_dl([(name.ljust(width), text) for name, text in lines], col_max=width)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Write the examples."""

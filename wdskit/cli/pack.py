@@ -10,58 +10,52 @@ from wdskit.cli.console import escape, print_json, show_packing
 from wdskit.cli.options import JsonOption, find_function
 from wdskit.cli.pack_result import print_result, to_json
 
-_SOURCE = {"rich_help_panel": "Source"}
-_SAMPLES = {"rich_help_panel": "Samples"}
-_IMAGES = {"rich_help_panel": "Changes"}
-
 MaxSamples = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Most samples in a shard. Default: 10,000.", rich_help_panel="Shards"),
+    typer.Option(metavar="N", min=1, help="Most samples in a shard. Default: 10,000."),
 ]
 MaxBytes = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Most bytes of a shard: 200MB. Default: 1GB.", rich_help_panel="Shards"),
+    typer.Option(metavar="SIZE", help="Most bytes of a shard: 200MB. Default: 1GB."),
 ]
 NumShards = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Exactly N shards of equal size.", rich_help_panel="Shards"),
+    typer.Option(metavar="N", min=1, help="Exactly N shards of equal size."),
 ]
 Shuffle = Annotated[
     int | None,
-    typer.Option(metavar="SEED", min=0, help="Shuffle with this seed.", rich_help_panel="Shards"),
+    typer.Option(metavar="SEED", min=0, help="Shuffle with this seed."),
 ]
 Split = Annotated[
     str | None,
-    typer.Option(metavar="SHARES", help="Shards for each split: train=0.9,val=0.1.", rich_help_panel="Shards"),
+    typer.Option(metavar="SHARES", help="Shards for each split: train=0.9,val=0.1."),
 ]
 Columns = Annotated[
     str,
-    typer.Option(metavar="NAMES", help="Columns beside the index: width,cls,json.a.", rich_help_panel="Shards"),
+    typer.Option(metavar="NAMES", help="Columns beside the index: width,cls,json.a."),
 ]
-Append = Annotated[bool, typer.Option("--append", help="Add shards to those in DEST.", rich_help_panel="Shards")]
+Append = Annotated[bool, typer.Option("--append", help="Add shards to those in DEST.")]
 MapName = Annotated[
     str | None,
-    typer.Option("--map", metavar="NAME", help="Change samples by this function.", rich_help_panel="Changes"),
+    typer.Option("--map", metavar="NAME", help="Change samples by this function."),
 ]
 Plugin = Annotated[
     list[str] | None,
-    typer.Option("--plugin", metavar="PKG", help="Module that registers it. Repeatable.", rich_help_panel="Changes"),
+    typer.Option("--plugin", metavar="PKG", help="Module that registers it. Repeatable."),
 ]
 Part = Annotated[
     str | None,
-    typer.Option(metavar="I/N", help="Fill part I of N only. Run without it to end.", rich_help_panel="Run"),
+    typer.Option(metavar="I/N", help="Fill part I of N only. Run without it to end."),
 ]
 On = Annotated[
     str | None,
-    typer.Option(metavar="ray", help="Fill on a Ray cluster, or ray://HOST:PORT.", rich_help_panel="Run"),
+    typer.Option(metavar="ray", help="Fill on a Ray cluster, or ray://HOST:PORT."),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Processes. Default: all cores.", rich_help_panel="Run"),
+    typer.Option(metavar="N", min=1, help="Processes. Default: all cores."),
 ]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would be written, but write nothing.", rich_help_panel="Run")
-]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be written, but write nothing.")]
 
 
 def pack_command(
@@ -71,49 +65,39 @@ def pack_command(
     *,
     image: Annotated[
         str | None,
-        typer.Option(metavar="COLUMN", help="Column with the image. Default: image, ...", **_SOURCE),
+        typer.Option(metavar="COLUMN", help="Column with the image. Default: image, ..."),
     ] = None,
     key: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column with the key. Default: key, or path.", **_SOURCE)
+        str | None, typer.Option(metavar="COLUMN", help="Column with the key. Default: key, or path.")
     ] = None,
     field: Annotated[
         list[str] | None,
-        typer.Option(metavar="FIELD=COLUMN", help="Further fields: --field cls=label. Repeatable.", **_SOURCE),
+        typer.Option(metavar="FIELD=COLUMN", help="Further fields: --field cls=label. Repeatable."),
     ] = None,
-    sidecars: Annotated[
-        str, typer.Option(metavar="EXT,...", help="Files beside an image: json,txt,seg.png.", **_SOURCE)
-    ] = "",
-    files: Annotated[
-        str, typer.Option(metavar="EXT,...", help="Files to pack in place of images: wav,flac.", **_SOURCE)
-    ] = "",
-    images: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder of the images of COCO annotations.", **_SOURCE)
-    ] = None,
+    sidecars: Annotated[str, typer.Option(metavar="EXT,...", help="Files beside an image: json,txt,seg.png.")] = "",
+    files: Annotated[str, typer.Option(metavar="EXT,...", help="Files to pack in place of images: wav,flac.")] = "",
+    images: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of the images of COCO annotations.")] = None,
     classes: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Class names: a packed folder, or a list.", **_SAMPLES),
+        typer.Option(metavar="FILE", help="Class names: a packed folder, or a list."),
     ] = None,
     keys: Annotated[
         str,
-        typer.Option(metavar="KIND", help="clean: odd characters become _; given; hashed.", **_SAMPLES),
+        typer.Option(metavar="KIND", help="clean: odd characters become _; given; hashed."),
     ] = "clean",
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out bad rows; rejected.jsonl lists them.", **_SAMPLES)
+        bool, typer.Option("--skip-bad", help="Leave out bad rows; rejected.jsonl lists them.")
     ] = False,
     validate: Annotated[
-        str, typer.Option(metavar="LEVEL", help="Check images: none, structure, decode.", **_SAMPLES)
+        str, typer.Option(metavar="LEVEL", help="Check images: none, structure, decode.")
     ] = "structure",
-    resize: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Shrink the shorter side to N pixels.", **_IMAGES)
-    ] = None,
-    keep_json: Annotated[
-        bool, typer.Option("--keep-json", help="No number in JSON describes the pixels.", **_IMAGES)
-    ] = False,
+    resize: Annotated[int | None, typer.Option(metavar="N", min=1, help="Shrink the shorter side to N pixels.")] = None,
+    keep_json: Annotated[bool, typer.Option("--keep-json", help="No number in JSON describes the pixels.")] = False,
     format: Annotated[  # noqa: A002 (the name of the option)
-        str | None, typer.Option(metavar="jpg|webp|png", help="New format of images. Default: theirs.", **_IMAGES)
+        str | None, typer.Option(metavar="jpg|webp|png", help="New format of images. Default: theirs.")
     ] = None,
     quality: Annotated[
-        int | None, typer.Option(metavar="1..100", min=1, max=100, help="Of new images. Default: 90.", **_IMAGES)
+        int | None, typer.Option(metavar="1..100", min=1, max=100, help="Of new images. Default: 90.")
     ] = None,
     map_name: MapName = None,
     plugin: Plugin = None,

@@ -30,15 +30,13 @@ def plan_command(
     pipeline: PipelineOption = None,
     overrides: OverridesOption = None,
     plugins: Plugins = None,
-    world_size: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of the run.", rich_help_panel="Run")] = 1,
+    world_size: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of the run.")] = 1,
     workers: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=0, help="Worker processes per rank. Default: as configured.", rich_help_panel="Run"
-        ),
+        typer.Option(metavar="N", min=0, help="Worker processes per rank. Default: as configured."),
     ] = None,
-    gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks per node.", rich_help_panel="Run")] = 8,
-    epoch: Annotated[int, typer.Option(metavar="N", min=0, help="The epoch.", rich_help_panel="Run")] = 0,
+    gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks per node.")] = 8,
+    epoch: Annotated[int, typer.Option(metavar="N", min=0, help="The epoch.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Show the steps of a run, and the shards and bytes that a rank reads.

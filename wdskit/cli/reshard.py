@@ -25,8 +25,6 @@ from wdskit.cli.pack import (
 )
 from wdskit.cli.pack_result import print_result, to_json
 
-_SAMPLES = {"rich_help_panel": "Samples"}
-
 
 def reshard_command(
     source: Annotated[
@@ -36,11 +34,11 @@ def reshard_command(
     *,
     where: Annotated[
         str | None,
-        typer.Option(metavar="CONDITION", help='Keep samples by columns: "width >= 256".', **_SAMPLES),
+        typer.Option(metavar="CONDITION", help='Keep samples by columns: "width >= 256".'),
     ] = None,
-    keep: Annotated[str, typer.Option(metavar="FIELDS", help="Keep only these fields: jpg,cls.", **_SAMPLES)] = "",
-    drop: Annotated[str, typer.Option(metavar="FIELDS", help="Leave out these fields: txt.", **_SAMPLES)] = "",
-    rename: Annotated[str, typer.Option(metavar="OLD=NEW", help="Rename fields: jpeg=jpg,class=cls.", **_SAMPLES)] = "",
+    keep: Annotated[str, typer.Option(metavar="FIELDS", help="Keep only these fields: jpg,cls.")] = "",
+    drop: Annotated[str, typer.Option(metavar="FIELDS", help="Leave out these fields: txt.")] = "",
+    rename: Annotated[str, typer.Option(metavar="OLD=NEW", help="Rename fields: jpeg=jpg,class=cls.")] = "",
     map_name: MapName = None,
     plugin: Plugin = None,
     max_samples: MaxSamples = None,

@@ -64,21 +64,13 @@ def split_command(
             folder, shares, by=by, seed=seed, missing=missing, overwrite=overwrite, workers=workers, progress=show
         )
     if json:
-        document = {"folder": report.folder, "num_samples": report.num_samples, "num_missing": report.num_missing}
-        print_json({**document, "splits": by_name(report.parts)})
+        print_json({"folder": folder, "num_samples": report.num_samples, "splits": by_name(report.parts)})
         return
     seconds = time.perf_counter() - start
     print(f"Split {escape(folder)} by {escape(by)}: {plural(report.num_samples, 'sample')} in {seconds:.1f} s.")
     print()
-    titles = ["split", "samples", "share", "wanted"]
     rows = []
     for part in report.parts:
         share = part.num_samples / report.num_samples
         rows.append([part.name, format_count(part.num_samples), f"{share:.2%}", f"{part.wanted_ratio:.2%}"])
-        if part.num_groups is not None:
-            rows[-1].append(format_count(part.num_groups))
-    if report.parts[0].num_groups is not None:
-        titles.append("groups")
-    print_tables([numbers_table(titles, rows)])
-    if report.num_missing:
-        print(f"Note: {plural(report.num_missing, 'sample')} without {escape(by)} went to {missing}.")
+    print_tables([numbers_table(["split", "samples", "share", "wanted"], rows)])

@@ -35,7 +35,7 @@ from wdskit.packing.sources.records import parse_fields
 from wdskit.packing.upload import open_bucket
 from wdskit.shards.make_columns import parse_columns, parse_names
 from wdskit.shards.parallel import choose_workers, map_shards
-from wdskit.shards.split import parse_shares
+from wdskit.shards.shares import parse_shares
 from wdskit.storage.urls import is_local, local_path
 from wdskit.tar.writer import END_BYTES
 from wdskit.text import as_int, format_bytes, parse_bytes, plural

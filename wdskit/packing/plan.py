@@ -44,7 +44,7 @@ from wdskit.packing.row import (
     encode_row,
     size_of,
 )
-from wdskit.shards.split import SPLIT_SEED, choose_splits, make_draw
+from wdskit.shards.shares import SPLIT_SEED, choose_splits, make_draw
 from wdskit.tar.writer import END_BYTES, member_bytes
 
 Ints = NDArray[np.int64]

@@ -8,7 +8,7 @@ import logging
 import stat
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,9 +28,6 @@ from wdskit.dataset.index import (
     INDEX_NAME,
     Index,
     ShardEntry,
-    has_index,
-    index_json,
-    join_url,
     read_index,
     refuse_commit,
     write_index,
@@ -38,16 +35,15 @@ from wdskit.dataset.index import (
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.remote import read_copy
 from wdskit.dataset.samples import ShardReader
-from wdskit.dataset.shard import IDX_SUFFIX, are_offsets, digest_offsets, idx_bytes, offsets_path, write_offsets
+from wdskit.dataset.shard import IDX_SUFFIX, are_offsets, digest_offsets, write_offsets
 from wdskit.errors import FolderIndexError, SelectionError, ShardError, StorageError
 from wdskit.files import DISK, Disk, remove_temp_files
 from wdskit.limits import MAX_HELD_BYTES, MAX_IDX_BYTES, MAX_INDEX_BYTES
-from wdskit.shards.lazy_shard import fields_of
+from wdskit.shards.lazy_shard import close_files, field_size, fields_of
 from wdskit.shards.make_columns import ColumnBuilder, Source, parse_columns, parse_names, reader_of
-from wdskit.shards.parallel import Progress, choose_workers, local_folder, read_shards
+from wdskit.shards.parallel import Progress, local_folder, read_shards
 from wdskit.storage.urls import ByteStream, LocalFile, is_local, read_bytes
-from wdskit.tar.window import LargeData, size_of
-from wdskit.text import format_bytes, plural
+from wdskit.text import plural
 
 _HEAD_BYTES = 200  # of an `index.json`, which say that wdskit wrote it
 _log = logging.getLogger(__name__)
@@ -60,23 +56,18 @@ class IndexReport:
     Attributes:
         index: The written index.
         num_ignored: Number of members, in all shards, that belong to no sample.
-        workers: Number of processes that read.
         changed: Names of shards with the same size as in the previous index, but another digest.
         columns: Names of all columns that the folder has now.
     """
 
     index: Index
     num_ignored: int
-    workers: int
     changed: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """Return one line: shards, samples and size."""
-        entries = self.index.entries
-        samples = plural(sum(entry.num_samples for entry in entries), "sample")
-        size = format_bytes(sum(entry.num_bytes for entry in entries))
-        return f"IndexReport({plural(len(entries), 'shard')}, {samples}, {size})"
+        """Return one line: shards and samples."""
+        return f"IndexReport({plural(len(self.index), 'shard')}, {plural(self.index.num_samples, 'sample')})"
 
 
 def index_folder(
@@ -106,45 +97,41 @@ def index_folder(
         disk: Performs the file operations; tests replace it.
 
     Raises:
-        FolderIndexError: Shards are invalid, or several shards have a value that cannot be in its column; the message
-            lists them, and no index is written. Or another program wrote the `index.json` or an `.idx` that is here; a
-            run of `pack` was stopped here while it moved its shards into place; or another process is writing.
+        ShardError: Shards are invalid, or several shards have a value that cannot be in its column; the message lists
+            them, and no index is written.
+        FolderIndexError: Another program wrote the `index.json` or an `.idx` that is here; a run of `pack` was stopped
+            here while it moved its shards into place; or another process is writing.
         SelectionError: A column is invalid, a column to remove does not exist, a new column has the name of another
             existing column, the list of columns is damaged, or one shard has a value that cannot be in its column.
         StorageError: The folder does not exist, has no shard, or cannot be read or written.
         WdskitError: A worker process was killed.
     """
     new, drop = parse_columns(columns) if columns else {}, parse_names(drop_columns)
-    if not is_local(str(folder)):
-        url = str(folder).rstrip("/")
-        found = _find_objects(url)
-        write_all = partial(_put_index, had_columns=bool(found.columns))
-        return _index(url, found, new, drop, workers=workers, progress=progress, write=write_all)
-    path = local_folder(folder, command="index", done="indexed")
-    with lock_folder(path):
-        refuse_commit(path)
-        write = partial(_write_index, disk=disk)
-        return _index(str(path), _find_files(path), new, drop, workers=workers, progress=progress, write=write)
+    index = partial(_index, new=new, drop=drop, workers=workers, progress=progress, disk=disk)
+    if is_local(str(folder)):
+        path = local_folder(folder)
+        with lock_folder(path):
+            refuse_commit(path)
+            return index(str(path), _find_files(path), list_columns(path), into=path)
+    from wdskit.storage.buckets import check_bucket, list_objects, start_upload
+    from wdskit.storage.requests import result
+
+    url = str(folder).rstrip("/")
+    check_bucket(url)
+    files = {unquote(one.url.rpartition("/")[2]): _File(*one) for one in list_objects(url)}
+    columns_of: Mapping[str, Column] = {}
+    if COLUMNS_NAME in files and INDEX_NAME in files:
+        columns_of = read_copy(url, [COLUMNS_NAME], partial(list_columns, url=url))
+    with tempfile.TemporaryDirectory() as temp:
+        report = index(url, files, columns_of, into=Path(temp))
+        made = [path.name for path in Path(temp).iterdir()]
+        for name in sorted(made, key=lambda name: (name == INDEX_NAME, name == COLUMNS_NAME)):
+            result(start_upload(f"{url}/{quote(name)}", Path(temp) / name), f"{url}/{name}")
+    return report
 
 
-class _Found(NamedTuple):
-    """The files of a folder.
-
-    Attributes:
-        shards: Each shard by its name.
-        idx_urls: Path or URL of each `.idx` that exists, by the name of its shard.
-        has_index: Whether the folder has an `index.json`.
-        columns: The columns that the folder has, by name.
-    """
-
-    shards: dict[str, _ListedShard]
-    idx_urls: dict[str, str]
-    has_index: bool
-    columns: Mapping[str, Column]
-
-
-class _ListedShard(NamedTuple):
-    """Path or URL of a shard, its size, and its ETag in quotes (None for a local file, and without ETags)."""
+class _File(NamedTuple):
+    """Path or URL of a file, its size, and its ETag in quotes (None for a local file, and without ETags)."""
 
     url: str
     num_bytes: int
@@ -153,112 +140,88 @@ class _ListedShard(NamedTuple):
 
 def _index(
     folder: str,
-    found: _Found,
+    files: Mapping[str, _File],
+    columns: Mapping[str, Column],
+    *,
+    into: Path,
     new: Mapping[str, Source],
     drop: Sequence[str],
-    *,
     workers: int | None,
     progress: Progress | None,
-    write: Callable[[str, Sequence[_ListedShard], Sequence[ScannedShard], Mapping[str, NewColumn]], None],
+    disk: Disk,
 ) -> IndexReport:
-    """Read all shards, and let `write` write the index. `index_folder` lists the errors.
+    """Read all shards, and write the index into the local folder `into`. `index_folder` lists the errors.
 
-    `new` maps the names of new columns to their sources. `drop` has the names of columns to remove.
+    Args:
+        folder: Path or URL of the folder.
+        files: The files of the folder by name: at least its shards, their `.idx` and `index.json`.
+        columns: The columns of the folder by name.
+        into: `folder`, or a folder whose files are uploaded.
+        new: The sources of new columns by name.
+        drop: Names of columns to remove.
+        workers: As for `index_folder`.
+        progress: As for `index_folder`.
+        disk: As for `index_folder`.
     """
-    if not found.shards:
+    found = sorted(name for name in files if name.endswith(".tar") and not name.startswith("."))
+    if not found:
         raise StorageError(f"{folder}: there are no shards (*.tar) in this folder.", url=folder)
-    known = _read_before(folder, has_index=found.has_index, idx_urls=found.idx_urls)
+    known = _read_before(folder, files)
     # States of loaders depend on the order of the shards, so the order of an earlier index is kept.
-    names = dict.fromkeys([*(name for name in known if name in found.shards), *found.shards])
-    shards = [found.shards[name] for name in names]
-    sizes = [one.num_bytes for one in shards]
-    num_workers = choose_workers(len(sizes), sum(sizes)) if workers is None else workers
-    sources = _sources(found.columns, new, drop, folder)
-    scans = [*_read_all(folder, partial(_scan_file, columns=sources), shards, sizes, num_workers, progress)]
-    columns = {name: NewColumn(source, [scan.columns[name] for scan in scans]) for name, source in sources.items()}
-    write(folder, shards, scans, columns)
-    index = Index.of(folder, [scan.entry for scan in scans])
+    names = dict.fromkeys([*(name for name in known if name in files), *found])
+    shards = [files[name] for name in names]
+    sources = _sources(columns, new, drop, folder)
+    scan_file, sizes = partial(_scan_file, columns=sources), [one.num_bytes for one in shards]
+    scans = [*read_shards(scan_file, shards, sizes, path=folder, workers=workers, progress=progress)]
+    entries = [scan.entry for scan in scans]
+    index = Index.of(folder, entries)
+    made = {name: NewColumn(source, [scan.columns[name] for scan in scans]) for name, source in sources.items()}
+    try:
+        remove_temp_files(into, disk=disk)
+        for scan in scans:
+            write_offsets(into / scan.entry.name, scan.offsets, disk=disk)
+        write_index(into, entries, disk=disk)
+        kept = write_columns(into, index.digest, made, disk=disk) if made or columns else []
+        remove_columns(into, keep=kept, disk=disk)
+    except OSError as err:
+        raise StorageError(f"{into}: the index cannot be written: {err.strerror}.", url=folder) from err
     return IndexReport(
         index=index,
         num_ignored=sum(scan.num_ignored for scan in scans),
-        workers=min(num_workers, len(scans)),
         changed=tuple(
             one.name
-            for one in index.entries
+            for one in entries
             if (old := known.get(one.name)) and old.num_bytes == one.num_bytes and old.sha256 != one.sha256
         ),
         columns=tuple(sources),
     )
 
 
-def _write_index(
-    folder: str, _: object, scans: Sequence[ScannedShard], columns: Mapping[str, NewColumn], *, disk: Disk
-) -> None:
-    path, entries = Path(folder), [scan.entry for scan in scans]
-    try:
-        remove_temp_files(path, disk=disk)
-        for scan in scans:
-            write_offsets(path / scan.entry.name, scan.offsets, disk=disk)
-        write_index(path, entries, disk=disk)
-        kept = write_columns(path, Index.of("", entries).digest, columns, disk=disk) if columns else []
-        remove_columns(path, keep=kept, disk=disk)
-    except OSError as err:
-        raise StorageError(f"{path}: the index cannot be written: {err.strerror}.", url=folder) from err
-
-
-def _put_index(
-    url: str,
-    shards: Sequence[_ListedShard],
-    scans: Sequence[ScannedShard],
-    columns: Mapping[str, NewColumn],
-    *,
-    had_columns: bool,
-) -> None:
-    """Upload the offsets, the columns and, last, `index.json`. `had_columns`: Whether the folder had columns before."""
-    from wdskit.storage.buckets import put_object, start_upload
-    from wdskit.storage.requests import result
-
-    entries = [scan.entry for scan in scans]
-    for one, scan in zip(shards, scans, strict=True):
-        put_object(f"{one.url}{IDX_SUFFIX}", idx_bytes(scan.offsets))
-    with tempfile.TemporaryDirectory() as temp:  # `columns.json` is the last of the files
-        digest = Index.of("", entries).digest
-        for name in write_columns(Path(temp), digest, columns) if columns or had_columns else ():
-            result(start_upload(f"{url}/{quote(name)}", Path(temp) / name), f"{url}/{name}")
-    put_object(f"{url}/{INDEX_NAME}", index_json(entries))
-
-
-def _read_before(folder: str, *, has_index: bool, idx_urls: Mapping[str, str]) -> Mapping[str, ShardEntry]:
+def _read_before(folder: str, files: Mapping[str, _File]) -> Mapping[str, ShardEntry]:
     """Return the entries of the index that will be replaced, by name; empty without an index, or if it is damaged.
-
-    Args:
-        folder: Path or URL of the folder.
-        has_index: Whether the folder has an `index.json`.
-        idx_urls: Path or URL of each `.idx` that exists, by the name of its shard.
 
     Raises:
         FolderIndexError: Another program wrote the `index.json`, or the `.idx` of a shard that is not in the index.
         StorageError: A file cannot be read.
     """
     known: Mapping[str, ShardEntry] = {}
-    url = join_url(folder, INDEX_NAME)
-    if has_index:
-        if b'"wdskit_index_version"' not in read_bytes(url, limit=MAX_INDEX_BYTES)[:_HEAD_BYTES]:
-            raise _in_the_way(url, folder)
-        try:
-            known = {entry.name: entry for entry in read_index(folder).entries}
-        except FolderIndexError as err:
-            problem = str(err).partition("\n")[0]
-            _log.warning("%s The index is replaced, and the shards are in the order of their names.", problem)
-    for name, idx_url in idx_urls.items():
-        if name not in known and not are_offsets(read_bytes(idx_url, limit=MAX_IDX_BYTES)):
-            raise _in_the_way(idx_url, folder)
+    foreign = []
+    if file := files.get(INDEX_NAME):
+        if b'"wdskit_index_version"' not in read_bytes(file.url, limit=MAX_INDEX_BYTES)[:_HEAD_BYTES]:
+            foreign.append(file.url)
+        else:
+            try:
+                known = {entry.name: entry for entry in read_index(folder).entries}
+            except FolderIndexError as err:
+                problem = str(err).partition("\n")[0]
+                _log.warning("%s The index is replaced, and the shards are in the order of their names.", problem)
+    for name in files:
+        if (idx := files.get(f"{name}{IDX_SUFFIX}")) and name.endswith(".tar") and name not in known:
+            foreign += [] if are_offsets(read_bytes(idx.url, limit=MAX_IDX_BYTES)) else [idx.url]
+    if foreign:
+        msg = f"{foreign[0]}: this file is in the way: wdskit did not write it. Nothing was changed.\n  Move it away."
+        raise FolderIndexError(msg, folder=folder)
     return known
-
-
-def _in_the_way(url: str, folder: str) -> FolderIndexError:
-    msg = f"{url}: this file is in the way: wdskit did not write it. Nothing was changed.\n  Move it away."
-    return FolderIndexError(msg, folder=folder)
 
 
 def _sources(
@@ -268,9 +231,8 @@ def _sources(
 
     SelectionError: A column to drop does not exist, or a new column has the name of another existing column.
     """
-    unknown = next((name for name in drop if name not in known), None)
-    if unknown is not None:
-        msg = f"{folder}: there is no column {unknown!r} to remove. The columns are {', '.join(known) or 'none'}."
+    if unknown := [name for name in drop if name not in known]:
+        msg = f"{folder}: there is no column {unknown[0]!r} to remove. The columns are {', '.join(known) or 'none'}."
         raise SelectionError(msg, folder=folder)
     for name, source in new.items():
         if name in known and name not in drop and dict(known[name].source) != source:
@@ -281,68 +243,30 @@ def _sources(
     return {**kept, **new}
 
 
-def _find_objects(url: str) -> _Found:
-    """Return the files of a folder of a bucket."""
-    from wdskit.storage.buckets import check_bucket, list_objects
-
-    check_bucket(url)
-    objects = {unquote(one.url.rpartition("/")[2]): _ListedShard(*one) for one in list_objects(url)}
-    shards = {name: one for name, one in objects.items() if name.endswith(".tar") and not name.startswith(".")}
-    idx_urls = {name: objects[idx].url for name in shards if (idx := f"{name}{IDX_SUFFIX}") in objects}
-    columns: Mapping[str, Column] = {}
-    if COLUMNS_NAME in objects and INDEX_NAME in objects:
-        columns = read_copy(url, [COLUMNS_NAME], partial(list_columns, url=url))
-    return _Found(shards, idx_urls, INDEX_NAME in objects, columns)
-
-
-def _find_files(folder: Path) -> _Found:
-    """Return the files of a local folder, its shards sorted by name. StorageError: The folder cannot be read, or a
-    shard is not a plain file.
+def _find_files(folder: Path) -> dict[str, _File]:
+    """Return the shards and the files of the index in a local folder, by name. StorageError: The folder cannot be read,
+    or a shard is not a plain file.
     """
+    files = {}
     try:
-        paths = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
-        stats = {path: path.stat() for path in paths}
+        for path in folder.iterdir():
+            if path.name.endswith((".tar", IDX_SUFFIX, INDEX_NAME)) and not path.name.startswith("."):
+                status = path.stat()
+                files[path.name] = _File(str(path), status.st_size)
+                if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait forever
+                    raise StorageError(f"{path}: this is not a file. Move it away, or rename it.", url=str(path))
     except OSError as err:
         raise StorageError(f"{err.filename}: cannot be read: {err.strerror}.", url=str(folder)) from err
-    for path, status in stats.items():
-        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait forever
-            raise StorageError(f"{path}: this is not a file. Move it away, or rename it.", url=str(path))
-    shards = {path.name: _ListedShard(str(path), status.st_size) for path, status in stats.items()}
-    idx_urls = {path.name: str(file) for path in paths if (file := offsets_path(path)).exists()}
-    return _Found(shards, idx_urls, has_index(folder), list_columns(folder))
+    return files
 
 
-def _scan_file(one: _ListedShard, *, columns: Mapping[str, Source]) -> ScannedShard:
+def _scan_file(one: _File, *, columns: Mapping[str, Source]) -> ScannedShard:
     if is_local(one.url):
         return scan_shard(one.url, columns=columns)
     from wdskit.storage.objects import ObjectStream
 
     stream = ObjectStream(one.url, num_bytes=one.num_bytes, etag=one.etag)
     return scan_shard(one.url, name=unquote(one.url.rpartition("/")[2]), file=stream, columns=columns)
-
-
-def _read_all(
-    folder: str,
-    scan: Callable[[_ListedShard], ScannedShard],
-    shards: Sequence[_ListedShard],
-    sizes: Sequence[int],
-    workers: int,
-    progress: Progress | None,
-) -> Iterator[ScannedShard]:
-    try:
-        yield from read_shards(
-            scan,
-            shards,
-            sizes,
-            path=folder,
-            workers=workers,
-            progress=progress,
-            problem="are invalid, so no index was written",
-            error=partial(FolderIndexError, folder=folder),
-        )
-    except (ShardError, StorageError) as err:
-        msg = f"{folder}: 1 of {len(sizes)} shards is invalid, so no index was written.\n{err}"
-        raise FolderIndexError(msg, folder=folder) from err
 
 
 class ScannedShard(NamedTuple):
@@ -413,14 +337,11 @@ def scan_shard(
         builder = ColumnBuilder(columns or {}, path)
         spill = tempfile.TemporaryFile if columns else None
         reader = ShardReader(shard.read, shard=path, hold_bytes=MAX_HELD_BYTES, spill=spill)
-        for sample in reader:
+        for sample in close_files(reader):
             fields.update(sample)
-            if columns:
-                for field, data in fields_of(sample):
-                    builder.add(field, size_of(data), reader_of(data))
-                    if isinstance(data, LargeData) and data.file is not None:
-                        data.file.close()
-                builder.end(sample["__key__"])
+            for field, data in fields_of(sample) if columns else ():
+                builder.add(field, field_size(data), reader_of(data))
+            builder.end(sample["__key__"])
     offsets = array("Q", (*reader.starts, reader.stop))
     entry = ShardEntry(
         name=name,

@@ -16,8 +16,8 @@ from urllib.parse import unquote
 import numpy as np
 
 from wdskit.dataset.classes import CLASS_FIELD, read_classes
-from wdskit.dataset.columns import COLUMNS_NAME, Column, Columns, list_columns
-from wdskit.dataset.index import Index, ShardEntry, has_run, read_index
+from wdskit.dataset.columns import Column, columns
+from wdskit.dataset.index import Index, ShardEntry, has_run
 from wdskit.dataset.patterns import (
     ShardList,
     any_index,
@@ -27,10 +27,9 @@ from wdskit.dataset.patterns import (
     local_index,
     split_url,
 )
-from wdskit.dataset.remote import read_copy
-from wdskit.errors import FolderIndexError, KeyRuleError, SelectionError, StorageError
+from wdskit.errors import KeyRuleError, SelectionError, StorageError
 from wdskit.shards.lazy_shard import LazyShard, field_size, fields_of
-from wdskit.shards.parallel import Progress, file_sizes, read_shards
+from wdskit.shards.parallel import Progress, file_size, read_shards
 from wdskit.storage.urls import LISTED_SCHEMES, is_local, local_path, scheme_of, shown_url
 from wdskit.tar.names import split_name
 from wdskit.text import shorten
@@ -40,6 +39,7 @@ _MAX_COUNTED = 100  # samples are counted by value if a column, other than label
 _MAX_SPAN = 1 << 16  # and if its largest number is less than this above its smallest
 _CHUNK_VALUES = 1 << 20
 _LABEL_BYTES = 20
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -74,23 +74,23 @@ def find_target(path: str) -> Target:
         FolderIndexError: An index is invalid or does not match the shards on disk, or a remote folder has no index. Or
             a local folder has no index because a run of `wdskit pack` is unfinished.
     """
-    has_many = [*expand_patterns(path)] != [path]
-    if is_local(path):
-        is_folder = not has_many and Path(local_path(path)).is_dir()
-        if not has_many and not is_folder and Path(local_path(path)).exists():
-            return Target(path, "shard", (path,), None)
-    else:
-        is_folder = not has_many and not split_url(path)[1]
-    found = find_shards(path, any_index if has_many else local_index, lists_buckets=has_many)
+    is_plain = [*expand_patterns(path)] == [path]
+    is_folder = is_plain and (Path(local_path(path)).is_dir() if is_local(path) else not split_url(path)[1])
+    if is_plain and not is_folder and is_local(path) and Path(local_path(path)).exists():
+        return Target(path, "shard", (path,), None)
+    found = find_shards(path, local_index if is_plain else any_index, lists_buckets=not is_plain)
     check_found(found, with_sizes=True)
     shards = ShardList.of(found)
     if shards.urls == (path,):
         return Target(path, "shard", shards.urls, None)
-    entries = tuple(entry for entry in shards.entries if entry is not None)
-    all_entries = entries if len(entries) == len(shards.urls) else None
-    if is_folder:
-        return Target(path, "folder", shards.urls, all_entries, found[0].index)
-    return Target(path, "pattern", shards.urls, all_entries)
+    entries = [entry for entry in shards.entries if entry is not None]
+    return Target(
+        path,
+        "folder" if is_folder else "pattern",
+        shards.urls,
+        tuple(entries) if len(entries) == len(shards.urls) else None,
+        found[0].index if is_folder else None,
+    )
 
 
 def other_tars(index: Index) -> list[str]:
@@ -135,12 +135,10 @@ class ColumnSummary:
     """One column of a folder: a value for each sample.
 
     Attributes:
-        source: What the values come from, as text: a path such as `width` or `json.score`, a split, or a filter.
+        source: What the values come from, as text: a path such as `width` or `json.score`, or a split.
         kind: `bool`, `int`, `float` or `text`.
-        values: Number of samples by value; None for float, for over 100 different values (65,536 for labels), and for
-            a column with a problem.
-        limits: The smallest and the largest number; None for bool and text, without numbers, and with a problem.
-        problem: Why the column cannot be used; None if it can be used.
+        values: Number of samples by value; None for float, and for over 100 different values (65,536 for labels).
+        limits: The smallest and the largest number; None for bool and text, and without numbers.
     """
 
     name: str
@@ -148,7 +146,6 @@ class ColumnSummary:
     kind: str
     values: dict[str, int] | None = None
     limits: tuple[float, float] | None = None
-    problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -238,50 +235,46 @@ def info(path: str, *, num: int = 5, workers: int | None = None, progress: Progr
         WdskitError: A worker process was killed.
     """
     target = find_target(path)
-    rows: list[ShardRow] = []
-    samples: tuple[SampleRow, ...] = ()
-    counts: list[int] = []
-    num_bytes = num_ignored = 0
-    num_shards: Counter[str] = Counter()
-    num_samples: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    labels: Counter[str] = Counter()
-    for shard in _read_counts(target, num, workers=workers, progress=progress):
-        if target.kind != "shard" and len(rows) < num:
-            name = shown_url(shard.url if isinstance(shard, ShardContents) else target.urls[len(rows)])
-            name = name.rpartition("/")[2] if target.kind == "folder" else name
-            rows.append(ShardRow(name, shard.num_samples, shard.num_bytes, tuple(shard.fields)))
-        counts.append(shard.num_samples)
-        num_bytes += shard.num_bytes
-        num_shards.update(tuple(shard.fields))  # of names: `update` with a dictionary would add the counts
-        if isinstance(shard, ShardContents):
-            num_ignored += shard.num_ignored
-            num_samples.update(shard.fields)
-            sizes.update(shard.sizes)
-            labels.update(shard.labels)
-            samples = shard.samples
     is_scan = target.entries is None
-    columns = () if is_scan else _read_columns(target)
+    shards: Sequence[ShardEntry | ShardContents] = target.entries or ()
+    if is_scan:
+        read = partial(read_contents, num=num if target.kind == "shard" else 0)
+        sizes_of = [*map(file_size, target.urls)]
+        shards = [*read_shards(read, target.urls, sizes_of, path=shown_url(path), workers=workers, progress=progress)]
+    counts = [shard.num_samples for shard in shards]
+    scanned = [shard for shard in shards if isinstance(shard, ShardContents)]
+    num_samples, sizes, labels = Counter[str](), Counter[str](), Counter[str]()
+    for shard in scanned:
+        num_samples.update(shard.fields)
+        sizes.update(shard.sizes)
+        labels.update(shard.labels)
+    rows = []
+    for url, one in zip(target.urls[:num] if target.kind != "shard" else (), shards, strict=False):
+        name = shown_url(url)
+        name = name.rpartition("/")[2] if target.kind == "folder" else name
+        rows.append(ShardRow(name, one.num_samples, one.num_bytes, tuple(one.fields)))
+    num_shards = Counter(name for shard in shards for name in shard.fields)
+    has_columns = target.index is not None and (is_local(path) or scheme_of(path) in LISTED_SCHEMES)
+    summaries = _summarize_columns(path.rstrip("/") or "/") if has_columns else ()
     classes = read_target_classes(target)
-    if not is_scan:
-        labels.update(next((one.values for one in columns if one.source == CLASS_FIELD and one.values), {}))
+    labels.update(next((one.values for one in summaries if one.source == CLASS_FIELD and one.values), {}))
     return Summary(
         path=shown_url(target.path),
         kind=target.kind,
         source="scan" if is_scan else "index",
         num_shards=len(counts),
         num_samples=sum(counts),
-        num_bytes=num_bytes,
+        num_bytes=sum(shard.num_bytes for shard in shards),
         samples_per_shard=(min(counts), statistics.median(counts), max(counts)) if counts else (0, 0, 0),
         fields=tuple(
             FieldSummary(name, num_shards[name], num_samples.get(name), sizes.get(name)) for name in sorted(num_shards)
         ),
-        num_ignored=num_ignored if is_scan else None,
+        num_ignored=sum(shard.num_ignored for shard in scanned) if is_scan else None,
         classes=classes,
         class_counts=_name_classes(labels, classes or ()),
-        columns=columns,
+        columns=summaries,
         shards=tuple(rows),
-        samples=samples if target.kind == "shard" else (),
+        samples=scanned[0].samples if target.kind == "shard" else (),
         num_others=len(other_tars(target.index)) if target.index else 0,
         is_unfinished=target.kind == "folder" and is_local(path) and has_run(local_path(path)),
     )
@@ -302,49 +295,29 @@ def _name_classes(labels: Counter[str], classes: Sequence[str]) -> dict[str, int
     return dict(counts) or None
 
 
-def _read_columns(target: Target) -> tuple[ColumnSummary, ...]:
-    """Return the columns of a folder on disk or in a bucket; () if the folder has no columns, or for any other target.
-    `info` lists the errors.
-    """
-    if target.kind == "folder" and is_local(target.path):
-        return _summarize_columns(Path(local_path(target.path)))
-    if target.kind != "folder" or scheme_of(target.path) not in LISTED_SCHEMES:
-        return ()
+def _summarize_columns(folder: str) -> tuple[ColumnSummary, ...]:
+    """Return the columns of an indexed folder; () if a remote folder has no columns. `info` lists the errors."""
     try:
-        url = target.path.rstrip("/")
-        return read_copy(url, [COLUMNS_NAME], partial(_summarize_columns, url=url))
+        found = columns(folder)
     except SelectionError as err:
-        if isinstance(err.__cause__, StorageError):  # the bucket has no columns.json
+        if isinstance(err.__cause__, StorageError):  # there is no columns.json
             return ()
         raise
+    return tuple(_summarize(found.column(name)) for name in found)
 
 
-def _summarize_columns(folder: Path, url: str = "") -> tuple[ColumnSummary, ...]:
-    columns, problem = list_columns(folder, url), None
-    try:
-        Columns(read_index(url or folder, copy=folder))
-    except (SelectionError, FolderIndexError):
-        problem = "of other shards"
-    return tuple(_summarize_column(column, problem) for column in columns.values())
-
-
-def _summarize_column(column: Column, problem: str | None) -> ColumnSummary:
-    """Return the summary of a column. `problem` says why the column cannot be used; None reads the column."""
+def _summarize(column: Column) -> ColumnSummary:
+    """Return the summary of a column, whose whole file is read."""
     kind = "text" if column.values is not None else _KINDS[np.dtype(column.dtype).kind]
     source = ", ".join(str(value) if key == "path" else f"{key} {value}" for key, value in column.source.items())
-    if problem is not None:
-        return ColumnSummary(column.name, source, kind, problem=problem)
     counts: Counter[int] = Counter()
     low, high = math.inf, -math.inf
-    try:
-        for part in column.chunks(_CHUNK_VALUES):
-            first, last = np.fmin.reduce(part).item(), np.fmax.reduce(part).item()
-            low, high = min(low, first), max(high, last)
-            if kind != "float" and high - low < _MAX_SPAN:
-                numbers = np.bincount(part.astype(np.int64) - int(first)).tolist()
-                counts.update({at: number for at, number in enumerate(numbers, int(first)) if number})
-    except SelectionError:
-        return ColumnSummary(column.name, source, kind, problem="damaged")
+    for part in column.chunks(_CHUNK_VALUES):
+        first = np.fmin.reduce(part).item()
+        low, high = min(low, first), max(high, np.fmax.reduce(part).item())
+        if kind != "float" and high - low < _MAX_SPAN:
+            numbers = np.bincount(part.astype(np.int64) - int(first)).tolist()
+            counts.update({at: number for at, number in enumerate(numbers, int(first)) if number})
     limits = (low, high) if kind in {"int", "float"} and low <= high else None
     if kind == "float" or high - low >= _MAX_SPAN or (len(counts) > _MAX_COUNTED and source != CLASS_FIELD):
         return ColumnSummary(column.name, source, kind, limits=limits)
@@ -402,28 +375,13 @@ def read_contents(url: str, *, num: int) -> ShardContents:
             counts.update(fields.keys())
             sizes.update(fields)
             if CLASS_FIELD in fields:
-                labels[shard.part(sample[CLASS_FIELD], 0, _LABEL_BYTES).decode(errors="replace").strip()] += 1
+                labels[shard.part(sample[CLASS_FIELD], _LABEL_BYTES).decode(errors="replace").strip()] += 1
             if number < num:
                 samples.append(SampleRow(number, sample["__key__"], shard.reader.starts[-1], fields))
         num_bytes = shard.num_bytes
     ordered = {name: counts[name] for name in sorted(counts)}
     read = shard.reader
     return ShardContents(url, read.num_samples, num_bytes, read.num_ignored, ordered, sizes, labels, tuple(samples))
-
-
-def _read_counts(
-    target: Target, num: int, *, workers: int | None, progress: Progress | None
-) -> Iterable[ShardEntry | ShardContents]:
-    """Return the counts of the shards, in order.
-
-    If `target.entries` is not None, the counts are these entries. Otherwise the shards are read while the result is
-    iterated; an invalid shard is skipped, and the error of `read_shards` is raised after the last shard.
-    """
-    if target.entries is not None:
-        return target.entries
-    read = partial(read_contents, num=num if target.kind == "shard" else 0)
-    sizes = file_sizes(target.urls)
-    return read_shards(read, target.urls, sizes, path=target.path, workers=workers, progress=progress)
 
 
 def cat(url: str, name: str) -> bytes:
@@ -458,7 +416,8 @@ def cat_pieces(url: str, name: str) -> Iterator[bytes]:
         for sample in shard:
             if sample["__key__"] == key:
                 if wanted in sample:
-                    yield from shard.pieces(sample[wanted])
+                    for start in range(0, field_size(sample[wanted]), _PIECE_BYTES):
+                        yield shard.part(sample[wanted], _PIECE_BYTES, start)
                     return
                 known = shorten(", ".join(name for name, _ in fields_of(sample)))
                 raise KeyRuleError(f"{shown}: sample {key!r} has no field {wanted!r}. It has: {known}.", name=name)

@@ -6,8 +6,8 @@ columns of new shards are computed while the shards are written. `wdskit index` 
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from wdskit.codecs.checks import read_header
@@ -18,8 +18,8 @@ from wdskit.dataset.columns import MAX_COLUMNS, Part, check_column_name, pack_va
 from wdskit.errors import DecodeError, SelectionError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES
-from wdskit.shards.split import bounds_of, draws_of, make_draw, parse_by, parse_shares
-from wdskit.tar.window import LargeData
+from wdskit.shards.lazy_shard import read_part
+from wdskit.shards.shares import SplitName
 
 Source = Mapping[str, Any]
 """The definition of a column: {"path": "json.score"}, or the options of `split`."""
@@ -70,25 +70,6 @@ def parse_names(names: str | Iterable[str]) -> list[str]:
     return [name.strip() for name in listed if name.strip()]
 
 
-class _SampleFields:
-    """The fields of one sample from which the columns are computed."""
-
-    def __init__(self) -> None:
-        self.problem = ""  # why a field cannot be read; "" if all fields can be read
-        self.names: list[str] = []
-        self.headers: dict[str, ImageHeader] = {}
-        self.data: dict[str, bytes] = {}
-        self._values: dict[str, object] = {}
-
-    def value(self, name: str) -> object:
-        """Return the decoded value of the field `name`, whose bytes must be in `data`. DecodeError: The bytes are not
-        valid for this name.
-        """
-        if name not in self._values:
-            self._values[name] = decode_field(name, self.data[name])
-        return self._values[name]
-
-
 class _PathValue:
     """The value of a column with a path: `width`, `jpg.height`, `cls`, `json.score`, `txt.length`. None if a sample
     lacks the field or the value.
@@ -108,16 +89,16 @@ class _PathValue:
             return self._is_side and self._owner in {"", name}
         return not self._is_side and (self._path == name or self._path.startswith(f"{name}."))
 
-    def value(self, key: str, fields: _SampleFields) -> object:  # noqa: ARG002 (a split needs the key)
-        """Return the value of a sample: bool, int, float or str; None if the sample has no value.
+    def value(self, _: str, fields: Mapping[str, object]) -> object:
+        """Return the value of a sample: bool, int, float or str; None if the sample has no value. `fields` maps the
+        name of each field that `wants` accepts to its header or its decoded value.
 
         Raises:
             ValueError: The value cannot be in a column.
-            DecodeError: The bytes of a field are invalid.
         """
-        names = [name for name in fields.names if self.wants(name)]
+        names = [name for name in fields if self.wants(name)]
         if self._is_side:
-            sizes = {(fields.headers[name].width, fields.headers[name].height) for name in names}
+            sizes = {(header.width, header.height) for name in names if isinstance(header := fields[name], ImageHeader)}
             if len(sizes) > 1:
                 sides = ", ".join(f"{name}.{self._last}" for name in names)
                 raise ValueError(f"its images have different sizes. Name the field: {sides}")
@@ -127,42 +108,12 @@ class _PathValue:
             return None
         rest = self._path[len(name) + 1 :]
         try:
-            found = follow_path(fields.value(name), rest.split(".") if rest else [])
+            found = follow_path(fields[name], rest.split(".") if rest else [])
         except KeyError:
             return None
         if isinstance(found, dict | list):
-            what = "an object" if isinstance(found, dict) else "a list"
-            length = f"Its length can be a column: {self._path}.length"
-            raise ValueError(f"it is {what}, not a number or a text. {length}")  # noqa: TRY004
-        if found is not None and not isinstance(found, bool | int | float | str):
-            raise ValueError("it is neither a number nor a text")
+            raise ValueError(f"it is a list or an object. Its length can be a column: {self._path}.length")  # noqa: TRY004
         return found
-
-
-class _SplitName:
-    """The name of the split to which a sample belongs. A sample without the value to split by gets the split that the
-    source names as `missing`; without `missing`, `value` raises ValueError.
-    """
-
-    def __init__(self, source: Source) -> None:
-        shares = parse_shares(source["split"])
-        self._missing = source.get("missing")
-        self._key = parse_by(source.get("by", "key"), seed=source.get("seed", 0), may_miss=self._missing is not None)
-        self._names, self._bounds = list(shares), bounds_of(shares).tolist()
-        self._draw = make_draw(self._key.seed)
-
-    def wants(self, name: str) -> bool:
-        return name == self._key.field
-
-    def value(self, key: str, fields: _SampleFields) -> object:
-        text: str | None = key
-        if self._key.field is not None:
-            text = self._key.text_in(fields.value(self._key.field) if self._key.field in fields.names else None)
-        if text is not None:
-            return self._names[bisect.bisect_right(self._bounds, int(draws_of([self._draw(text)])[0]))]
-        if self._missing is None:
-            raise ValueError(f"{self._key.text} is missing or empty")
-        return self._missing
 
 
 def _is_side(path: str) -> bool:
@@ -185,17 +136,15 @@ class ColumnBuilder:
     """
 
     def __init__(self, sources: Mapping[str, Source], shard: str) -> None:
-        try:
-            self._columns = {
-                name: _SplitName(source) if "split" in source else _PathValue(source["path"])
-                for name, source in sources.items()
-            }
-        except (KeyError, TypeError, AttributeError) as err:
-            msg = f"columns.json: the source of a column is not understood: {err}. Make the column again"
-            raise SelectionError(f"{msg}: `wdskit index FOLDER --drop-columns NAME --columns NAME`.") from err
-        self._values: dict[str, list[object]] = {name: [] for name in sources}
         self._shard = shard
-        self._fields = _SampleFields()
+        self._columns: dict[str, SplitName | _PathValue] = {}
+        for name, source in sources.items():
+            if not source.keys() & {"split", "path"}:
+                raise self._error(f"columns.json: the source of the column {name!r} is unknown. Remove the column")
+            self._columns[name] = SplitName(source) if "split" in source else _PathValue(source["path"])
+        self._values: dict[str, list[object]] = {name: [] for name in sources}
+        self._fields: dict[str, object] = {}
+        self._problem = ""  # why a field of the sample cannot be read
 
     def add(self, name: str, num_bytes: int, part: ReadPart) -> None:
         """Add a field of the current sample. Only the bytes that the columns need are read.
@@ -206,32 +155,30 @@ class ColumnBuilder:
             part: Function that reads the first bytes of the field. If the bytes are invalid or too many, `end` raises
                 the error.
         """
-        fields = self._fields
-        fields.names.append(name)
         if not any(column.wants(name) for column in self._columns.values()):
             return
         try:
             if is_image_field(name):
-                fields.headers[name] = read_header(part)
+                self._fields[name] = read_header(part)
             elif num_bytes > MAX_CHECKED_BYTES:
-                fields.problem = f"{name}: it has {num_bytes} bytes, too many to read for a column"
+                self._problem = f"{name}: it has {num_bytes} bytes, too many to read for a column"
             else:
-                fields.data[name] = part(num_bytes)
+                self._fields[name] = decode_field(name, part(num_bytes))
         except DecodeError as err:
-            fields.problem = f"{name}: {str(err).removeprefix(f'{name}: ')}"
+            self._problem = f"{name}: {str(err).removeprefix(f'{name}: ')}"
 
     def end(self, key: str) -> None:
         """Compute the values of the sample `key`, whose fields were added. SelectionError: A field cannot be read, or a
         value cannot be computed.
         """
-        fields, self._fields = self._fields, _SampleFields()
-        if fields.problem:
-            raise self._error(key, fields.problem)
+        if self._problem:
+            raise self._error(f"sample {key!r}: {self._problem}", key=key)
         for name, column in self._columns.items():
             try:
-                self._values[name].append(column.value(key, fields))
-            except (ValueError, DecodeError) as err:
-                raise self._error(key, f"column {name}: {err}") from err
+                self._values[name].append(column.value(key, self._fields))
+            except ValueError as err:
+                raise self._error(f"sample {key!r}: column {name}: {err}", key=key) from err
+        self._fields = {}
 
     def values(self) -> dict[str, list[object]]:
         """Return the values of all samples so far by column: bool, int, float, str or None."""
@@ -243,9 +190,9 @@ class ColumnBuilder:
         """
         return pack_columns(self._values, self._shard)
 
-    def _error(self, key: str, problem: str) -> SelectionError:
+    def _error(self, problem: str, *, key: str = "") -> SelectionError:
         folder = self._shard.rpartition("/")[0] or "."
-        return SelectionError(f"{self._shard}: sample {key!r}: {problem}.", folder=folder, shard=self._shard, key=key)
+        return SelectionError(f"{self._shard}: {problem}.", folder=folder, shard=self._shard, key=key)
 
 
 def pack_columns(values: Mapping[str, Sequence[object]], shard: str) -> dict[str, Part]:
@@ -262,14 +209,5 @@ def pack_columns(values: Mapping[str, Sequence[object]], shard: str) -> dict[str
 
 
 def reader_of(data: Buffer) -> ReadPart:
-    """Return the `ReadPart` of a field: a function that returns the first bytes of `data`. The bytes of `LargeData` are
-    read from its file.
-    """
-
-    def read(num_bytes: int) -> bytes:
-        if isinstance(data, LargeData) and data.file is not None:
-            data.file.seek(0)
-            return data.file.read(num_bytes)
-        return bytes(data[:num_bytes])
-
-    return read
+    """Return the `ReadPart` of a field: a function that returns the first bytes of `data`."""
+    return partial(read_part, data)

@@ -13,7 +13,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
-from wdskit.dataset.index import ShardEntry
 from wdskit.errors import ShardError, StorageError, WdskitError
 from wdskit.files import describe_missing
 from wdskit.limits import MAX_LISTED
@@ -134,8 +133,6 @@ def read_shards(
     path: str,
     workers: int | None,
     progress: Progress | None,
-    problem: str = "are invalid",
-    error: Callable[[str], WdskitError] = ShardError,
 ) -> Iterator[T]:
     """Call `function` on each shard, and yield its results in order. After the last shard, raise an error if shards are
     invalid.
@@ -150,11 +147,10 @@ def read_shards(
         path: The path that the error names.
         workers: Number of processes; None lets `choose_workers` decide.
         progress: Called after each shard, as `Progress` describes; None for no calls.
-        problem: End of the sentence "2 of 5 shards ..." in the error for several invalid shards.
-        error: Takes the message, and returns the error for several invalid shards.
 
     Raises:
-        WdskitError: The error of the only invalid shard, or the result of `error`. Or a process was killed.
+        WdskitError: The error of the only invalid shard. Or a process was killed.
+        ShardError: Several shards are invalid; the message lists them.
     """
     num_bytes = None if None in sizes else sum(size or 0 for size in sizes)
     num_workers = choose_workers(len(shards), num_bytes) if workers is None else workers
@@ -173,39 +169,27 @@ def read_shards(
         raise faults[0]
     if faults:
         more = [f"... and {len(faults) - MAX_LISTED} more."] if len(faults) > MAX_LISTED else []
-        lines = [f"{path}: {len(faults)} of {len(shards)} shards {problem}.", *map(str, faults[:MAX_LISTED]), *more]
-        raise error("\n".join(lines)) from faults[0]
+        lines = [f"{path}: {len(faults)} of {len(shards)} shards are invalid.", *map(str, faults[:MAX_LISTED]), *more]
+        raise ShardError("\n".join(lines)) from faults[0]
 
 
-def file_sizes(urls: Iterable[str], entries: Iterable[ShardEntry | None] = ()) -> list[int | None]:
-    """Return the size of each file in bytes; None if it is unknown.
-
-    The size of a local file comes from the disk, the size of a remote file from its index entry. `entries` has one
-    element for each URL, or is empty.
-    """
-    sizes: list[int | None] = []
-    for url, entry in itertools.zip_longest(urls, entries):
-        try:
-            known = entry.num_bytes if entry else None
-            sizes.append(Path(local_path(url)).stat().st_size if is_local(url) else known)
-        except OSError:
-            sizes.append(None)
-    return sizes
+def file_size(url: str) -> int | None:
+    """Return the size of a file in bytes; None for a remote file, and for a file that cannot be read."""
+    try:
+        return Path(local_path(url)).stat().st_size if is_local(url) else None
+    except OSError:
+        return None
 
 
-def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
-    """Return the path of a local folder. `command` ("index") and `done` ("indexed") are words for messages.
-
-    Raises:
-        StorageError: The folder is remote, does not exist, or is a file; or its name is empty.
-    """
-    if not str(folder).strip():
-        raise StorageError(f"an empty path: name the folder that can be {done}, or write . for this one.", url="")
+def local_folder(folder: str | Path) -> Path:
+    """Return the path of a local folder. StorageError: The folder is remote, does not exist, or is a file."""
     if not is_local(str(folder)):
-        msg = f"{folder}: only a local folder can be {done}. Run `wdskit {command}` on the machine with its files."
+        msg = f"{folder}: this is not a local folder. Run the command on the machine with its files."
         raise StorageError(msg, url=str(folder))
     path = Path(local_path(str(folder)))
+    if not str(folder).strip():
+        raise StorageError("an empty path: there is no such folder. Write . for this folder.", url="")
     if not path.is_dir():
-        problem = "this is a file, not a folder." if path.exists() else describe_missing(str(path), "folder")
-        raise StorageError(f"{folder}: {problem} Name the folder that holds the shards.", url=str(folder))
+        problem = "this is a file, not a folder." if path.is_file() else describe_missing(str(folder), "folder")
+        raise StorageError(f"{folder}: {problem}", url=str(folder))
     return path

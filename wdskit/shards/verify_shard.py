@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from http import HTTPStatus
 from pathlib import Path
 from typing import Literal
@@ -16,27 +14,26 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.codecs.checks import Check, ImageCheck, field_check
-from wdskit.codecs.fields import decode_field, is_json_field
+from wdskit.codecs.checks import ImageCheck, check_image_field
+from wdskit.codecs.fields import decode_field
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.classes import CLASSES_NAME
+from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.patterns import ABSENT, LISTED_ABSENT
 from wdskit.dataset.samples import ShardReader
-from wdskit.dataset.shard import IDX_SUFFIX, IndexedShard, digest_offsets, offsets_path, parse_offsets, read_offsets
-from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageError
+from wdskit.dataset.shard import IDX_SUFFIX, digest_offsets
+from wdskit.errors import DecodeError, ShardError, StorageError
 from wdskit.files import Buffer
-from wdskit.limits import MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_LISTED, MAX_PIXELS
+from wdskit.limits import MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_LISTED
 from wdskit.shards.index import DigestedFile
-from wdskit.shards.sampling import choose_samples
-from wdskit.storage.urls import is_local, open_ranges, open_stream, read_bytes, shown_url
+from wdskit.storage.urls import is_local, open_stream, read_bytes, shown_url
 from wdskit.tar.window import LargeData
 from wdskit.text import shorten
 
 Kind = Literal[
     "structure", "digest", "bytes", "samples", "fields", "missing", "unlisted", "unreadable", "index", "offsets",
-    "name", "repeated", "odd", "json", "image", "skew", "unfinished", "label", "unchecked", "beside",
+    "name", "repeated", "odd", "content", "unfinished", "unchecked", "beside",
 ]  # fmt: skip
 """The kind of a finding.
 
@@ -44,11 +41,10 @@ Kind = Literal[
 the index. `samples`: their number differs from the index, or the shards have no samples. `missing`: a listed shard does
 not exist. `unlisted`: the index lacks a shard that was named. `unreadable`: a file cannot be read. `index`: index.json,
 the columns or classes.json are damaged. `offsets`: the .idx is damaged. `name`: a member has an unsafe or invalid name.
-`repeated`: a key comes twice. `odd`: samples have other fields than most. `json`, `image`: a field cannot be decoded.
-`skew`: workers get different numbers of samples. `unfinished`: a run of `pack` in the folder is active or was stopped.
-`label`: a `cls` is not a whole number, or not the number of a class in classes.json. `unchecked`: the columns of a
-remote folder could not be read or copied. `beside`: a folder has tars that its index does not list, which are not part
-of the data.
+`repeated`: a key comes twice. `odd`: samples have other fields than most. `content`: a field cannot be decoded, or a
+`cls` is not the number of a class in classes.json. `unfinished`: a run of `pack` in the folder is active or was
+stopped. `unchecked`: the columns of a remote folder could not be read or copied. `beside`: a folder has tars that its
+index does not list, which are not part of the data.
 """
 
 NOTES: frozenset[Kind] = frozenset({"odd", "unchecked", "beside"})
@@ -95,35 +91,7 @@ OTHER_FIELDS: Fields = ("...",)
 
 DRAIN_BYTES = 1 << 20
 
-_UNSAFE_KEYS = {
-    "it is an absolute path": re.compile(r"\A/"),
-    "it leads outside the folder that it is unpacked into": re.compile(r"(\A|/)\.\./"),
-    "it holds a control character": re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]"),
-}
-
-
-class FindingList:
-    """The findings of one file. The first `MAX_LISTED` of each kind are listed; further findings are only counted."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self._findings: list[Finding] = []
-        self._counts: dict[Kind, int] = {}
-
-    def add(self, kind: Kind, problem: str, *, offset: int | None = None, key: str | None = None) -> None:
-        """Add a finding, or only count it if `MAX_LISTED` findings of its kind are listed."""
-        count = self._counts[kind] = self._counts.get(kind, 0) + 1
-        if count <= MAX_LISTED:
-            self._findings.append(Finding(kind, self.file, shorten(problem), offset, key and shorten(key)))
-
-    def listed(self) -> tuple[Finding, ...]:
-        """Return the listed findings in order. `more` of the last finding of each kind counts the unlisted findings."""
-        found = list(self._findings)
-        for kind, count in self._counts.items():
-            if count > MAX_LISTED:
-                last = max(at for at, one in enumerate(found) if one.kind == kind)
-                found[last] = replace(found[last], more=count - MAX_LISTED)
-        return tuple(found)
+_UNSAFE_KEY = re.compile(r"(\A|/)\.\./|\A/|[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True)
@@ -132,24 +100,16 @@ class CheckJob:
 
     Attributes:
         path: Path or URL of the shard.
-        number: Number of the shard, from 0, in the order of the shards.
         entry: The shard's entry in the folder's index; None without an index.
         has_offsets: Whether the shard must have an .idx.
         images: How images are checked: `none`, `structure` or `decode`.
-        share: Share of the samples whose images are checked; None for all samples.
-        seed: Chooses the samples of the share.
-        max_pixels: Limit for the pixels of an image.
         num_classes: Number of classes in the folder's classes.json; None without this file.
     """
 
     path: str
-    number: int = 0
     entry: ShardEntry | None = None
     has_offsets: bool = False
     images: ImageCheck = "none"
-    share: Fraction | None = None
-    seed: int = 0
-    max_pixels: int = MAX_PIXELS
     num_classes: int | None = None
 
 
@@ -206,20 +166,18 @@ class _ShardCheck:
     def __init__(self, job: CheckJob) -> None:
         self._job = job
         self._shown = shown_url(job.path)
-        self._findings = FindingList(self._shown)
+        self._findings: dict[Kind, list[Finding]] = {}
         self._report = ShardReport(job.path)
         self._hashes = bytearray()
         self._stop = 0  # end of the last whole sample
-        self._check_of = functools.lru_cache(maxsize=MAX_FIELD_SETS)(
-            lambda name: field_check(name, job.images if job.share is None else "none", job.max_pixels)
-        )
 
     def run(self) -> ShardReport:
         """Check the shard and its .idx, and return the report."""
         job, report = self._job, self._report
+        is_absent = False
         try:
             if is_local(job.path) and not stat.S_ISREG(Path(job.path).stat().st_mode):  # a pipe would block
-                self._findings.add("unreadable", "this is not a file")
+                self._add("unreadable", "this is not a file")
             else:
                 shard = DigestedFile(open_stream(job.path))
                 with contextlib.closing(shard.file):
@@ -229,31 +187,33 @@ class _ShardCheck:
                         report.num_bytes = shard.num_bytes
                 self._compare_entry(shard)
         except StorageError as err:
-            report.is_whole = False
-            if err.status == HTTPStatus.NOT_FOUND:
-                self._findings.add("missing", ABSENT if job.entry is None else LISTED_ABSENT)
-                report.findings = self._findings.listed()
-                return report
-            self._findings.add("unreadable", str(err))
+            report.is_whole, is_absent = False, err.status == HTTPStatus.NOT_FOUND
+            absent = ABSENT if job.entry is None else LISTED_ABSENT
+            self._add("missing" if is_absent else "unreadable", absent if is_absent else str(err))
         except OSError as err:
-            self._findings.add("unreadable", f"it cannot be opened: {err.strerror}")
-        report.findings = self._findings.listed()
-        if job.has_offsets:
-            problem = compare_offsets(job.path, report, entry=job.entry)
-            report.findings += (Finding("offsets", f"{self._shown}{IDX_SUFFIX}", problem),) if problem else ()
+            self._add("unreadable", f"it cannot be opened: {err.strerror}")
+        if job.has_offsets and not is_absent and (problem := compare_offsets(job.path, report, entry=job.entry)):
+            self._findings["offsets"] = [Finding("offsets", f"{self._shown}{IDX_SUFFIX}", problem)]
+        report.findings = tuple(one for found in self._findings.values() for one in found)
         return report
 
+    def _add(self, kind: Kind, problem: str, *, offset: int | None = None, key: str | None = None) -> None:
+        """Add a finding, or only count it if `MAX_LISTED` findings of its kind are listed."""
+        known = self._findings.setdefault(kind, [])
+        if len(known) < MAX_LISTED:
+            known.append(Finding(kind, self._shown, shorten(problem), offset, key and shorten(key)))
+        else:
+            known[-1] = replace(known[-1], more=known[-1].more + 1)
+
     def _read(self, shard: DigestedFile) -> None:
-        """Check every member. If the job has a `share`, check the images of this share of the samples afterwards.
-        StorageError: The shard cannot be read.
-        """
+        """Check every member. StorageError: The shard cannot be read."""
         report = self._report
         reader = ShardReader(
             shard.read,
             shard=self._job.path,
             on_member=self._check_member,
             on_sample=self._count,
-            on_fault=lambda start, key, problem: self._findings.add("name", problem, offset=start, key=key),
+            on_fault=lambda start, key, problem: self._add("name", problem, offset=start, key=key),
             hold_bytes=MAX_CHECKED_BYTES,
         )
         try:
@@ -262,118 +222,73 @@ class _ShardCheck:
             self._stop = reader.stop
             report.is_whole = True
         except ShardError as err:
-            self._findings.add("structure", f"{err.problem} ({reader.num_samples} samples read)", offset=err.offset)
+            self._add("structure", f"{err.problem} ({reader.num_samples} samples read)", offset=err.offset)
         finally:
             report.num_samples, report.num_ignored = reader.num_samples, reader.num_ignored
             report.starts = np.array([*reader.starts, self._stop], dtype=np.uint64)
             report.hashes = np.frombuffer(bytes(self._hashes), dtype=np.uint64)
         while shard.read(DRAIN_BYTES):
             pass
-        if self._job.share is not None and self._job.images != "none":
-            self._check_share(self._job.share)
 
-    def _check_member(self, _: str, split: tuple[str, str] | None, start: int, data: bytes) -> None:
-        """Add a finding if the data of a member is invalid JSON, an invalid image or an invalid label.
+    def _check_member(self, _: str, split: tuple[str, str] | None, start: int, data: Buffer) -> None:
+        """Decode the data of a member, and add a finding if that fails or gives the number of no class. The label -1 is
+        valid: no class. `LargeData` are only counted.
 
         `split` is (key, field); None for a member that belongs to no sample. `start` is the member's offset.
         """
-        if split is not None:
-            check = self._check_of(split[1])
-            if check:
-                self._check_field(check, split[1], data, start, split[0])
-            if split[1] == "cls" and not isinstance(data, LargeData):
-                self._check_label(data, start, split[0])
-
-    def _check_label(self, data: bytes, start: int, key: str) -> None:
-        """Add a finding if a label is not a whole number or, in a folder with classes.json, not the number of a class.
-        The label -1 is valid: no class.
-        """
-        num_classes = self._job.num_classes
-        try:
-            number = decode_field("cls", data)
-        except DecodeError as err:
-            self._findings.add("label", str(err), offset=start, key=key)
+        if split is None:
             return
-        if num_classes is not None and not (isinstance(number, int) and -1 <= number < num_classes):
-            problem = f"cls: {number} is not the number of one of the {num_classes} classes in {CLASSES_NAME}"
-            self._findings.add("label", problem, offset=start, key=key)
-
-    def _check_field(self, check: Check, name: str, data: Buffer, start: int, key: str) -> None:
-        """Check a JSON field or an image with `check`, and add a finding if it is invalid. `LargeData` are only
-        counted in `num_large`. `start` and `key` are for the finding.
-        """
+        key, name = split
         if isinstance(data, LargeData):
             self._report.num_large += 1
             return
-        is_image = not is_json_field(name)
-        self._report.num_images += is_image
+        num_classes = self._job.num_classes
         try:
-            check(data)
+            if not is_image_field(name):
+                value = decode_field(name, data)
+            elif self._job.images != "none":
+                self._report.num_images += 1
+                check_image_field(name, data, self._job.images)
         except DecodeError as err:
-            problem = f"{name}: {err}" if is_image else str(err)
-            self._findings.add("image" if is_image else "json", problem, offset=start, key=key)
-
-    def _check_share(self, share: Fraction) -> None:
-        """Read a share of the samples a second time, and check their images. A sample that is too large is only counted
-        in `num_large`.
-        """
-        job, starts = self._job, self._report.starts.astype(np.int64)
-        chosen = choose_samples(len(starts) - 1, share, seed=job.seed, shard=job.number)
-        with IndexedShard(job.path, open_ranges(job.path), starts, is_trusted=True) as shard:
-            for number in chosen.tolist():
-                start = int(starts[number])
-                if starts[number + 1] - start > 2 * MAX_CHECKED_BYTES:
-                    self._report.num_large += 1
-                    continue
-                try:
-                    key, fields = shard.read(number)
-                except ShardError as err:
-                    problem = f"reading its images again: {err.problem}"
-                    self._findings.add("structure", problem, offset=err.offset)
-                    continue
-                for name, data in fields.items():
-                    check = field_check(name, job.images, job.max_pixels) if is_image_field(name) else None
-                    if check:
-                        self._check_field(check, name, data, start, key)
+            self._add("content", f"{name}: {str(err).removeprefix(f'{name}: ')}", offset=start, key=key)
+            return
+        if num_classes is not None and name == CLASS_FIELD and value not in range(-1, num_classes):
+            problem = f"cls: {value} is not the number of one of the {num_classes} classes in {CLASSES_NAME}"
+            self._add("content", problem, offset=start, key=key)
 
     def _count(self, number: int, start: int, stop: int, sample: Mapping[str, object]) -> None:  # noqa: ARG002
         """Count a whole sample in the report, and add a finding if its key is unsafe. `start` and `stop` are its byte
         offsets in the shard.
         """
         key = str(sample["__key__"])
-        if ".." in key or key[0] == "/" or not key.isprintable():  # faster than three regular expressions
-            for problem, pattern in _UNSAFE_KEYS.items():
-                if pattern.search(key):
-                    self._findings.add("name", problem, offset=start, key=key)
+        if (".." in key or key[0] == "/" or not key.isprintable()) and _UNSAFE_KEY.search(key):
+            problem = "it is an absolute path, leads out of its folder, or holds a control character"
+            self._add("name", problem, offset=start, key=key)
         self._stop = stop
         self._hashes += hash_key(key)
-        report = self._report
-        fields = tuple(sorted(sample.keys() - _OWN_FIELDS))
-        is_known = fields in report.field_sets or len(report.field_sets) < MAX_FIELD_SETS
-        names = fields if is_known else OTHER_FIELDS
-        report.field_sets.setdefault(names, FieldSet(0, shorten(key))).count += 1
+        field_sets = self._report.field_sets
+        names = tuple(sorted(sample.keys() - _OWN_FIELDS))
+        if names not in field_sets and len(field_sets) >= MAX_FIELD_SETS:
+            names = OTHER_FIELDS
+        field_sets.setdefault(names, FieldSet(0, shorten(key))).count += 1
 
     def _compare_entry(self, shard: DigestedFile) -> None:
         """Add a finding for each difference between the file and its index entry. Of a damaged shard, compare only the
         size and the digest. Do nothing without an index entry.
         """
-        entry = self._job.entry
+        entry, report = self._job.entry, self._report
         if entry is None:
             return
         digest = shard.sha256.hexdigest()
         if shard.num_bytes != entry.num_bytes:
-            self._findings.add("bytes", f"it has {shard.num_bytes} bytes, the index says {entry.num_bytes}")
+            self._add("bytes", f"it has {shard.num_bytes} bytes, the index says {entry.num_bytes}")
         elif digest != entry.sha256:
-            self._findings.add("digest", f"its sha256 is {digest}, the index says {entry.sha256}")
-        if not self._report.is_whole:
-            return
-        num_samples, field_sets = self._report.num_samples, self._report.field_sets
-        if num_samples != entry.num_samples:
-            self._findings.add("samples", f"it has {num_samples} samples, the index says {entry.num_samples}")
-        fields = sorted({name for names in field_sets for name in names})
-        if fields != sorted(entry.fields) and OTHER_FIELDS not in field_sets:
-            problem = f"its fields are {', '.join(fields)}; the index says {', '.join(entry.fields)}"
-            self._findings.add("fields", problem)
+            self._add("digest", f"its sha256 is {digest}, the index says {entry.sha256}")
+        if report.is_whole and report.num_samples != entry.num_samples:
+            self._add("samples", f"it has {report.num_samples} samples, the index says {entry.num_samples}")
+        fields = sorted({name for names in report.field_sets for name in names})
+        if report.is_whole and fields != sorted(entry.fields) and OTHER_FIELDS not in report.field_sets:
+            self._add("fields", f"its fields are {', '.join(fields)}; the index says {', '.join(entry.fields)}")
 
 
 def compare_offsets(path: str, report: ShardReport, *, entry: ShardEntry | None) -> str:
@@ -385,29 +300,18 @@ def compare_offsets(path: str, report: ShardReport, *, entry: ShardEntry | None)
             damage are compared.
         entry: The shard's index entry; None without an index.
     """
-    num_bytes = report.num_bytes if entry is None else entry.num_bytes
-    starts, is_whole = report.starts, report.is_whole
-    if is_local(path) and offsets_path(path).exists() and not offsets_path(path).is_file():
-        return "this is not a file"
     try:
-        if is_local(path):
-            offsets = read_offsets(path, num_bytes=num_bytes)
-        else:
-            data = read_bytes(f"{path}{IDX_SUFFIX}", limit=MAX_IDX_BYTES)
-            offsets = parse_offsets(data, path, num_bytes=num_bytes)
-    except (FolderIndexError, StorageError) as err:
+        data = read_bytes(f"{path}{IDX_SUFFIX}", limit=MAX_IDX_BYTES)
+    except StorageError as err:
         return str(err).removeprefix(f"{path}{IDX_SUFFIX}: ").partition("\n")[0].rstrip(".")
-    num = len(offsets) - 1
-    if is_whole and num != len(starts) - 1:
-        return f"it has the offsets of {num} samples, the shard has {len(starts) - 1}"
-    if not is_whole and entry is not None and entry.num_samples != num:
-        return f"it has the offsets of {num} samples, the index says {entry.num_samples}"
-    known = min(len(offsets), len(starts) - (not is_whole))
-    wrong = np.flatnonzero(offsets[:known] != starts.astype(np.int64)[:known])
-    if len(wrong):
-        at = int(wrong[0])
-        what = "the last sample ends" if at == len(starts) - 1 else f"sample {at} starts"
-        return f"it says {offsets[at]}, but {what} at byte {starts[at]}"
+    if len(data) % 8:
+        return f"it has {len(data)} bytes, not 8 per sample plus 8"
+    offsets, starts = np.frombuffer(data, dtype="<u8"), report.starts[: None if report.is_whole else -1]
+    num = min(len(offsets), len(starts))
+    wrong = np.flatnonzero(offsets[:num] != starts[:num])
+    if len(wrong) or (report.is_whole and len(offsets) != len(starts)):
+        at = int(wrong[0]) if len(wrong) else num
+        return f"offset {at} of its {len(offsets)} differs from the shard, which has {len(report.starts) - 1} samples"
     if entry and entry.idx_sha256 not in (None, digest_offsets(offsets.tolist())):  # loaders refuse such an .idx
         return "its sha256 is not the one in the index"
     return ""
