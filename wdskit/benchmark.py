@@ -224,7 +224,9 @@ class _Subject:
         Raises:
             PipelineError: The pipeline cannot run with `setting`.
         """
-        unused = {} if setting.workers else {"start_method": None, "prefetch": None}  # it would log a warning
+        # what has no effect would log a warning
+        unused = {} if setting.workers else {"start_method": None}
+        unused |= {"prefetch": None} if setting == Setting(0, 1) else {}
         loader = make_loader(self._pipe, **self._settings | setting._asdict() | unused)
         assert isinstance(loader, PlannedLoader)
         return loader
