@@ -25,7 +25,7 @@ from images import image_bytes
 
 from tests.peers.packed import KINDS, Packed, Samples, pack_all
 from tests.peers.reading import check_read, fields_of
-from wdskit import FolderIndexError, Pipeline, ShardError, WdskitError
+from wdskit import Pipeline, ShardError, WdskitError
 from wdskit.dataset.samples import ShardReader
 from wdskit.shards.index import index_folder
 from wdskit.tar import reader
@@ -310,7 +310,7 @@ def test_what_is_no_plain_file_is_refused_by_name(tmp_path, options, message):
     tar("--sort=name", *options, "-cf", "../a.tar", ".", cwd=tmp_path / "tree")
     with pytest.raises(ShardError, match=message):
         list(Pipeline().stream(str(tmp_path / "a.tar")).loader(workers=0))
-    with pytest.raises(FolderIndexError, match=message):
+    with pytest.raises(ShardError, match=message):
         index_folder(tmp_path)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from parts import wait
 from shards import number_of, write_numbers
 
 import wdskit
@@ -134,7 +135,7 @@ def read(loader: Any) -> list[int]:
         int(number) for numbers, is_sample in loader for number, one in zip(numbers, is_sample, strict=True) if one
     ]
     if (kept := getattr(loader.program.reader, "cache", None)) is not None:
-        kept.wait()
+        wait(kept)
     return found
 
 

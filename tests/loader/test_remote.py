@@ -22,6 +22,7 @@ import torch
 from folders import HELPERS
 from mounting import MOUNTING
 from object_server import BUCKET, put, read_from, s3_server
+from parts import wait
 from shards import number_of, write_numbers, write_pictures, write_shard
 
 import wdskit
@@ -457,7 +458,7 @@ def test_a_cache_changes_nothing_but_what_is_downloaded(here, there, tmp_path, a
     expected = [digest(local) for _ in range(4)]
     loader = SOURCES[source](f"s3://{there}").loader(workers=0, **kept(tmp_path / "kept"))
     assert [digest(loader) for _ in range(2)] == expected[:2]
-    kept_by(loader).wait()
+    wait(kept_by(loader))
     asked.clear()
     assert digest(loader) == expected[2]
     assert len([url for url in asked if url.endswith(".tar")]) <= 4  # `tail: drop`: samples that were not read before
@@ -541,7 +542,7 @@ def test_a_damaged_part_is_fetched_again(here, there, tmp_path, caplog):
     expected = digest(SOURCES["columns"](here).loader(workers=0))
     loader = pipe.loader(workers=0, **kept(tmp_path / "kept"))
     assert digest(loader) == expected
-    kept_by(loader).wait()
+    wait(kept_by(loader))
     for part in parts_of(tmp_path / "kept"):
         data = bytearray(part.path.read_bytes())
         data[len(data) // 3] ^= 1
@@ -596,7 +597,7 @@ def test_parts_of_an_object_that_was_wrong_are_not_those_of_the_right_one(number
         for _ in range(2):
             loader = pipe.loader(workers=0, **kept(tmp_path / "kept"))
             assert [number for number, is_sample in loader if is_sample] == expected
-            kept_by(loader).wait()
+            wait(kept_by(loader))
         put(f"{url}/s-000.tar", right)
 
 
@@ -754,6 +755,7 @@ import json, logging, subprocess, sys
 from wdskit import Pipeline
 from wdskit.dataset import remote
 from wdskit.storage import cache
+from parts import wait
 from shards import number_of
 remote.PART_BYTES = 4096
 logging.basicConfig(stream=sys.stderr)
@@ -763,8 +765,7 @@ loader = Pipeline().sequential(sys.argv[1]).map(number_of).loader(
 found = []
 for _ in range(3):
     found.append([number for number, is_sample in loader if is_sample])
-    while loader.program.reader.cache._fetches:
-        time.sleep(0.01)
+    wait(loader.program.reader.cache)
 print(json.dumps([found, len([*cache.parts_of(cache.Path(sys.argv[2]))])]))
 """
 
@@ -805,7 +806,7 @@ def test_nodes_together_download_the_data_about_once_and_with_homes_little_in_th
         for _ in range(2):
             numbers.append(sorted(int(number) for loader in loaders for batch in loader for number in batch))
             for loader in loaders:
-                kept_by(loader).wait()
+                wait(kept_by(loader))
             parts = [list(parts_of(folder)) for folder in folders]
             sizes.append([sum(part.name.stop - part.name.start + 512 for part in each) for each in parts])
         one = [int(number) for batch in local.loader(workers=0) for number in batch]
@@ -838,7 +839,7 @@ def test_buckets_read_the_same_shards(s3, tmp_path):
     ]
     numbers = [int(number) for loader in loaders for rows, valid in loader for number in rows[valid]]
     for loader in loaders:
-        kept_by(loader).wait()
+        wait(kept_by(loader))
     sizes = [sum(part.name.stop - part.name.start + 512 for part in parts_of(each)) for each in folders]
     assert sorted(numbers) == [number for number in range(440) if number % 3]
     assert sum(sizes) <= 1.4 * sum(path.stat().st_size for path in folder.glob("*.tar"))
@@ -886,7 +887,7 @@ def test_the_loader_takes_the_cache_that_its_error_names_and_no_smaller_one(s3, 
     fetched = []
     for _ in range(3):
         assert len(list(loader)) == (120 if where is None else 14) // 2
-        kept_by(loader).wait()
+        wait(kept_by(loader))
         fetched.append(sorted(part.name for part in parts_of(tmp_path / "cache")))
     assert fetched[0] == fetched[1] == fetched[2] != []
     with pytest.raises(PipelineError, match="must keep"):

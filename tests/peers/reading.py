@@ -10,7 +10,7 @@ from tests.peers.packed import Samples
 from wdskit import LocalShard, Pipeline, make_loader
 from wdskit.dataset.samples import ShardReader
 from wdskit.shards.index import index_folder
-from wdskit.shards.listing import info, list_samples
+from wdskit.shards.listing import info
 
 
 def check_read(folder: Path, samples: Samples) -> None:
@@ -21,8 +21,8 @@ def check_read(folder: Path, samples: Samples) -> None:
     assert _streamed(folder) == wanted
     assert [sample for path in paths for sample in _by_small_reads(path)] == wanted
     sizes = [(key, [(name, len(data)) for name, data in fields.items()]) for key, fields in wanted]
-    rows = [row for path in paths for row in list_samples(str(path))]
-    assert [(row.key, list(row.fields)) for row in rows] == sizes
+    rows = [row for path in paths for row in info(str(path), num=len(wanted)).samples]
+    assert [(row.key, list(row.fields.items())) for row in rows] == sizes
     scanned = info(str(folder))
     assert (scanned.source, scanned.num_samples) == ("scan", len(wanted))
 

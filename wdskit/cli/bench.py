@@ -46,7 +46,7 @@ def bench_command(
     In Python: wdskit.bench
 
     Examples:
-        wdskit bench configs/imagenet.yaml --pipeline train --workers 0,1,2,4 --threads 1,2
+        wdskit bench train.yaml --pipeline train --workers 0,2,4 --threads 1,2
         taskset -c 0-7 wdskit bench train.yaml --workers 1,2,4 --threads 1,2,4
     """
     tried_workers = _parse_numbers("--workers", workers, 0)

@@ -358,10 +358,10 @@ def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
         ranks_per_node: Ranks per node, for the message.
     """
     ranks, least = plural(ranks_per_node, "rank"), format_at_least(needed)
-    msg = f"cache.size is {format_bytes(size)}, but a node of this run ({ranks}) must keep {least} of its shards at"
+    msg = f"cache.size is {format_bytes(size)}, but a node of this run ({ranks}) must keep {least}"
     way = f"Set `cache.size: {least}` or more, a smaller `window`, fewer `lanes`, or `cache.small: ranges`."
     more = "" if ranks_per_node > 1 else " If a machine has more ranks, pass `ranks_per_node`."
-    return f"{msg} once.\n  {way}{more}"
+    return f"{msg} of its shards at once.\n  {way}{more}"
 
 
 def _parts(table: ShardTable) -> tuple[float, float]:
