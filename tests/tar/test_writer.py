@@ -118,30 +118,6 @@ def test_any_buffer_gives_the_same_bytes(kind):
     assert shard_of([(name, kind(data)) for name, data in GOLDEN_MEMBERS]) == GOLDEN_SHARD.read_bytes()
 
 
-@given(st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=30), st.integers(512, 6000))
-def test_data_that_are_written_into_the_room_for_them_give_the_same_bytes(members, join):
-    """This includes members that begin, end or do not fit at the end of the memory; old content is overwritten."""
-    pieces: list[bytes] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer_module, "_JOIN_BYTES", join)
-        writer = TarWriter(lambda data: pieces.append(bytes(data)))
-        writer._buffer[:] = b"\xff" * join
-        for number, (size, wants_room) in enumerate(members):
-            name, data, offset = f"m{number}.bin", bytes([number + 1]) * size, writer.offset
-            room = writer.reserve(name, size) if wants_room else None
-            assert (room is None) == (not wants_room or member_bytes(size) > join)
-            if room is None:
-                assert writer.offset == offset
-                writer.add(name, data)
-            else:
-                assert len(room) == size
-                room[:] = data
-            assert writer.offset == offset + member_bytes(size)
-        writer.finish()
-    expected = [(f"m{number}.bin", bytes([number + 1]) * size) for number, (size, _) in enumerate(members)]
-    assert b"".join(pieces) == shard_of(expected)
-
-
 @pytest.mark.parametrize("code", "bBhHiIqQfd")
 def test_a_view_of_larger_items_is_written_by_its_bytes(code):
     """`len` of such a view counts items, so that the next header would be at a wrong place."""

@@ -21,7 +21,7 @@ from typing_extensions import Self
 from wdskit.codecs.fields import decode_field, encode_field
 from wdskit.dataset.keys import check_field, check_member_name, clean_key, hashed_key
 from wdskit.errors import KeyRuleError, RowError
-from wdskit.limits import MAX_USTAR_SIZE_BYTES
+from wdskit.limits import MAX_READ_BYTES, MAX_USTAR_SIZE_BYTES
 
 SAME_FIELD = {"jpeg": "jpg"}
 """Extensions that become another field name, so that all samples of one kind have one field."""
@@ -267,12 +267,14 @@ class SourceFiles:
                     os.close(self._fds.popitem(last=False)[1])
                 self._fds[path] = fd
         try:
-            data = os.pread(fd, num_bytes, offset)
-            while len(data) < num_bytes:  # one read may return less: a network disk, or over 2 GiB
-                more = os.pread(fd, num_bytes - len(data), offset + len(data))
-                if not more:
-                    raise ValueError(f"{path}: the file stops at byte {offset + len(data)}")
-                data += more
+            data = os.pread(fd, min(num_bytes, MAX_READ_BYTES), offset)
+            if len(data) < num_bytes:  # one read may return less: a network disk, or over `MAX_READ_BYTES`
+                memory = bytearray(data)
+                while more := os.pread(fd, min(num_bytes - len(memory), MAX_READ_BYTES), offset + len(memory)):
+                    memory += more
+                if len(memory) < num_bytes:
+                    raise ValueError(f"{path}: the file stops at byte {offset + len(memory)}")
+                data = bytes(memory)
             status = os.fstat(fd)
         finally:
             if is_whole:

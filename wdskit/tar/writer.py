@@ -63,31 +63,6 @@ class TarWriter:
         size = len(data)
         self._put(_header(name, size), data, size)
 
-    def reserve(self, name: str, size: int) -> memoryview | None:
-        """Append one member without its data, and return the memory for the data.
-
-        The caller must fill all `size` bytes before it calls any method of the writer. Return None, and append nothing,
-        if the member with its header and padding is larger than a buffer (1 MiB).
-
-        Raises:
-            HeaderError: The name is empty, over 100 bytes of UTF-8, cannot be written as UTF-8, has a NUL, or ends in a
-                slash. The name of a member that is too large is not checked.
-        """
-        num_bytes = member_bytes(size)
-        if num_bytes > len(self._buffer):
-            return None
-        header = _header(name, size)
-        if self._used + num_bytes > len(self._buffer):
-            self._flush()
-        start = self._used + BLOCK_BYTES
-        stop = start + size
-        end = self._used + num_bytes
-        self._buffer[self._used : start] = header
-        self._buffer[stop:end] = _ZEROS[: end - stop]
-        self.offset += num_bytes
-        self._used = end
-        return memoryview(self._buffer)[start:stop]
-
     def finish(self) -> None:
         """Write the pending bytes and the end marker (two zero blocks). Call it once, after the last member.
 
