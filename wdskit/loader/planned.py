@@ -107,7 +107,7 @@ class PlannedLoader(Loader):
     @property
     def positions(self) -> NDArray[np.int64]:
         """The positions in the epoch of the rows of the last yielded batch: int64 (batch,), ascending. The position of
-        a padded row is the number of samples in the epoch. `gather_valid` sorts rows by these positions.
+        a padded row is the number of samples in the epoch.
 
         Raises:
             PipelineError: No batch was yielded yet.
