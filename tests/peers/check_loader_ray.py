@@ -112,7 +112,7 @@ for step, batch in zip(range(given["steps"]), loader):
         sys.stdin.readline()
     if given["how"] == "wait":
         __import__("time").sleep(600)
-print(json.dumps({"state": loader.state_dict(), "nodes": loader.stats().to_dict()["nodes"]}), file=out, flush=True)
+print(json.dumps({"state": loader.state_dict()}), file=out, flush=True)
 loader.close()
 """
 
@@ -240,11 +240,8 @@ def test_killed_actors_and_nodes_change_no_batch_even_of_two_ranks_that_resume(c
     first, ends = run_ranks(cluster, shards, early, workers=3, steps=half, states=[None, None])
     states = [end["state"] for end in ends]
     late = [each - half for each in kills if each > half]
-    second, last = run_ranks(cluster, shards, late, workers=2, steps=STEPS - half, states=states)
+    second, _ = run_ranks(cluster, shards, late, workers=2, steps=STEPS - half, states=states)
     assert [first[rank] + second[rank] for rank in range(2)] == expected
-    nodes = [node for end in (*ends, *last) for node in end["nodes"].values()]
-    assert sum(node["batches"] for node in nodes) == 2 * STEPS
-    assert sum(node["repeated"] for node in nodes) > 0
     cluster.wait_for_no_actor()
     assert cluster.do("objects") == 0
 

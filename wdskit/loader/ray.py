@@ -22,7 +22,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
@@ -40,7 +40,6 @@ from wdskit.loader.shared_memory import Bytes, Ring, keep_freed_memory
 from wdskit.loader.watch import Watch
 from wdskit.pipeline.ray_connection import connect, import_ray, last_line
 from wdskit.processes import block_sigint, refuse_fork
-from wdskit.stages.timing import NodeCounts
 from wdskit.text import plural
 
 _MOST_DEATHS = 10
@@ -82,12 +81,10 @@ class _SubmittedJob:
 
     Attributes:
         job: The argument of `NodeWorker.make`.
-        lost_on: Names of the nodes that lost the job, one name for each loss.
         num_deaths: Number of actors that died while this job was their oldest job.
     """
 
     job: Any
-    lost_on: list[str] = field(default_factory=list)
     num_deaths: int = 0
 
 
@@ -250,12 +247,6 @@ class _Crew:
             if sent is None or ticket in self.done:
                 return
             found, num_bytes = self._unpack(future.result())
-            if found.value and found.value[0].timings is not None:
-                nodes = found.value[0].timings.nodes
-                for node in sent.lost_on:
-                    nodes[node] = nodes.get(node, NodeCounts()).plus(NodeCounts(repeated=1))
-                counts = NodeCounts(len(found.value), num_bytes)
-                nodes[actor.node] = nodes.get(actor.node, NodeCounts()).plus(counts)
             with self.changed:
                 self._job_bytes = max(self._job_bytes, num_bytes)
                 if ticket in self._jobs:
@@ -292,7 +283,6 @@ class _Crew:
         oldest = min(actor.tickets, default=ticket)
         actor.tickets.discard(ticket)
         if ticket in self._jobs:
-            self._jobs[ticket].lost_on.append(actor.node)
             heapq.heappush(self._queue, ticket)
         is_alive = isinstance(error, known.ObjectLostError) and ticket != _BEGIN
         if is_alive or self.actors[actor.number] is not actor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from wdskit.storage.traffic import NO_TRAFFIC, Traffic
 
@@ -16,24 +16,6 @@ INTERVAL_S = 0.05
 """Shortest time between two timed tasks. A task has up to 50 laps of 3 us each, so timing takes 0.3 % of the time."""
 
 _END = object()
-
-
-class NodeCounts(NamedTuple):
-    """Counts of the batches from one node of a cluster.
-
-    Attributes:
-        batches: Number of batches that came from the node.
-        num_bytes: Size of these batches in bytes.
-        repeated: Number of jobs that the node lost, and that were run again.
-    """
-
-    batches: int = 0
-    num_bytes: int = 0
-    repeated: int = 0
-
-    def plus(self, other: NodeCounts) -> NodeCounts:
-        """Return the sums of both counts."""
-        return NodeCounts(*(mine + others for mine, others in zip(self, other, strict=True)))
 
 
 @dataclass(slots=True)
@@ -47,19 +29,13 @@ class Timings:
         traffic: Traffic with stores, which may include traffic for other samples.
         stages: Maps each stage to (number of timed samples, their total time in seconds), in the order of the first
             laps.
-        nodes: Maps the nodes of a cluster to the counts of their batches. Only the main process has them.
         lap_start_s: Value of `perf_counter` at the start of the running lap.
     """
 
     bytes_read: int = 0
     traffic: Traffic = NO_TRAFFIC
     stages: dict[str, tuple[int, float]] = field(default_factory=dict)
-    nodes: dict[str, NodeCounts] = field(default_factory=dict)
     lap_start_s: float = field(default_factory=perf_counter, compare=False)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle `bytes_read`, `traffic` and `stages`. The unpickled object has no `nodes` and a new clock."""
-        return Timings, (self.bytes_read, self.traffic, self.stages)
 
     def start(self) -> None:
         """Start a lap now. The time since the end of the last lap is not counted."""
@@ -68,16 +44,14 @@ class Timings:
     def lap(self, stage: str, num: int = 1) -> None:
         """End the running lap, in which `stage` worked on `num` samples, and start the next lap."""
         self._add(stage, num, perf_counter() - self.lap_start_s)
-        self.lap_start_s = perf_counter()
+        self.start()
 
     def merge(self, other: Timings) -> None:
-        """Add the times and counts of `other`, also those of its `nodes`. The running lap of this object continues."""
+        """Add the times and counts of `other`. The running lap of this object continues."""
         self.bytes_read += other.bytes_read
         self.traffic = self.traffic.plus(other.traffic)
         for stage, (num, total_s) in other.stages.items():
             self._add(stage, num, total_s)
-        for node, counts in other.nodes.items():
-            self.nodes[node] = self.nodes.get(node, NodeCounts()).plus(counts)
 
     def _add(self, stage: str, num: int, total_s: float) -> None:
         num_before, before_s = self.stages.get(stage, (0, 0.0))
