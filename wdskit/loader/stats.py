@@ -78,7 +78,8 @@ class LoaderStats:
         """Return speed and waits in one line, with advice if the consumer waits."""
         found = (
             f"{self.loader}, epoch {self.epoch}: {self.steps} steps, "
-            f"{self.samples} samples ({self.replaced} replaced), {self.samples_per_s:,.1f} samples/s, {format_bytes(self.bytes_per_s)}/s; "
+            f"{self.samples} samples ({self.replaced} replaced), {self.samples_per_s:,.1f} samples/s, "
+            f"{format_bytes(self.bytes_per_s)}/s; "
             f"waited {self.wait_ratio:.1%} of {self.elapsed_s:.3g} s, first wait {self.first_wait_s:.3g} s."
         )
         if self.wait_ratio < WAIT_RATIO:
