@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from wdskit.config.load import VERSION, Models
-from wdskit.config.types import StageSpec
+from wdskit.config.load import VERSION, Sections
+from wdskit.config.types import Stages, StageSpec
 
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 """Schema of text with a variable, such as `${SIZE}`, which may replace a number or a truth value."""
@@ -15,16 +15,16 @@ _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 _REFERENCE = "#/$defs/{model}"
 
 
-def json_schema(models: Models) -> dict[str, Any]:
+def json_schema(known: Stages, sections: Sections) -> dict[str, Any]:
     """Return the JSON schema (draft 2020-12) of configuration files, for editors. The order of stages is not in it."""
-    checked = [(model, "validation") for model in (*models.stages.values(), *models.sections.values())]
+    checked = [(model, "validation") for model in (*known.values(), *sections.values())]
     _, made = models_json_schema(checked, ref_template=_REFERENCE)  # type: ignore[arg-type]  # a tuple of a Literal
     defs = {name: _with_variables(schema) for name, schema in made["$defs"].items()}
-    bare = [name for name, spec in models.stages.items() if not defs[spec.__name__].get("required")]
-    stages = {f"stage.{name}": _stage_schema(spec, defs[spec.__name__]) for name, spec in models.stages.items()}
-    sections = {
+    bare = [name for name, spec in known.items() if not defs[spec.__name__].get("required")]
+    stages = {f"stage.{name}": _stage_schema(spec, defs[spec.__name__]) for name, spec in known.items()}
+    shown = {
         name: {"anyOf": [_reference(model.__name__), {"type": "null"}], "description": model.__doc__}
-        for name, model in models.sections.items()
+        for name, model in sections.items()
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -40,7 +40,7 @@ def json_schema(models: Models) -> dict[str, Any]:
                 "additionalProperties": _reference("pipeline"),
                 "minProperties": 1,
             },
-            **sections,
+            **shown,
         },
         "required": ["version"],
         "oneOf": [{"required": ["pipeline"]}, {"required": ["pipelines"]}],

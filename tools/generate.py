@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 from wdskit import _PUBLIC as PUBLIC
 from wdskit.config.types import StageSpec
 from wdskit.loader.make import make_loader
-from wdskit.pipeline.settings import _models
+from wdskit.pipeline.settings import SECTIONS
 from wdskit.stages.registry import STAGES
 
 ROOT = Path(__file__).parents[1]
@@ -233,7 +233,7 @@ def schema() -> str:
     """Return the JSON schema of configuration files: in the package, and for editors under docs/."""
     import config_schema  # next to this script, and found only when it runs
 
-    return json.dumps(config_schema.json_schema(_models()), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(config_schema.json_schema(STAGES, SECTIONS), indent=2, ensure_ascii=False) + "\n"
 
 
 def package_init() -> str:

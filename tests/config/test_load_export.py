@@ -147,11 +147,11 @@ pipelines:
   train:
     - stream: {shards: "$$a yes", seed: 0, shuffle_shards: true, resampled: false, check: size, classes: same}
     - split_by_node
-    - shuffle: 200
+    - shuffle: {size: 200}
     - map: {fn: f, global_rng: false}
     - map: {fn: g, global_rng: true}
-    - random_flip: 0.5
-    - to_tuple: [jpg, cls]
+    - random_flip: {p: 0.5}
+    - to_tuple: {fields: [jpg, cls]}
     - batched: {size: 64, partial: false}
   val:
     - stream: {shards: [b.tar], seed: 5, shuffle_shards: true, resampled: false, check: size, classes: same}

@@ -117,8 +117,8 @@ def test_an_override_replaces_what_cannot_be_read(tmp_path: Path) -> None:
 
 
 BAD_OVERRIDES = {
-    "loader.workers": "an override is written PATH=VALUE, such as loader.workers=4.",
-    "=4": "an override is written PATH=VALUE, such as loader.workers=4.",
+    "loader.workers": "an override is written PATH=VALUE: loader.workers=4.",
+    "=4": "an override is written PATH=VALUE: loader.workers=4.",
     "loader.workers=": "loader.workers: the document is empty.",
     "loader.workers=many": "loader.workers: Input should be a valid integer, not `many`.",
     "pipelines.train.batched={batch_size: 4}": (
@@ -129,16 +129,16 @@ BAD_OVERRIDES = {
     "loader.workers.x=4": "loader.workers is 3; nothing is below it.",
     "loader=[": "loader: this is not YAML: ",
     "pipelines.trian.stream.seed=4": "there is no `trian` in pipelines. Did you mean `train`?",
-    "pipelines.train.shufle=4": "there is no `shufle` in pipelines.train. Did you mean `shuffle`?",
+    "pipelines.train.shufle=4": "there are no `shufle` in pipelines.train. Did you mean `shuffle`?",
     "pipelines.train.shuffle=0": "pipelines.train[2].shuffle.size: Input should be greater than or equal to 1, not 0.",
-    "pipelines.train.map=4": "`map` appears 2 times; say which: pipelines.train[3], pipelines.train[4].",
-    "pipelines.train.9=shuffle": "pipelines.train has 8 items; there is no [9].",
+    "pipelines.train.map=4": "there are 2 `map` in pipelines.train.",
+    "pipelines.train.9=shuffle": "there are no `9` in pipelines.train.",
     "pipelines.train.to_tuple.x=4": "pipelines.train[6].to_tuple.x: no such setting. `to_tuple` has `fields`.",
-    "pipelines.train.to_tuple.7=a": "pipelines.train[6].to_tuple has 2 items; there is no [7].",
+    "pipelines.train.to_tuple.7=a": "there are no `7` in pipelines.train[6].to_tuple.fields.",
     "pipelines.train.split_by_node.x=4": "pipelines.train[1].split_by_node.x: no such setting.",
-    "pipelines.val.stream.shards.x=4": "pipelines.val[0].stream.shards is a list; a position is needed",
+    "pipelines.val.stream.shards.x=4": "there are no `x` in pipelines.val[0].stream.shards.",
     "pipelines.train.shuffle.size.x=4": "pipelines.train[2].shuffle.size is 200; nothing is below it.",
-    "version=2": "version: this wdskit reads `version: 1`, a number, not 2.",
+    "version=2": "version: write `version: 1` at the top, not 2.",
     "epochs=2": "epochs: no such setting.",
 }
 

@@ -91,8 +91,6 @@ BAD = [
     ("batched", {"size": 2, "partial": 1}, lambda p: p.batched(2, partial=1)),
     ("slice", [1, 2, 3, 4], lambda p: p.slice(1, 2, 3, 4)),
     ("slice", [], lambda p: p.slice()),
-    ("slice", None, lambda p: p.slice(None)),
-    ("slice", [None, 5], lambda p: p.slice(None, 5)),
     ("slice", [5, 5], lambda p: p.slice(5, 5)),
     ("with_epoch", {"n": 0}, lambda p: p.with_epoch(0)),
     ("with_length", {"n": "x"}, lambda p: p.with_length("x")),
@@ -146,10 +144,10 @@ def test_shards_may_be_paths(tmp_path, six):
     assert load_config({"pipeline": [{"stream": folder}]}).pipeline()[0].shards == str(folder)
 
 
-@pytest.mark.parametrize("value", [np.array([0.5]), torch.tensor([0.5, 0.5, 0.5]), {"a": 1}, 0.5])
-def test_arrays_are_refused_in_plain_words(value):
+@pytest.mark.parametrize("value", [np.ones((3, 3)), torch.ones(2, 2), {"a": 1}, 0.5])
+def test_what_is_no_list_of_numbers_is_refused(value):
     """The code must not ask for the truth value of an array."""
-    with pytest.raises(ConfigError, match=r"^Pipeline\.normalize: normalize\.mean: a list is needed, as in \["):
+    with pytest.raises(ConfigError, match=r"^Pipeline\.normalize: normalize\.mean"):
         BASE.normalize(mean=value, std=value)
 
 

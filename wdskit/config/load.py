@@ -2,7 +2,8 @@
 
 The YAML text becomes a tree of dicts, lists and scalars, and the line of each path. PyYAML composes the nodes; no
 object is made from a tag. Scalars have the types of YAML 1.2. What YAML readers interpret differently is refused:
-repeated names, merge keys, tags, base 60; and aliases, which make a small file large.
+repeated names, merge keys, tags, base 60; and aliases, which make a small file large. A stage then becomes
+`{name: settings}`, so that overrides and checks know one form only. pydantic checks the settings.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from pydantic import BaseModel
@@ -69,66 +71,47 @@ _WHOLE = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _DECIMAL = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _AMBIGUOUS = re.compile(r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?|[-+]?0[0-9]+(\.[0-9]*)?")
+_TYPED = (_WHOLE, _DECIMAL, _NOT_FINITE, _AMBIGUOUS)
+"""Patterns of text that needs quotes to stay text."""
+
 _PIPELINE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _INDEX = re.compile(r"\[(\d+)\]")
 _PLAIN = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]*")
 
 Stage = StageSpec | Callable[..., Any]
+Sections = Mapping[str, type[BaseModel]]
 
 
-class Models(NamedTuple):
-    """The pydantic classes that check the parts of a configuration.
-
-    Attributes:
-        stages: Maps the name of each stage to its class.
-        sections: Maps `loader`, `errors` and `cache` to their classes.
-    """
-
-    stages: Stages
-    sections: Mapping[str, type[BaseModel]]
-
-
-class LoadedConfig(NamedTuple):
-    """A configuration without problems.
-
-    Attributes:
-        pipelines: The stages of each pipeline by name. The single pipeline of `pipeline:` has the name "pipeline".
-        sections: Maps `loader`, `errors` and `cache` to their checked settings.
-        origin: The path of the file, for messages.
-    """
-
-    pipelines: dict[str, tuple[Stage, ...]]
-    sections: dict[str, Any]
-    origin: str
-
-
-def load(source: object, overrides: object, models: Models) -> LoadedConfig:
+def load(
+    source: str | os.PathLike[str] | Mapping[str, Any], overrides: Sequence[str], stages: Stages, sections: Sections
+) -> tuple[dict[str, tuple[Stage, ...]], dict[str, Any]]:
     """Read and check a configuration.
 
     Args:
         source: The path of a YAML file, or its content as a dict. A dict is not changed and needs no `version`.
         overrides: Texts `a.b.c=VALUE`, applied in order before the checks.
-        models: The models of stages and sections.
+        stages: Maps the name of each stage to its class.
+        sections: Maps `loader`, `errors` and `cache` to their classes.
+
+    Returns:
+        The stages of each pipeline by name, and the checked settings of each section by name. The single pipeline of
+        `pipeline:` has the name "pipeline".
 
     Raises:
-        ConfigError: The configuration has problems, or an argument has a wrong type. The first `MAX_PROBLEMS` problems
-            are listed in the order of the file; the problems of overrides come last.
+        ConfigError: The configuration has problems, or `overrides` is a text. The first `MAX_PROBLEMS` problems are
+            listed in the order of the file; the problems of overrides come last.
         StorageError: The file cannot be read.
     """
-    if not isinstance(overrides, list | tuple) or not all(isinstance(text, str) for text in overrides):
-        rule = wrong_kind(overrides, 'a list of texts is needed, as in ["loader.workers=4"]')
-        raise ConfigError(problems=(Problem("overrides", "", rule),))
+    if isinstance(overrides, str):
+        raise ConfigError(problems=(Problem("overrides", "", "a list is needed, as in ['loader.workers=4']."),))
     if isinstance(source, Mapping):
         reader = Reader("config dict")
         reader.read_dict(source)
-    elif isinstance(source, str | os.PathLike):
+    else:
         reader = Reader(str(source))
         reader.read_yaml(_read_file(source))
-    else:
-        rule = wrong_kind(source, "the path of a YAML file is needed, or the same as a dict")
-        raise ConfigError(problems=(Problem("config", "", rule),))
-    loaded = _ConfigChecker(reader, models).run(overrides)
-    if loaded is not None and not reader.problems:
+    loaded = _ConfigChecker(reader, stages, sections).run(overrides)
+    if not reader.problems:
         return loaded
     unique = sorted(dict.fromkeys(reader.problems), key=lambda each: each[0])
     shown = [Problem(where, dotted(path), rule) for _, where, path, rule in unique[:MAX_PROBLEMS]]
@@ -139,14 +122,8 @@ def load(source: object, overrides: object, models: Models) -> LoadedConfig:
 
 def _read_file(path: str | os.PathLike[str]) -> bytes:
     """Return the bytes of a configuration file. If the file is too long, return `MAX_CONFIG_BYTES + 1` bytes.
-
-    Raises:
-        ConfigError: `path` has several lines: the caller passed the text of a configuration.
-        StorageError: The file cannot be read.
+    StorageError: The file cannot be read.
     """
-    if isinstance(path, str) and "\n" in path:
-        rule = "this is text, not a path. Pass a path, or the configuration as a dict."
-        raise ConfigError(problems=(Problem("load_config", "", rule),))
     try:
         with FilePath(path).open("rb") as file:
             return file.read(MAX_CONFIG_BYTES + 1)
@@ -167,22 +144,21 @@ class _Loader(yaml.BaseLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         self.num_nodes += 1
+        self.depth += 1
         rule = ""
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
             rule = "anchors and aliases are not supported; write the value itself."
         elif event.tag is not None:
             rule = "tags are not supported; remove it. Quotes make text."
-        elif isinstance(event, yaml.CollectionStartEvent) and self.depth >= MAX_CONFIG_DEPTH:
+        elif isinstance(event, yaml.CollectionStartEvent) and self.depth > MAX_CONFIG_DEPTH:
             rule = f"it is nested deeper than {MAX_CONFIG_DEPTH} levels."
         elif self.num_nodes > MAX_NODES:
             rule = f"it holds more than {MAX_NODES} values; no configuration is that long."
         if rule:
             raise _UnreadableError(event.start_mark.line + 1, rule)
-        self.depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self.depth -= 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 def _compose(data: bytes | str) -> yaml.Node:
@@ -192,22 +168,18 @@ def _compose(data: bytes | str) -> yaml.Node:
     try:
         text = (data.decode() if isinstance(data, bytes) else data).removeprefix("\ufeff")
     except UnicodeDecodeError as err:
-        rule = f"byte {err.start} (0x{err.object[err.start]:02x}) is not UTF-8. Save the file as UTF-8."
-        raise _UnreadableError(err.object.count(b"\n", 0, err.start) + 1, rule) from err
+        raise _UnreadableError(err.object.count(b"\n", 0, err.start) + 1, f"this is not UTF-8: {err.reason}.") from err
     if bad := _BAD_CHARACTER.search(text):
         rule = f"the character U+{ord(bad[0]):04X} is not allowed in YAML; remove it."
         raise _UnreadableError(text.count("\n", 0, bad.start()) + 1, rule)
     loader = _Loader(_VARIABLE.sub(lambda found: found[0].translate(_HIDE) if found[1] else found[0], text))
     try:
         node: yaml.Node | None = loader.get_single_node()
-    except yaml.MarkedYAMLError as err:
-        mark = err.problem_mark or err.context_mark
-        what = ": ".join(filter(None, (err.context, err.problem))).translate(_UNHIDE)
-        raise _UnreadableError(mark.line + 1 if mark else 1, f"this is not YAML: {what}.") from err
-    except (yaml.YAMLError, ValueError, OverflowError, IndexError) as err:
-        # errors that PyYAML does not wrap: an escape beyond Unicode, a %YAML version with many digits
-        rule = "this is not YAML. Look for an escape such as \\U that names no character."
-        raise _UnreadableError(loader.line + 1, rule) from err
+    except (yaml.YAMLError, ValueError, OverflowError, IndexError) as err:  # PyYAML does not wrap all errors
+        mark = getattr(err, "problem_mark", None) or getattr(err, "context_mark", None) or loader
+        words = [getattr(err, "context", None), getattr(err, "problem", err)]
+        what = ": ".join(str(word) for word in words if word).translate(_UNHIDE)
+        raise _UnreadableError(mark.line + 1, f"this is not YAML: {what[:200]}.") from err
     if node is None:
         raise _UnreadableError(1, "the document is empty.")
     return node
@@ -223,18 +195,14 @@ def type_plain(text: str) -> str | float | None:
         return _WORDS[text]
     if _AMBIGUOUS.fullmatch(text):
         raise ValueError(f"{show(text)} is a number to some YAML readers and text to others. Put text in quotes.")
-    if _WHOLE.fullmatch(text):
-        if len(text) > MAX_DIGITS:
-            raise ValueError(f"{show(text)} is a number of {len(text)} digits. If it is text, put it in quotes.")
-        return int(text, 0)
     if _NOT_FINITE.fullmatch(text):
         return float(text.replace(".", ""))
-    if not _DECIMAL.fullmatch(text):
+    is_whole = _WHOLE.fullmatch(text)
+    if not is_whole and not _DECIMAL.fullmatch(text):
         return text
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"{show(text)} is larger than any number. If it is text, put it in quotes.")
-    return number
+    if (is_whole and len(text) > MAX_DIGITS) or (not is_whole and math.isinf(float(text))):
+        raise ValueError(f"{show(text)} is too large for a number. If it is text, put it in quotes.")
+    return int(text, 0) if is_whole else float(text)
 
 
 class Reader:
@@ -256,7 +224,7 @@ class Reader:
         self.problems: list[tuple[int, str, Path, str]] = []
         self.has_lines = False
         self.unread: list[Path] = []
-        self._num_filled = self._num_copied = 0
+        self._num_filled = 0
 
     def note(self, path: Path, rule: str) -> None:
         """Collect a problem of the setting at `path`, unless a part of it could not be read."""
@@ -282,8 +250,7 @@ class Reader:
             self.unread.append(())
 
     def _value(self, node: Any, path: Path) -> Any:
-        line = node.start_mark.line + 1
-        self.places.setdefault(path, (line, f"{self.origin}:{line}"))
+        self.places.setdefault(path, self._place(node))
         if isinstance(node, yaml.ScalarNode):
             try:
                 text = self._fill(node.value.translate(_UNHIDE))
@@ -297,19 +264,21 @@ class Reader:
         tree: dict[str, Any] = {}
         for key, item in node.value:
             name = key.value.translate(_UNHIDE) if isinstance(key, yaml.ScalarNode) else ""
-            rule = "" if name not in tree else f"{show(name)} appears twice in this mapping. Remove one."
-            if not isinstance(key, yaml.ScalarNode):
-                rule = "a name is needed here, not a list or mapping. Text that starts with `[` or `{` needs quotes."
-            elif not key.style and (name == "<<" or "${" in name):
-                rule = f"{show(name)}: merge keys, and variables in names, are not supported."
-            place = key.start_mark.line + 1, f"{self.origin}:{key.start_mark.line + 1}"
-            if rule:
-                self.problems.append((*place, path, rule))
+            if not isinstance(key, yaml.ScalarNode) or (not key.style and (name == "<<" or "${" in name)):
+                rule = "a name is plain text: no list, mapping, merge key or variable."
+                self.problems.append((*self._place(key), path, rule))
+            elif name in tree:
+                rule = f"{show(name)} appears twice in this mapping. Remove one."
+                self.problems.append((*self._place(key), path, rule))
             else:
                 here = (*path, name)
-                self.places[here] = place
+                self.places[here] = self._place(key)
                 tree[name] = self._value(item, here)
         return tree
+
+    def _place(self, node: yaml.Node) -> tuple[int, str]:
+        line: int = node.start_mark.line + 1
+        return line, f"{self.origin}:{line}"
 
     def _fill(self, text: str) -> str:
         """Replace the variables in a text, such as `${HOME}`. Raises ValueError for an invalid variable or value."""
@@ -334,24 +303,17 @@ class Reader:
         return value or ""
 
     def read_dict(self, source: Mapping[Any, Any]) -> None:
-        """Read a Python dict. Dicts and lists are copied, tuples become lists; all other values are the same objects.
-
-        A problem is noted if a name is not text, or if the dict is nested too deeply or has too many values.
-        """
-        try:
-            self.tree = self._copy(source, ())
-        except ValueError as err:
-            self.note((), str(err))
-            self.unread.append(())
+        """Read a Python dict. Dicts and lists are copied, tuples become lists; other values are the same objects."""
+        self.tree = self._copy(source, ())
 
     def _copy(self, value: Any, path: Path) -> Any:
-        self._num_copied += 1
-        if self._num_copied > MAX_NODES:
-            raise ValueError(f"it holds more than {MAX_NODES} values; no configuration is that long.")
         if not isinstance(value, Mapping | list | tuple):
             return value
-        if len(path) >= MAX_CONFIG_DEPTH:
-            raise ValueError(f"it is nested deeper than {MAX_CONFIG_DEPTH} levels.")
+        if len(path) >= MAX_CONFIG_DEPTH:  # it may hold itself
+            self.note((), f"it is nested deeper than {MAX_CONFIG_DEPTH} levels.")
+            self.unread.append(())
+        if () in self.unread:
+            return None
         if not isinstance(value, Mapping):
             return [self._copy(item, (*path, at)) for at, item in enumerate(value)]
         mapping = {}
@@ -367,58 +329,46 @@ class Reader:
 class _ConfigChecker:
     """Checks one configuration. Its problems are added to those of the reader."""
 
-    def __init__(self, reader: Reader, models: Models) -> None:
+    def __init__(self, reader: Reader, stages: Stages, sections: Sections) -> None:
         self._reader = reader
         self._note = reader.note
-        self._models = models
+        self._known = stages
+        self._sections = sections
 
-    def run(self, overrides: list[str] | tuple[str, ...]) -> LoadedConfig | None:
+    def run(self, overrides: Sequence[str]) -> tuple[dict[str, tuple[Stage, ...]], dict[str, Any]]:
         """Apply the overrides, and check all settings. The result is valid only if there are no problems."""
         tree = self._reader.tree
-        if () in self._reader.unread:
-            return None
         if not isinstance(tree, dict):
             self._note((), wrong_kind(tree, "a mapping with `version`, `pipelines` and `loader` is needed"))
-            return None
+            return {}, {}
+        tree |= {name: {} for name in self._sections if tree.get(name) is None}
+        self._expand_stages()
         for text in overrides:
             self._override(text)
-        known = ["version", "pipeline", "pipelines", *self._models.sections]
-        for name in tree:
-            if name not in known:
-                self._note((name,), unknown_setting(name, "A configuration", known))
-        version = tree.get("version", VERSION)
-        if "version" not in tree and self._reader.has_lines:
-            self._note((), f"`version` is missing. Write `version: {VERSION}` at the top.")
-        elif type(version) is not int or version != VERSION:
-            rule = f"this wdskit reads `version: {VERSION}`, a number, not {show(version)}."
-            self._note(("version",), rule)
-        pipelines = self._pipelines(tree)
-        sections = {name: self._section(name, tree.get(name)) for name in self._models.sections}
-        return LoadedConfig(pipelines, sections, self._reader.origin)
+        known = ["version", "pipeline", "pipelines", *self._sections]
+        for name in tree.keys() - known:
+            self._note((name,), unknown_setting(name, "A configuration", known))
+        version = tree.get("version", None if self._reader.has_lines else VERSION)
+        if type(version) is not int or version != VERSION:
+            self._note(("version",), f"write `version: {VERSION}` at the top, not {show(version)}.")
+        if "pipeline" in tree and "pipelines" in tree:
+            self._note(("pipeline",), "`pipeline` and `pipelines` exclude each other; move it into `pipelines`.")
+        pipelines = {str(path[-1]): self._stages(path, items) for path, items in _pipelines(tree)}
+        for name in () if SINGLE in tree else pipelines:
+            if not _PIPELINE_NAME.fullmatch(name):
+                self._note(("pipelines", name), f"{show(name)} is not a valid name; use letters, digits, _ and -.")
+        if "pipelines" in tree and not pipelines:
+            rule = wrong_kind(tree["pipelines"], "a mapping of names to lists of stages is needed")
+            self._note(("pipelines",), rule)
+        elif not pipelines and not any(did_you_mean(name, ["pipeline", "pipelines"]) for name in tree):
+            self._note((), "there is no pipeline. Write `pipeline:` and a list of stages.")
+        return pipelines, {name: self._section(name, tree[name]) for name in self._sections}
 
     def _section(self, name: str, settings: Any) -> Any:
-        section, flaws = read_settings(self._models.sections[name], {} if settings is None else settings)
+        section, flaws = read_settings(self._sections[name], settings)
         for flaw in flaws:
             self._note((name, *flaw.path), flaw.rule)
         return section
-
-    def _pipelines(self, tree: dict[str, Any]) -> dict[str, tuple[Stage, ...]]:
-        if "pipelines" not in tree:
-            if "pipeline" in tree:
-                return {SINGLE: self._stages(("pipeline",), tree["pipeline"])}
-            if not any(did_you_mean(name, ["pipeline", "pipelines"]) for name in tree):
-                self._note((), "there is no pipeline. Write `pipeline:` and a list of stages.")
-            return {}
-        if "pipeline" in tree:
-            self._note(("pipeline",), "`pipeline` and `pipelines` exclude each other; move it into `pipelines`.")
-        named = tree["pipelines"]
-        if not isinstance(named, dict) or not named:
-            self._note(("pipelines",), wrong_kind(named, "a mapping of names to lists of stages is needed"))
-            return {}
-        for name in named:
-            if not _PIPELINE_NAME.fullmatch(name):
-                self._note(("pipelines", name), f"{show(name)} is not a valid name; use letters, digits, _ and -.")
-        return {name: self._stages(("pipelines", name), items) for name, items in named.items()}
 
     def _stages(self, path: Path, items: Any) -> tuple[Stage, ...]:
         if not isinstance(items, list):
@@ -438,123 +388,85 @@ class _ConfigChecker:
         """
         if callable(item) and not isinstance(item, type):
             return item
-        spec, flaws = read_item(self._models.stages, item)
+        spec, flaws = read_item(self._known, item)
         if spec is not None and not isinstance(item, StageSpec):
             flaws = check_patterns(spec)
         for flaw in flaws:
             self._note((*path, *flaw.path), flaw.rule)
-        return spec or (self._models.stages.get(str(flaws[0].path[0])) if flaws[0].path else None)
+        return spec or (self._known.get(str(flaws[0].path[0])) if flaws[0].path else None)
+
+    def _expand_stages(self) -> None:
+        """Write each stage of a known name as `{name: settings}`, so that an override can find or add a setting."""
+        for _, items in _pipelines(self._reader.tree):
+            for at, item in enumerate(items) if isinstance(items, list) else ():
+                name, value = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else (item, None)
+                stage = self._known.get(name) if isinstance(name, str) else None
+                if stage is not None and not stage.is_mapping and not isinstance(value, dict):
+                    with suppress(ValueError):  # `read_item` says so
+                        items[at] = {name: stage.expand(value)}
 
     def _override(self, text: str) -> None:
-        """Apply the override `text` to the tree, or collect its problem.
+        """Apply an override such as `loader.workers=4` to the tree, or collect its problem.
 
         Later problems of the changed setting name the override instead of a line.
         """
         place = sys.maxsize, f"--set {text if len(text) <= 200 else text[:199] + '…'}"
+        name, sign, value = text.partition("=")
+        steps = [step for step in _INDEX.sub(r".\1", name.strip()).split(".") if step]
+        reader = Reader("")
+        reader.read_yaml(value)
+        node = self._reader.tree
         try:
-            path = _apply(text, self._reader.tree, self._models)
+            path = self._find(node, steps, ())
         except ValueError as err:
             self._reader.problems.append((*place, (), str(err)))
-        else:
-            self._reader.replace(path, place)
+            return
+        if not sign or not path or reader.problems:
+            rule = reader.problems[0][3] if sign and path else "an override is written PATH=VALUE: loader.workers=4."
+            self._reader.problems.append((*place, path if sign else (), rule))
+            return
+        for key in path[:-1]:
+            node = node[key]
+        node[path[-1]] = reader.tree
+        self._reader.replace(path, place)
+        self._expand_stages()
 
+    def _find(self, node: Any, steps: list[str], path: Path) -> Path:
+        """Return the path of the value that `steps` name below `node`, which is at `path`. The last step may be new.
 
-def _apply(text: str, tree: Any, models: Models) -> Path:
-    """Apply an override to a tree. Return the path of the changed value. ValueError: It is invalid."""
-    name, sign, value = text.partition("=")
-    steps = [step for step in _INDEX.sub(r".\1", name.strip()).split(".") if step]
-    if not sign or not steps:
-        raise ValueError("an override is written PATH=VALUE, such as loader.workers=4.")
-    reader = Reader("")
-    reader.read_yaml(value)
-    if reader.problems:
-        raise ValueError(f"{'.'.join(steps)}: {reader.problems[0][3]}")
-    change = _Change(reader.tree, models)
-    change.put(tree, steps, (), None)
-    return change.path
-
-
-class _Change:
-    """Sets one value in a tree of settings; the VALUE `null` removes a setting of a stage or section.
-
-    Attributes:
-        path: Path of the changed value; empty before `put` is called.
-    """
-
-    def __init__(self, value: Any, models: Models) -> None:
-        self.path: Path = ()
-        self._value = value
-        self._models = models
-
-    def put(self, node: Any, steps: list[str], path: Path, model: type[BaseModel] | None) -> Any:
-        """Set the value below `node`, which is at `path` in the tree, and return the changed node.
-
-        `steps` are the names and positions that lead from `node` to the value. `model` checks the settings in `node`;
-        None for other nodes. ValueError: A node on the way does not exist.
+        A stage may be named by its position or its name, and an item of its short form by its position.
+        ValueError: A value on the way does not exist.
         """
         if not steps:
-            self.path = path
-            return self._value
-        key, rest = steps[0], steps[1:]
-        is_short = not isinstance(node, dict) and not (isinstance(node, list) and key.isdecimal())
-        if is_short and model is not None and issubclass(model, StageSpec):
-            node = model.expand(node)
-        elif node is None and len(path) == 1:
-            node = {}
+            return path
+        step, rest = steps[0], steps[1:]
         if isinstance(node, list):
-            at = self._position(node, key, path)
-            name = _name_of(node[at]) if _is_pipeline(path) else ""
-            if not name or (key.isdecimal() and not rest):
-                node[at] = self.put(node[at], rest, (*path, at), None)
-            else:
-                below = node[at][name] if isinstance(node[at], dict) else None
-                rest = rest[1:] if rest[:1] == [name] and key.isdecimal() else rest
-                node[at] = {name: self.put(below, rest, (*path, at, name), self._models.stages.get(name))}
-            return node
+            names = [next(iter(item)) if isinstance(item, dict) and len(item) == 1 else "" for item in node]
+            if step.isdecimal() and int(step[:9]) < len(node):
+                return self._find(node[int(step)], rest, (*path, int(step)))
+            if names.count(step) == 1:
+                at = names.index(step)
+                return self._find(node[at][step], rest, (*path, at, step))
+            found = f"{names.count(step) or 'no'} {show(step)}"
+            raise ValueError(f"there are {found} in {dotted(path)}.{did_you_mean(step, names)}")
         if not isinstance(node, dict):
-            msg = f"{dotted(path) or 'the document'} is {show(node)}; nothing is below it."
-            raise ValueError(msg)  # noqa: TRY004 (the text is wrong, not its type)
-        short = getattr(model, "shorthand", None)
-        if key not in node and key.isdecimal() and isinstance(node.get(short), list):
-            return {**node, short: self.put(node[short], steps, path, None)}
-        if rest and key not in node and (path or key not in self._models.sections):
-            raise ValueError(f"there is no {show(key)} in {dotted(path) or 'it'}.{did_you_mean(key, node)}")
-        if self._value is None and not rest and model is not None and key in model.model_fields:
-            self.path = (*path, key)
-            node.pop(key, None)
-            return node
-        node[key] = self.put(node.get(key), rest, (*path, key), None if path else self._models.sections.get(key))
-        return node
-
-    def _position(self, items: list[Any], key: str, path: Path) -> int:
-        """Return the position of the item that a step names. ValueError: There is none, or there are several."""
-        if key.isdecimal():
-            if int(key[:9]) < len(items):
-                return int(key[:9])
-            raise ValueError(f"{dotted(path)} has {len(items)} items; there is no [{key[:9]}].")
-        if not _is_pipeline(path):
-            raise ValueError(f"{dotted(path)} is a list; a position is needed, such as {dotted(path)}.0.")
-        names = [_name_of(item) for item in items]
-        found = [at for at, name in enumerate(names) if name == key]
-        if len(found) > 1:
-            places = ", ".join(dotted((*path, at)) for at in found)
-            raise ValueError(f"{show(key)} appears {len(found)} times; say which: {places}.")
-        if not found:
-            raise ValueError(f"there is no {show(key)} in {dotted(path)}.{did_you_mean(key, filter(None, names))}")
-        return found[0]
+            raise ValueError(f"{dotted(path)} is {show(node)}; nothing is below it.")  # noqa: TRY004 (the text is wrong)
+        short = getattr(self._known.get(str(path[-1])), "shorthand", None) if len(path) > 2 else None
+        if step.isdecimal() and isinstance(node.get(short), list):
+            return self._find(node[short], steps, (*path, str(short)))
+        if rest and step not in node:
+            raise ValueError(f"there is no {show(step)} in {dotted(path) or 'it'}.{did_you_mean(step, node)}")
+        return self._find(node.get(step), rest, (*path, step))
 
 
-def _is_pipeline(path: Path) -> bool:
-    return path == (SINGLE,) or (len(path) == 2 and path[0] == "pipelines")
+def _pipelines(tree: dict[str, Any]) -> list[tuple[Path, Any]]:
+    """Return the path and the items of each pipeline in a tree."""
+    named = tree.get("pipelines")
+    found: list[tuple[Path, Any]] = [((SINGLE,), tree[SINGLE])] if SINGLE in tree else []
+    return found + [(("pipelines", name), items) for name, items in named.items()] if isinstance(named, dict) else found
 
 
-def _name_of(item: Any) -> str:
-    """Return the name of the stage that an item of a pipeline is; "" for another item, such as a function."""
-    name = next(iter(item)) if isinstance(item, dict) and len(item) == 1 else getattr(item, "name", item)
-    return name if isinstance(name, str) else ""
-
-
-def to_yaml(pipelines: Mapping[str, tuple[Stage, ...]], sections: Mapping[str, Mapping[str, Any]], origin: str) -> str:
+def to_yaml(pipelines: Mapping[str, Sequence[Stage]], sections: Mapping[str, Mapping[str, Any]], origin: str) -> str:
     """Return a configuration as YAML text with every setting that is not null. `load` reads the same settings from it.
 
     Args:
@@ -570,49 +482,31 @@ def to_yaml(pipelines: Mapping[str, tuple[Stage, ...]], sections: Mapping[str, M
     lines = [f"version: {VERSION}"] + ([] if single else ["pipelines:"])
     try:
         for name, stages in pipelines.items():
-            lines.append(f"{indent}{_scalar(name)}:")
-            lines += [f"{indent}  - {_stage(stage)}" for stage in stages]
-        lines += [f"{name}: {_value(settings)}" for name, settings in sections.items() if settings]
+            lines.append(f"{indent}{_write(name)}:")
+            # a mapping that is an item of a list needs no braces
+            items = (_write(stage) for stage in stages)
+            lines += [f"{indent}  - {item[1:-1] if item.startswith('{') else item}" for item in items]
+        lines += [f"{name}: {_write(settings)}" for name, settings in sections.items() if settings]
     except TypeError as err:
         rule = "it holds a function, which YAML can only name. Register it and use the name."
         raise ConfigError(problems=(Problem(origin, "", rule),)) from err
     return "\n".join(lines) + "\n"
 
 
-def _stage(stage: Stage) -> str:
-    if not isinstance(stage, StageSpec):
-        raise TypeError(stage)
-    value = stage.write_settings()
-    return stage.name if value is None else f"{stage.name}: {_value(value)}"
-
-
-def _value(value: Any) -> str:
-    """Return a value as YAML on one line.
-
-    Raises:
-        TypeError: The value is, or contains, a function or another object that YAML cannot hold.
-    """
+def _write(value: Any) -> str:
+    """Return a value as YAML on one line. TypeError: The value is, or contains, an object that YAML cannot hold."""
+    if isinstance(value, StageSpec):
+        value = value.written()
+    elif isinstance(value, BaseModel):
+        value = {name: item for name, item in value if item is not None}
     if isinstance(value, Mapping):
         # `$` is not doubled in names, because names have no variables
-        names = (_scalar(str(name)).replace("$$", "$") for name in value)
-        return (
-            "{" + ", ".join(f"{name}: {_value(item)}" for name, item in zip(names, value.values(), strict=True)) + "}"
-        )
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        items = (f"{_write(str(name)).replace('$$', '$')}: {_write(item)}" for name, item in value.items())
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_write, value))}]"
     if isinstance(value, str):
-        return _scalar(value)
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if not isinstance(value, (int, float)):
-        raise TypeError(value)
-    return repr(value)
-
-
-def _scalar(text: str) -> str:
-    text = text.replace("$", "$$")
-    try:
-        is_plain = _PLAIN.fullmatch(text) and isinstance(type_plain(text), str)
-    except ValueError:
-        is_plain = False
-    return text if is_plain else json.dumps(text, ensure_ascii=False)
+        text = value.replace("$", "$$")
+        is_plain = _PLAIN.fullmatch(text) and not any(each.fullmatch(text) for each in _TYPED) and text not in _WORDS
+        return text if is_plain else json.dumps(text, ensure_ascii=False)
+    return json.dumps(value)

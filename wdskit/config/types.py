@@ -9,6 +9,7 @@ import difflib
 import math
 import os
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -33,6 +34,8 @@ Model = TypeVar("Model", bound=BaseModel)
 Kind = Literal["source", "splitter", "open", "each", "stream", "batch", "epoch"]
 
 _MAX_SHOWN = 60
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxlist, _REPR.maxtuple, _REPR.maxdict, _REPR.maxstring = 2, 4, 4, 4, _MAX_SHOWN
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
 _MARKS = ("[key]", "[number]", "[names]")  # pydantic's mark for a dict's key, and the tags of `NumberOrNames`
@@ -58,28 +61,15 @@ def _bare(part: str | int) -> str:
 
 
 def show(value: object) -> str:
-    """Return any value as one short line for messages: a text in backticks, `5`, `true`, `[1, 2]`, or "a mapping".
-
-    This function never raises.
-    """
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int):
-        return str(int(value)) if value.bit_length() <= 128 else "a number of more than 38 digits"
-    if isinstance(value, float):
-        return float.__repr__(value)
-    if isinstance(value, str):
-        if not value:
-            return '""'
-        text = str.__str__(value[: _MAX_SHOWN + 1])
-        text = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in text)
-        return f"`{text}`" if len(value) <= _MAX_SHOWN else f"`{text[: _MAX_SHOWN - 1]}…`"
-    if isinstance(value, list | tuple):
-        items = ["…" if isinstance(item, list | tuple | Mapping) else show(item) for item in value[:4]]
-        return f"[{', '.join([*items, '…'] if len(value) > 4 else items)}]"
-    if isinstance(value, Mapping):
-        return "a mapping" if value else "an empty mapping"
-    return f"a value of the type {type(value).__name__}"
+    """Return any value as one short line for messages: text in backticks, other values as Python writes them."""
+    if isinstance(value, str) and value and value.isprintable():
+        return f"`{value if len(value) <= _MAX_SHOWN else value[: _MAX_SHOWN - 1] + '…'}`"
+    if not isinstance(value, str | int | float | list | tuple | dict | None):
+        return f"a value of the type {type(value).__name__}"
+    try:
+        return _REPR.repr(list(value) if isinstance(value, tuple) else value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of many digits"
 
 
 def wrong_kind(value: object, need: str) -> str:
@@ -107,8 +97,6 @@ def unknown_setting(name: str, owner: str, known: list[str]) -> str:
 
     `owner` is the stage or section as text, such as "`batched`". `known` are the names of its settings.
     """
-    if owner in {"`batched`", "`bucketed`"} and name in {"tail", "drop_last"}:
-        return "no such setting. The source has it: `exact: {shards: ..., tail: drop}`, or `tail: pad`."
     has = f" {owner} has {listing(known)}." if known else f" {owner} takes no arguments."
     return f"no such setting.{did_you_mean(name, known) or has}"
 
@@ -172,25 +160,13 @@ class StageSpec(BaseModel):
             raise ValueError(f"it takes no arguments, but {show(value)} was given. Write `- {cls.name}`.")
         return {cls.shorthand: value}
 
-    def write_settings(self) -> Any:
-        """Return the value to write after the stage's name in YAML, without settings that are null.
-
-        The value is None if all settings are null. It is the short form if only the setting `shorthand` is not null,
-        and `expand` reads the same setting from it.
-        """
-        fields = {name: value for name, value in self if value is not None}
-        name = self.shorthand
-        if name is not None and list(fields) == [name] and (self.is_mapping or not isinstance(fields[name], Mapping)):
-            return (fields[name] or None) if self.is_mapping else fields[name]
-        return fields or None
-
     def written(self) -> Any:
-        """Return the stage as an item of a list of stages in YAML: `{name: value}`, or the name if the value is None.
-
-        The value is the result of `write_settings`.
+        """Return the stage as an item of a list of stages in YAML: `{name: settings}` without settings that are null,
+        or only the name if all are. A mapping that is all settings stands alone: `{rename: {image: jpg}}`.
         """
-        value = self.write_settings()
-        return self.name if value is None else {self.name: value}
+        fields = {self.__class__.model_fields[name].alias or name: value for name, value in self if value is not None}
+        value = fields.get(self.shorthand or "") if self.is_mapping else fields
+        return {self.name: value} if value else self.name
 
 
 Stages = Mapping[str, type[StageSpec]]
@@ -219,26 +195,31 @@ def require_valid(read: Model | None, flaws: list[Flaw], *, where: str) -> Model
 
 
 def read_settings(
-    model: type[Model], settings: Mapping[Any, Any], *, stages: Stages | None = None
+    model: type[Model], settings: object, *, stages: Stages | None = None
 ) -> tuple[Model | None, list[Flaw]]:
-    """Check settings. Return (an object of the class `model`, no flaws), or (None, flaws) if settings are invalid.
+    """Check settings. Return (an object of the class `model`, no flaws), or (None, flaws) if settings are invalid. A
+    setting that is None is not set.
 
     `stages` are the classes of stages by name, for settings that contain stages.
     """
+    if isinstance(settings, Mapping):
+        settings = {
+            name: value for name, value in settings.items() if value is not None or name not in model.model_fields
+        }
     try:
         return model.model_validate(settings, context=stages), []
     except ValidationError as err:
         errors = err.errors(include_url=False)
-        inner = {error["loc"][:size] for error in errors for size in range(1, len(error["loc"]))}
-        # a list of which no item is valid is not also empty
+        inner = {error["loc"][:-1] for error in errors}
+        # a list of which no item is valid is not also too short
         found = [error for error in errors if error["type"] != "too_short" or error["loc"] not in inner]
         return None, [*dict.fromkeys(_flaw(model, error) for error in found)]
 
 
 def _flaw(model: type[BaseModel], error: Mapping[str, Any]) -> Flaw:
     path: Path = tuple(part for part in error["loc"] if part not in _MARKS)
-    rule = error["msg"] if error["type"] in {"wdskit", "missing"} else f"{error['msg']}, not {show(error['input'])}"
-    rule = "it is empty; name at least one" if error["type"] == "too_short" else rule
+    is_whole = error["type"] in {"wdskit", "missing", "too_short"}
+    rule = error["msg"] if is_whole else f"{error['msg']}, not {show(error['input'])}"
     if error["type"] == "extra_forbidden":
         inner = getattr(model, "items", {}).get(path[0]) if len(path) > 1 else None
         owner = f"`{getattr(model, 'name', model.__name__.removesuffix('Spec').lower())}`"
@@ -306,31 +287,16 @@ def _check_alternatives(names: str) -> str:
     return names
 
 
-def _check_items(value: object) -> object:
-    if isinstance(value, list | tuple):
-        return value
-    raise refuse(wrong_kind(value, "a list is needed, as in [a, b]"))
-
-
 def _split_names(value: object) -> object:
-    return value.split() if isinstance(value, str) else _check_items(value)
+    return value.split() if isinstance(value, str) else value
 
 
 def _check_shards(value: object) -> object:
-    items = [value] if isinstance(value, (str, os.PathLike)) else value
-    if not isinstance(items, (list, tuple)):
+    items = [value] if isinstance(value, str | os.PathLike) else value
+    if not isinstance(items, list | tuple) or not items or not all(isinstance(one, str | os.PathLike) for one in items):
         raise refuse(wrong_kind(value, "a path, a pattern or a list of them is needed"))
-    if not items:
-        raise refuse("the list is empty; name at least one shard.")
-    texts = tuple(_shard_text(item) for item in items)
+    texts = tuple(_check_text(os.fspath(item)) for item in items)
     return texts if items is value else texts[0]
-
-
-def _shard_text(item: object) -> str:
-    text = os.fspath(item) if isinstance(item, os.PathLike) else item
-    if not isinstance(text, str):
-        raise refuse(wrong_kind(item, "shards are paths, patterns or URLs"))
-    return _check_text(text)
 
 
 def _check_size(value: object) -> object:
@@ -341,18 +307,10 @@ def _check_size(value: object) -> object:
     return tuple(sides) if is_pair else sides[0]
 
 
-def _check_range(value: object) -> tuple[float, float]:
-    pair = value if isinstance(value, list | tuple) and len(value) == 2 else (0, 0)
-    if not all(type(item) in (int, float) for item in pair) or not 0 < pair[0] <= pair[1] < math.inf:
-        raise refuse(f"{show(value)} is not [low, high] with two numbers, 0 < low <= high.")
-    return float(pair[0]), float(pair[1])
-
-
-def _check_share(value: object) -> tuple[float, float]:
-    low, high = _check_range(value)
-    if high > 1:
-        raise refuse(f"{show(value)} is above 1; it is a share of the image's area.")
-    return low, high
+def _check_ordered(pair: tuple[float, float]) -> tuple[float, float]:
+    if pair[0] > pair[1]:
+        raise refuse(f"{show(pair)} is not [low, high], with low <= high.")
+    return pair
 
 
 def _check_budget(value: object) -> int | str:
@@ -364,35 +322,16 @@ def _check_budget(value: object) -> int | str:
     raise refuse(wrong_kind(value, "a number of samples is needed, or a share such as `0.1%`"))
 
 
-def _check_device(value: object) -> str:
-    if isinstance(value, str) and re.fullmatch(r"cuda(:\d+)?", value):
-        return value
-    raise refuse(wrong_kind(value, "`cuda` or `cuda:1` is needed"))
-
-
-def _check_cluster(value: object) -> str:
-    if isinstance(value, str) and re.fullmatch(_CLUSTER, value):
-        return value
-    need = "`ray` is needed, or the address of a cluster, as in ray://head:10001"
-    if isinstance(value, str) and "@" in value:  # it may be a password
-        raise refuse(f"an address with a user or password is refused; {need}.")
-    raise refuse(wrong_kind(value, need))
-
-
 def _check_channels(values: tuple[float, ...]) -> tuple[float, ...]:
-    if len(values) not in {1, 3}:
-        raise refuse(f"{show(values)} has {len(values)} items; it needs 1 (grey) or 3 (red, green, blue).")
-    if any(not 0 <= value <= 1 for value in values):
-        raise refuse(f"{show(values)} is not within 0..1, as the pixels are. Divide numbers for 0..255 by 255.")
+    if len(values) not in {1, 3} or not 0 <= min(values) <= max(values) <= 1:
+        raise refuse(f"{show(values)} is not 1 number (grey) or 3 (red, green, blue) within 0..1, as the pixels are.")
     return values
 
 
 _NAMES_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
-_CLUSTER = r"ray(://[^\s/:@]+:[0-9]{1,5})?"
 _SIDE_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 65_535}
 _RANGE_SCHEMA = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
 
-Items = BeforeValidator(_check_items)
 ImageSpec = Literal[
     "l8", "rgb8", "rgba8", "l", "rgb", "rgba", "torchl8", "torchrgb8", "torchrgba8", "torchl", "torchrgb", "torch",
     "torchrgba", "pill", "pil", "pilrgb", "pilrgba", "index",
@@ -406,10 +345,8 @@ Budget = Annotated[
     PlainValidator(_check_budget),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9.]+%$"}]}),
 ]
-Device = Annotated[
-    str, PlainValidator(_check_device), WithJsonSchema({"type": "string", "pattern": r"^cuda(:[0-9]+)?$"})
-]
-Cluster = Annotated[str, PlainValidator(_check_cluster), WithJsonSchema({"type": "string", "pattern": f"^{_CLUSTER}$"})]
+Device = Annotated[str, Field(pattern=r"^cuda(:[0-9]+)?$")]
+Cluster = Annotated[str, Field(pattern=r"^ray(://[^\s/:@]+:[0-9]{1,5})?$")]
 Bool = Annotated[bool, Strict()]
 Number = Annotated[float, Strict()]
 Text = Annotated[str, Strict(), AfterValidator(_check_text)]
@@ -428,13 +365,14 @@ Classes = Literal["same", "any"]
 CLASSES: Any = Field(
     "same", description="Whether the `classes.json` of all folders must name the same classes, or may differ."
 )
-Weights = Annotated[tuple[Positive, ...], Field(min_length=1), Items]
+Weights = Annotated[tuple[Positive, ...], Field(min_length=1)]
 Size = Annotated[
     int | tuple[int, int],
     PlainValidator(_check_size),
     WithJsonSchema({"anyOf": [_SIDE_SCHEMA, {"type": "array", "items": _SIDE_SCHEMA, "minItems": 2, "maxItems": 2}]}),
 ]
-Range = Annotated[tuple[float, float], PlainValidator(_check_range), WithJsonSchema(_RANGE_SCHEMA)]
-ShareRange = Annotated[tuple[float, float], PlainValidator(_check_share), WithJsonSchema(_RANGE_SCHEMA)]
-Channels = Annotated[tuple[Number, ...], Items, AfterValidator(_check_channels)]
-PositiveChannels = Annotated[tuple[Positive, ...], Items, AfterValidator(_check_channels)]
+Range = Annotated[tuple[Positive, Positive], AfterValidator(_check_ordered), WithJsonSchema(_RANGE_SCHEMA)]
+_Share = Annotated[float, Strict(), Field(gt=0, le=1)]
+ShareRange = Annotated[tuple[_Share, _Share], AfterValidator(_check_ordered), WithJsonSchema(_RANGE_SCHEMA)]
+Channels = Annotated[tuple[Number, ...], AfterValidator(_check_channels)]
+PositiveChannels = Annotated[tuple[Positive, ...], AfterValidator(_check_channels)]

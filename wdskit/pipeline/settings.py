@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_validator
 
-from wdskit.config.load import Models, Stage, load, to_yaml
+from wdskit.config.load import Stage, load, to_yaml
 from wdskit.config.types import (
     Bool,
     Budget,
@@ -182,6 +182,9 @@ class CacheSpec(BaseModel):
         return None if self.dir is None or self.size is None else PartCache(self.dir, self.size)
 
 
+SECTIONS: dict[str, type[BaseModel]] = {"loader": LoaderSpec, "errors": ErrorsSpec, "cache": CacheSpec}
+
+
 @dataclass(frozen=True)
 class Config:
     """A checked configuration.
@@ -243,13 +246,6 @@ class Config:
         return text
 
 
-def _models(functions: Iterable[str] = ()) -> Models:
-    """Return the pydantic models that check the stages and sections of a configuration. Names in `functions` are
-    accepted as stages, too.
-    """
-    return Models(known_stages(functions), {"loader": LoaderSpec, "errors": ErrorsSpec, "cache": CacheSpec})
-
-
 def load_config(
     source: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = (), functions: Iterable[str] = ()
 ) -> Config:
@@ -267,8 +263,9 @@ def load_config(
         ConfigError: The configuration has problems; the first 100 are listed.
         StorageError: The file cannot be read.
     """
-    pipelines, sections, origin = load(source, overrides, _models(functions))
-    return Config(pipelines, sections["loader"], sections["errors"], sections["cache"], origin)
+    origin = "config dict" if isinstance(source, Mapping) else str(source)
+    pipelines, sections = load(source, overrides, known_stages(functions), SECTIONS)
+    return Config(pipelines, **sections, origin=origin)
 
 
 def json_schema() -> dict[str, Any]:

@@ -22,7 +22,6 @@ from wdskit.config.types import (
     FieldName,
     FieldNames,
     ImageSpec,
-    Items,
     listing,
     refuse,
     show,
@@ -40,7 +39,7 @@ NumberOrNames = Annotated[
     Annotated[Count, Tag("[number]")] | Annotated[FieldNames, Tag("[names]")],
     Discriminator(lambda value: "[names]" if isinstance(value, (str, list, tuple)) else "[number]"),
 ]
-Functions = Annotated[tuple[Function | None, ...], Field(min_length=1), Items]
+Functions = Annotated[tuple[Function | None, ...], Field(min_length=1)]
 
 
 class Decode(PerSampleStage):
@@ -420,10 +419,6 @@ class MultiHot(PerSampleStage):
         """
         settings = super().expand(value)
         return {("from" if name == "source" else name): each for name, each in settings.items()}
-
-    def write_settings(self) -> Any:
-        """Return the settings as a dict for YAML, with `from` in place of `source` and without null values."""
-        return {("from" if name == "source" else name): value for name, value in super().write_settings().items()}
 
     @functools.cached_property
     def _numbers(self) -> dict[Any, int]:

@@ -232,11 +232,6 @@ class MixturePart(BaseModel):
     )
     stages: PartStages = Field((), description="Stages for its samples only, before those of the pipeline.")
 
-    def write_settings(self) -> dict[str, Any]:
-        """Return the settings as a dict for YAML, without settings that are null."""
-        fields = {name: value for name, value in self if value is not None}
-        return fields | {"stages": [stage.written() for stage in self.stages]}
-
     def table(self, *, has_columns: bool = False) -> ShardTable:
         """Return the table of the part's shards, with the samples that the part selects. With `has_columns`, the table
         can read columns.
@@ -344,13 +339,6 @@ class PlannedSource(StageSpec):
         """The parts of the mixture; without a mixture, one part that has the settings of the source."""
         return self.mixture or (
             MixturePart(shards=self.shards or "", split=self.split, where=self.where, range=self.range),
-        )
-
-    def write_settings(self) -> Any:
-        """Return the value to write after the stage's name in YAML (see `StageSpec.write_settings`)."""
-        fields = super().write_settings()
-        return (
-            fields if self.mixture is None else fields | {"mixture": [part.write_settings() for part in self.mixture]}
         )
 
     @abstractmethod

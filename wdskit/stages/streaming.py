@@ -246,6 +246,7 @@ class Slice(StreamStage):
 
     start: Natural = Field(0, description="Number of the first value.")
     stop: Natural | None = Field(
+        None,
         description="The end of the range, which is excluded; or its start and end; or start, end and step. No number "
         "is negative. null: no end.",
         examples=[1000],
@@ -265,10 +266,6 @@ class Slice(StreamStage):
         if not 2 <= len(value) <= 3:
             raise ValueError(f"{show(value)} has {len(value)} items; write stop, [start, stop] or [start, stop, step].")
         return dict(zip(("start", "stop", "step"), value, strict=False))
-
-    def write_settings(self) -> Any:
-        """Return the settings for YAML, always as `[start, stop, step]`; `stop` may be None."""
-        return [self.start, self.stop, self.step]
 
     @model_validator(mode="after")
     def _check_range(self) -> Slice:
