@@ -210,7 +210,7 @@ def read_settings(
         return model.model_validate(settings, context=stages), []
     except ValidationError as err:
         errors = err.errors(include_url=False)
-        inner = {error["loc"][:-1] for error in errors}
+        inner = {error["loc"][:size] for error in errors for size in range(len(error["loc"]))}
         # a list of which no item is valid is not also too short
         found = [error for error in errors if error["type"] != "too_short" or error["loc"] not in inner]
         return None, [*dict.fromkeys(_flaw(model, error) for error in found)]
