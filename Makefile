@@ -27,8 +27,8 @@ help:
 	@echo "make peers   all tests with other programs that read or write shards, which it installs"
 	@echo "make remote  all tests with servers of S3, Google Cloud Storage, Azure and http, which it installs"
 	@echo "make gpu     tests of batches on a GPU, with a build of torch for it"
-	@echo "make fuzz    10^6 damaged JPEGs and 10^6 damaged shards through wdskit-native and Python, with sanitizers; an hour"
-	@echo "make wheel   a wheel of wdskit-native with its libjpeg inside, into dist"
+	@echo "make fuzz    10^6 damaged JPEGs and 10^6 damaged shards through the C code and Python, with sanitizers; an hour"
+	@echo "make wheel   a wheel of wdskit with its libjpeg inside, into dist"
 	@echo "make release  tests of sdist and wheel as a user installs them, and of the oldest versions; downloads 5 GB"
 	@echo "make bench   speed of each part, compared with webdataset, tar, sha256sum or the bare chain"
 	@echo "make bench-peers  speed of wdskit and other loaders, which it installs below .bench; takes an hour and 10 GB"
@@ -39,13 +39,13 @@ setup: $(STAMP)
 
 # The requirements of wdskit, and scikit-image without SciPy, for the photographs in its wheel. torch is installed first
 # and alone: if pip is set up for CPU builds, it takes that build, and the second call does not replace it. Nothing is
-# compiled beforehand, because most of torch is never imported.
-$(DEMO_STAMP): pyproject.toml constraints.txt $(wildcard native/*.* native/src/*)
+# compiled beforehand, because most of torch is never imported. Without a C compiler and libjpeg-turbo's headers, wdskit
+# is installed without its extension in C, and works more slowly.
+$(DEMO_STAMP): pyproject.toml constraints.txt setup.py $(wildcard native/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable .
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps scikit-image
-	-$(BIN)/python -m pip install --quiet ./native   # without a compiler, wdskit works more slowly
 	touch $(DEMO_STAMP)
 
 $(DOCS_STAMP): $(DEMO_STAMP)
@@ -117,9 +117,9 @@ fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz_native.py --sanitize --images 1000000 --shards 1000000
 
 wheel: $(STAMP)
-	rm -rf build/native
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/native ./native
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/native/*.whl
+	rm -rf build
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 # `make test` installs the wheel next to the packages of this environment. With Python 3.10 to 3.12, `make release` also
 # runs a part of the tests with the oldest versions that wdskit allows.
@@ -157,4 +157,5 @@ bench-remote: $(STAMP)
 
 clean:
 	rm -rf .venv .demo .bench .cache build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f wdskit/_native*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,7 +18,7 @@ from importlib.metadata import PathDistribution, distribution
 from pathlib import Path
 
 import pytest
-from folders import REPOSITORY
+from folders import REPOSITORY, copy_tracked
 from packaging.requirements import Requirement
 
 import wdskit
@@ -49,9 +49,16 @@ def run(*command: str | Path, cwd: Path) -> str:
     """Run a command as a user does, without this repository on Python's path; return what it prints."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
     environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
+    environment |= {"CC": "false", "SOURCE_DATE_EPOCH": "1700000000"}  # for builds: no compiler, one time for all files
     done = subprocess.run(command, cwd=cwd, env=environment, check=False, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout[-6000:]}{done.stderr[-6000:]}"
     return done.stdout
+
+
+def build(what: str, source: Path, folder: Path) -> Path:
+    """Build the sdist or the wheel of `source` into `folder`, as pip does, and return its path."""
+    code = f"import setuptools.build_meta as b; print(); print(b.build_{what}({str(folder)!r}))"
+    return folder / run(sys.executable, "-c", code, cwd=source).splitlines()[-1]
 
 
 def tracked(*folders: str) -> set[str]:
@@ -61,16 +68,13 @@ def tracked(*folders: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The wheel, and the folder that the sdist unpacks to."""
+    """The wheel, and the folder that the sdist unpacks to; both are built without a C compiler."""
     folder = tmp_path_factory.mktemp("built")
-    run(sys.executable, "-m", "hatchling", "build", "--directory", str(folder), cwd=REPOSITORY)
-    [archive], [wheel] = folder.glob("*.tar.gz"), folder.glob("*.whl")
-    assert [archive.name, wheel.name] == [
-        f"wdskit-{wdskit.__version__}.tar.gz",
-        f"wdskit-{wdskit.__version__}-py3-none-any.whl",
-    ]
+    source = copy_tracked(folder / "source")
+    archive = build("sdist", source, folder)
+    assert archive.name == f"wdskit-{wdskit.__version__}.tar.gz"
     shutil.unpack_archive(archive, folder)
-    return wheel, folder / archive.name.removesuffix(".tar.gz")
+    return build("wheel", source, folder), folder / archive.name.removesuffix(".tar.gz")
 
 
 def metadata_of(wheel: Path) -> PathDistribution:
@@ -111,10 +115,10 @@ def installed(request, built: tuple[Path, Path], tmp_path_factory: pytest.TempPa
 
 
 def test_the_sdist_holds_every_tracked_file(built: tuple[Path, Path]) -> None:
-    """The sdist also has the release's metadata. Packagers of wdskit run the tests from it."""
+    """The sdist also has the metadata of a release. Packagers of wdskit run the tests from it."""
     unpacked = built[1]
     found = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
-    assert found == tracked() | {"PKG-INFO"}
+    assert {path for path in found if "egg-info" not in path} == tracked() | {"PKG-INFO", "setup.cfg"}
 
 
 def test_the_wheel_holds_the_package_its_licence_and_nothing_else(built: tuple[Path, Path]) -> None:
@@ -123,9 +127,8 @@ def test_the_wheel_holds_the_package_its_licence_and_nothing_else(built: tuple[P
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert "wdskit/py.typed" in names
-    assert names == tracked("wdskit") | {
-        f"{about}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
-    }
+    about_names = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt")
+    assert names == tracked("wdskit") | {f"{about}/{name}" for name in about_names}
 
 
 def test_the_wheel_says_what_pyproject_says(built: tuple[Path, Path]) -> None:
@@ -141,14 +144,13 @@ def test_the_wheel_says_what_pyproject_says(built: tuple[Path, Path]) -> None:
 
 def test_the_sdist_builds_the_same_wheel(built: tuple[Path, Path], tmp_path: Path) -> None:
     wheel, unpacked = built
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "--directory", tmp_path, cwd=unpacked)
-    assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
+    assert build("wheel", unpacked, tmp_path).read_bytes() == wheel.read_bytes()
 
 
 def test_what_is_installed_packs_verifies_and_loads(installed: Path, photos: Path, tmp_path: Path) -> None:
     """The test runs outside of the checkout, and imports each public name."""
     wdskit_command = installed / "wdskit"
-    assert run(wdskit_command, "--version", cwd=tmp_path) == f"wdskit {wdskit.__version__}, without wdskit-native\n"
+    assert run(wdskit_command, "--version", cwd=tmp_path) == f"wdskit {wdskit.__version__}, without native code\n"
     assert "\n  pack " in run(wdskit_command, "--help", cwd=tmp_path)
     run(wdskit_command, "pack", photos, "data", "--max-samples", "20", cwd=tmp_path)
     assert "48 samples" in run(wdskit_command, "verify", "data", cwd=tmp_path)

@@ -260,6 +260,7 @@ RUNNERS = {
 MODULES = {"subprocess", "shlex", "marshal", "shelve", "runpy", "code", "codeop", "ctypes", "dill", "cloudpickle"}
 ALLOWED = {
     ("__init__.py", "importlib.import_module"),  # wdskit's modules, by the table of lazy names
+    ("native.py", "importlib.import_module"),  # wdskit's own extension
     ("loader/make.py", "importlib.import_module"),  # plugins, named in Python
     ("cli/options.py", "importlib.import_module"),  # plugins, named on the command line
     ("cli/pack_result.py", "shlex"),  # quotes a command that is shown and not run

@@ -49,7 +49,7 @@ COMMON = ("numpy", "orjson", "pillow", "simplejpeg", "torch", "wdskit", "webdata
 class Line:
     """A line of a table: a peer with some settings of its `Job`, for images or for samples that are only read.
 
-    `native` decides whether wdskit runs with its native package.
+    `native` decides whether wdskit runs with its native code.
     """
 
     peer: str

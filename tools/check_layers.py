@@ -132,7 +132,7 @@ def wrong_import(layer: str, item: Import) -> str:
         return wrong_own_import(layer, item, parts)
     if layer == "__init__" and item.at_load and parts[0] not in sys.stdlib_module_names:
         return f"`import {PACKAGE}` loads the standard library only, not {parts[0]}"
-    if layer in BASE and parts[0] not in sys.stdlib_module_names and (layer, parts[0]) != ("native", "wdskit_native"):
+    if layer in BASE and parts[0] not in sys.stdlib_module_names:
         return f"{layer}.py uses the standard library only, not {parts[0]}"
     if layer == "order" and (parts[0] in IO_MODULES or parts[0] not in {*sys.stdlib_module_names, "numpy"}):
         return f"order/ is arithmetic on numpy: no {parts[0]}"

@@ -1,4 +1,4 @@
-"""Run damaged JPEGs and damaged shards through wdskit-native and through the code in Python, which must agree.
+"""Run damaged JPEGs and damaged shards through the code in C and through the code in Python, which must agree.
 
     python tools/fuzz_native.py [--images N] [--shards N] [--seed S] [--sanitize]
 
@@ -10,6 +10,7 @@ the run. The program prints how many inputs were decoded natively, refused by bo
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import io
 import os
 import subprocess
@@ -207,8 +208,8 @@ def run_sanitized(arguments: list[str]) -> int:
     compiler = os.environ.get("CC", "cc")
     with tempfile.TemporaryDirectory() as folder:
         include = sysconfig.get_path("include")
-        sources = sorted(map(str, SOURCE.glob("src/*.c")))
-        output = str(Path(folder, "wdskit_native.so"))
+        sources = sorted(map(str, SOURCE.glob("*.c")))
+        output = str(Path(folder, "_native.so"))
         subprocess.run(
             [
                 compiler,
@@ -233,9 +234,18 @@ def run_sanitized(arguments: list[str]) -> int:
         environment = os.environ | {
             "LD_PRELOAD": " ".join(libraries),
             "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
-            "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]),
         }
-        return subprocess.run([sys.executable, __file__, *arguments], check=False, env=environment).returncode
+        command = [sys.executable, __file__, *arguments, "--module", output]
+        return subprocess.run(command, check=False, env=environment).returncode
+
+
+def load_module(path: str) -> None:
+    """Let `native` use the build of the extension at `path`."""
+    spec = importlib.util.spec_from_file_location("wdskit._native", path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["wdskit._native"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
 
 
 def main() -> None:
@@ -245,11 +255,14 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=20_000, help="damaged shards")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sanitize", action="store_true", help="build the module with ASan and UBSan")
+    parser.add_argument("--module", help="file of another build of the extension")
     options = parser.parse_args()
+    if options.module:
+        load_module(options.module)
     if options.sanitize:
         sys.exit(run_sanitized([each for each in sys.argv[1:] if each != "--sanitize"]))
     if native() is None:
-        sys.exit("wdskit-native is not installed: pip install ./native")
+        sys.exit("wdskit._native is not built: python setup.py build_ext --inplace")
     torch.set_num_threads(1)
     print(f"{native().__file__}, seed {options.seed}")
     print(f"{options.images:,} images:", dict(check_images(options.images, np.random.default_rng([options.seed, 1]))))

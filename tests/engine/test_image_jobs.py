@@ -85,7 +85,7 @@ def test_a_job_of_several_batches_gives_the_same_batches(
     good: str, damaged: str, chain: Callable[[Pipeline], Pipeline], tail: str, uses_native: bool, monkeypatch
 ) -> None:
     if uses_native and native.native() is None:
-        pytest.skip("wdskit-native is not installed")
+        pytest.skip("the C code is not built")
     if not uses_native:
         monkeypatch.setenv("WDSKIT_NATIVE", "0")
         native.native.cache_clear()

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 HELPERS = TESTS / "helpers"
 GOLDEN = TESTS / "golden"
 REPOSITORY = TESTS.parent
+
+
+def copy_tracked(target: Path) -> Path:
+    """Copy the repository's files that git tracks to the new folder `target`, and return it."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+    for name in names.rstrip("\0").split("\0"):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(REPOSITORY / name, target / name)
+    return target

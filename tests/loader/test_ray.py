@@ -283,11 +283,11 @@ def test_another_version_is_named(numbers, ray, monkeypatch, name):
         list(exact(numbers).batched(3).loader(workers=1, on="ray"))
 
 
-def test_nodes_do_without_the_native_package_if_the_training_process_does(numbers, ray, monkeypatch):
+def test_nodes_do_without_native_code_if_the_training_process_does(numbers, ray, monkeypatch):
     """Otherwise its pixels would depend on the node that makes them."""
     module = types.SimpleNamespace(INTERFACE=native_module.INTERFACE)
-    monkeypatch.setitem(sys.modules, "wdskit_native", module)
-    versions = {**on_ray.find_versions(), "wdskit-native": "(not used)"}
+    monkeypatch.setitem(sys.modules, "wdskit._native", module)
+    versions = {**on_ray.find_versions(), "native code": "(not used)"}
     monkeypatch.setattr(on_ray, "find_versions", lambda: versions)
     monkeypatch.setenv("WDSKIT_NATIVE", "")
     native_module.native.cache_clear()
@@ -298,9 +298,9 @@ def test_nodes_do_without_the_native_package_if_the_training_process_does(number
         assert native_module.native() is None
     finally:
         native_module.native.cache_clear()
-    versions["wdskit-native"] = "9.9"
+    versions["native code"] = "(used)"
     with pytest.raises(
-        PipelineError, match=r"has wdskit-native \(not used\), but .* has 9.9.\n.*or set WDSKIT_NATIVE=0"
+        PipelineError, match=r"has native code \(not used\), but .* has \(used\).\n.*or set WDSKIT_NATIVE=0"
     ):
         list(exact(numbers).batched(3).loader(workers=1, on="ray"))
 

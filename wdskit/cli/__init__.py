@@ -61,7 +61,7 @@ def _wdskit(
             "--version",
             callback=_print_version,
             is_eager=True,
-            help="Show the version, and whether wdskit-native is used.",
+            help="Show the version, and whether its native code is used.",
         ),
     ] = False,
 ) -> None:

@@ -1,6 +1,4 @@
-"""Read many samples of local shards at once into columns with wdskit-native, in a tenth of the time of
-`IndexedShard.read`.
-"""
+"""Read many samples of local shards at once into columns, in C."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def read_natively(
     shards: Sequence[IndexedShard], rows: NDArray[np.int64], numbers: NDArray[np.int64]
 ) -> SampleColumns | None:
     """Read sample `numbers[i]` of the local shard `shards[rows[i]]`, for each i. Return None if `IndexedShard.read`
-    must read the samples instead: wdskit-native is not installed, a header is not plain, a sample cannot be read, or
+    must read the samples instead: the C code is missing, a header is not plain, a sample cannot be read, or
     the samples differ in their fields.
     """
     module = native()

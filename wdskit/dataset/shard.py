@@ -53,7 +53,7 @@ class IndexedShard:
 
     Attributes:
         edges: For each offset: 1 if the samples before and after it are known to have different keys, otherwise 0.
-        handle: Descriptor, offsets and edges, for wdskit-native. The descriptor is -1 for a remote shard, and after
+        handle: Descriptor, offsets and edges, for the C code. The descriptor is -1 for a remote shard, and after
             `close`.
     """
 

@@ -171,9 +171,9 @@ class SampleReader:
         return local.path, key, self.parts[at], given
 
     def read_natively(self, shards: Ints, samples: Ints) -> list[tuple[str, str, int, dict[str, Any]]] | None:
-        """Return (path, key, part, fields) of each sample, read with wdskit-native. All fields are bytes.
+        """Return (path, key, part, fields) of each sample, read in C. All fields are bytes.
 
-        Return None if any shard of the reader is remote, if wdskit-native is not installed or cannot read a sample, or
+        Return None if any shard of the reader is remote, if the C code is missing or cannot read a sample, or
         if the samples differ in their fields. Then call `read` for each sample: it raises the error of a damaged one.
         """
         try:
@@ -229,8 +229,8 @@ class SampleReader:
         return self.parts[self._find_table(shard)[0]]
 
     def read_columns(self, shards: Ints, samples: Ints) -> ColumnarSamples | None:
-        """Read samples field by field, with wdskit-native. Return None if any shard of the reader is remote, if
-        wdskit-native is not installed or cannot read a sample, or if the samples do not have equal fields in equal
+        """Read samples field by field, in C. Return None if any shard of the reader is remote, if
+        the C code is missing or cannot read a sample, or if the samples do not have equal fields in equal
         order.
 
         Args:

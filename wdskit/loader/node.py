@@ -28,7 +28,7 @@ from wdskit.loader.shared_memory import Bytes, Part, Ring, keep_freed_memory
 from wdskit.loader.worker import pack_outcome, seed_worker
 from wdskit.native import native
 
-_NATIVE, _NOT_USED = "wdskit-native", "(not used)"
+_NATIVE, _USED, _NOT_USED = "native code", "(used)", "(not used)"
 
 Answer = tuple[Any, list[Bytes]]
 """A pickled Outcome (bytes, or a uint8 array), and the buffers of its tensors and arrays, a uint8 array each."""
@@ -53,16 +53,15 @@ class ActorStart(NamedTuple):
 
 
 def find_versions() -> dict[str, str]:
-    """Return the versions of wdskit, Python (major.minor), torch and wdskit-native, by name. They must be equal on all
-    nodes.
+    """Return the versions of wdskit, Python (major.minor), torch, by name, and whether native code is used.
+    They must be equal on all nodes.
 
-    The version of torch has no build (`+cu121`); without torch it is "(not installed)". The version of wdskit-native is
-    `_NOT_USED` if this process does not use the package.
+    The version of torch has no build (`+cu121`); without torch it is "(not installed)".
     """
     found = {"wdskit": __version__, "Python": ".".join(platform.python_version_tuple()[:2]), "torch": "(not installed)"}
     with contextlib.suppress(metadata.PackageNotFoundError):
         found["torch"] = metadata.version("torch").partition("+")[0]
-    found[_NATIVE] = _NOT_USED if native() is None else metadata.version(_NATIVE)
+    found[_NATIVE] = _NOT_USED if native() is None else _USED
     return found
 
 
@@ -200,7 +199,7 @@ class NodeWorker:
 
 
 class _VersionError(PipelineError):
-    """A node has another version of wdskit, Python, torch or wdskit-native."""
+    """A node has another version of wdskit, Python, torch, or no native code."""
 
 
 def lacks_module(host: str, module: str) -> PipelineError:

@@ -193,12 +193,8 @@ class FusedStep:
 
     @property
     def is_native(self) -> bool:
-        """Whether `carry_out_many` is to decode the images: True if `out_shape` is known, and `native()` is a module
-        with vector code.
-        """
-        # Without vector code, torch resizes faster.
-        module = native()
-        return self.out_shape is not None and module is not None and bool(module.HAS_VECTORS)
+        """Whether `carry_out_many` is to decode the images: True if `out_shape` is known and the C code is there."""
+        return self.out_shape is not None and native() is not None
 
     def value_of(self, written: NDArray[Any]) -> Any:
         """Convert an image that `carry_out` has written to `out` into the image that `carry_out` without `out` puts
@@ -307,7 +303,7 @@ class FusedStep:
     def carry_out_many(
         self, prepared: Sequence[Prepared], images: NDArray[Any], rows: Sequence[int], slot: Slot
     ) -> list[bool]:
-        """Decode, crop and write the images of many samples with wdskit-native.
+        """Decode, crop and write the images of many samples in C.
 
         Args:
             prepared: Results of `prepare`.

@@ -341,7 +341,7 @@ def write(part: DecodedPart, output_format: OutputFormat, *, flip: bool, out: ND
 
 
 def write_numbers_as(output_format: OutputFormat) -> bytes | None:
-    """Return the argument with which wdskit-native writes the same values as `write`. None: the values are uint8. Empty
+    """Return the argument with which the C code writes the same values as `write`. None: the values are uint8. Empty
     bytes: value / 255. Otherwise value * scale + shift, with three scales and three shifts as bytes of float32.
     """
     if output_format.dtype == np.uint8:

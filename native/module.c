@@ -7,6 +7,9 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+/* CPython exports this function, but does not declare it for the stable ABI. */
+int _PyBytes_Resize(PyObject **bytes, Py_ssize_t size);
+
 #include "images.h"
 #include "samples.h"
 #include "scratch.h"
@@ -323,14 +326,14 @@ static PyMethodDef functions[] = {
 };
 
 /* wdskit uses only a module with its own interface number. Raise it when a function's arguments or results change. */
-#define INTERFACE 3
+#define INTERFACE 4
 
 static int execute(PyObject *module) {
-    int has_vectors = choose_vectors(1);
-    return PyModule_AddIntConstant(module, "HAS_VECTORS", has_vectors) || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ? -1 : 0;
+    choose_vectors(1);
+    return PyModule_AddIntConstant(module, "INTERFACE", INTERFACE);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "wdskit_native", NULL, 0, functions, slots, NULL, NULL, NULL};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, functions, slots, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit_wdskit_native(void) { return PyModuleDef_Init(&module); }
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&module); }
