@@ -5,24 +5,28 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib.util
+import io
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
-import tokenize
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from multiprocessing import parent_process, spawn
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
+from typing import Any
 
 from wdskit.errors import PipelineError
 
 GUARD = '`if __name__ == "__main__":`'
 
+_NOT_USERS = sys.stdlib_module_names | {"wdskit", "numpy", "pydantic", "pydantic_core"}  # packages of a plain program
 _PROCESSES = Path("/proc")
 _patching = threading.Lock()
 
@@ -176,13 +180,55 @@ def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return cores
 
 
-def can_import_main() -> bool:
-    """Return whether workers can import the main program: a script, or a module run by `python -m`. They cannot import
-    a notebook, `python -c`, standard input, or the `__main__` of a package, a folder or a zip file.
+def needs_script(value: object) -> bool:
+    """Pickle a value for worker processes, and return whether the value has code of the user, so that workers must
+    import the main script first.
+
+    Raises:
+        PicklingError: A function or class of the main program that workers cannot import: of a notebook, `python -c`,
+            standard input, a folder or a zip file, or under `if __name__ == "__main__":`.
+        Exception: The error of pickle.
     """
+    pickler = _UserCodePickler()
+    pickler.dump(value)
+    return pickler.has_user_code
+
+
+class _UserCodePickler(ForkingPickler):
+    """Sets `has_user_code` if it pickles code of a package that is not in `_NOT_USERS`."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
+        self.has_user_code = False
+
+    def reducer_override(self, value: Any) -> Any:
+        owner = value if isinstance(value, (type, FunctionType)) else type(value)
+        if owner.__module__ == "__main__":
+            functions = [each for each in (owner, *vars(owner).values()) if isinstance(each, FunctionType)]
+            if not _main_script():
+                raise pickle.PicklingError(f"workers cannot import the program that defines `{owner.__qualname__}`")
+            if any(_is_guarded(each.__code__.co_firstlineno) for each in functions):
+                raise pickle.PicklingError(f"`{owner.__qualname__}` is defined under {GUARD}, which workers do not run")
+        self.has_user_code = self.has_user_code or str(owner.__module__).partition(".")[0] not in _NOT_USERS
+        return NotImplemented
+
+
+def _main_script() -> str:
+    """Return the path of the main script; "" if workers cannot run the main program."""
     main = sys.modules["__main__"]
     is_package = str(getattr(main.__spec__, "name", "")).endswith("__main__")
-    return not is_package and Path(getattr(main, "__file__", None) or "").is_file()
+    path = getattr(main, "__file__", None) or ""
+    return path if not is_package and Path(path).is_file() else ""
+
+
+def _is_guarded(line: int) -> bool | None:
+    """Return whether a line of the main script is in a statement that tests `__name__`; None if nobody knows."""
+    try:
+        statements = ast.parse(Path(_main_script()).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):  # the script is not Python source, or was removed
+        return None
+    found = [each for each in statements if each.lineno <= line <= (each.end_lineno or each.lineno)]
+    return any(isinstance(node, ast.Name) and node.id == "__name__" for each in found for node in ast.walk(each))
 
 
 def find_unguarded_line() -> str:
@@ -191,27 +237,11 @@ def find_unguarded_line() -> str:
     """
     # In a worker that runs the script, a loop at module level would start workers again, and `init_process_group` at
     # module level would wait for ever.
-    main = sys.modules["__main__"]
-    path = getattr(main, "__file__", None)
-    is_package = str(getattr(main.__spec__, "name", "")).endswith("__main__")
-    if path is None or is_package:
-        return ""  # workers import neither a program without a file nor `python -m package`
+    path = _main_script()
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 (inspect.stack reads the source of every frame)
     while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != ("<module>", path):
         frame = frame.f_back
-    if frame is None:  # the thread did not start in the script, or the code has no file
-        return ""
-    try:
-        with tokenize.open(path) as file:
-            statements = ast.parse(file.read()).body
-    except (OSError, SyntaxError, ValueError):  # the script is not Python source, or was removed
-        return ""
-    for statement in statements:
-        is_current = statement.lineno <= frame.f_lineno <= (statement.end_lineno or statement.lineno)
-        names = (node.id for node in ast.walk(statement) if isinstance(node, ast.Name))
-        if is_current and not isinstance(statement, ast.If) and "__name__" not in names:
-            return f"{path}:{frame.f_lineno}"
-    return ""
+    return f"{path}:{frame.f_lineno}" if frame is not None and _is_guarded(frame.f_lineno) is False else ""
 
 
 @contextlib.contextmanager

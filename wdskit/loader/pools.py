@@ -356,7 +356,7 @@ class _Worker:
         Waits up to 0.5 s for the end of the worker.
         """
         self.process.join(_PATIENCE_S)
-        how = explain_exit(self.process.exitcode, has_started=self.has_started)
+        how = explain_exit(self.process.exitcode)
         return f"worker {self.number} (pid {self.process.pid}) {how}"
 
 

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import multiprocessing
-import pickle
 import signal
-import sys
 from collections.abc import Iterable
 from multiprocessing import forkserver
-from multiprocessing.reduction import ForkingPickler
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 
-from wdskit.errors import PipelineError
-from wdskit.processes import GUARD, can_import_main, find_unguarded_line
+from wdskit.errors import PipelineError, error_text
+from wdskit.processes import GUARD, find_unguarded_line, needs_script
 
 logger = logging.getLogger(__name__)
-
-_NOT_USERS = sys.stdlib_module_names | {"wdskit", "numpy", "pydantic", "pydantic_core"}  # packages of a plain program
 
 
 class StartMethod(NamedTuple):
@@ -39,38 +32,6 @@ class StartMethod(NamedTuple):
     needs_torch: bool = True
 
 
-def choose_start_method(setting: str | None, *, reads_store: bool) -> str:
-    """Return the start method of worker processes: "fork", "spawn" or "forkserver".
-
-    Args:
-        setting: The user's setting. None: Python's default, but "forkserver" instead of "fork" once CUDA is initialised
-            or if the shards are in a store.
-        reads_store: Whether the shards are in a store.
-
-    Raises:
-        PipelineError: The user's setting is "fork", which is impossible now.
-    """
-    # get_start_method() without `allow_none` would fix the default, and the user could not set another default later.
-    default = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    reason = why_not_fork(reads_store=reads_store)
-    if (setting or default) != "fork" or not reason:
-        return setting or default
-    if setting is None:
-        logger.info("%s, so workers are not forked: start_method is forkserver", reason)
-        return "forkserver"
-    msg = f"{reason}, so workers cannot be forked."
-    raise PipelineError(f"{msg}\n  Use start_method: forkserver, or leave it out.")
-
-
-def why_not_fork(*, reads_store: bool) -> str:
-    """Return the reason why workers cannot be forked now: CUDA is initialised, or the shards are in a store
-    (`reads_store`). Return an empty text if they can be forked.
-    """
-    if reads_store:
-        return "the shards are in a store"
-    return "CUDA is initialised" if torch.cuda.is_initialized() else ""
-
-
 def start_method_of(
     stages: Iterable[Any], setting: str | None, *, reads_store: bool = False, needs_torch: bool = True
 ) -> StartMethod:
@@ -81,59 +42,33 @@ def start_method_of(
 
     Args:
         stages: The stages that the workers receive.
-        setting: The user's setting; None for the default of `choose_start_method`.
+        setting: The user's setting. None: Python's default, but "forkserver" instead of "fork" once CUDA is initialised
+            or if the shards are in a store.
         reads_store: Whether the shards are in a store.
         needs_torch: Whether the stages of wdskit need torch. Stages with user code are expected to need it.
 
     Raises:
         PipelineError: The user's setting is "fork", which is impossible now; or the method is not "fork" and a stage
-            cannot be pickled, such as a lambda or a closure. The message names the stage.
+            cannot be pickled, such as a lambda or a closure.
     """
-    method = choose_start_method(setting, reads_store=reads_store)
+    # get_start_method() without `allow_none` would fix the default, and the user could not set another default later.
+    default = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    method, why = setting or default, ""
+    if method == "fork" and (reads_store or torch.cuda.is_initialized()):
+        why = "the shards are in a store" if reads_store else "CUDA is initialised"
+        if setting:
+            msg = f"{why}, so workers cannot be forked."
+            raise PipelineError(f"{msg}\n  Use start_method: forkserver, or leave it out.")
+        method = "forkserver"
+        logger.info("%s, so workers are not forked: start_method is forkserver", why)
     if method == "fork":
         return StartMethod(method)
-    has_user_code = False
-    for stage in stages:
-        pickler = _UserCodePickler()
-        try:
-            pickler.dump(stage)
-            has_user_code = has_user_code or pickler.has_user_code
-        except Exception as err:
-            reason = why_not_fork(reads_store=reads_store) if setting != method else ""
-            why = f", as {reason}" if reason else ""
-            ways = {
-                "": "use start_method: fork",
-                "CUDA is initialised": "leave `device` out and iterate the loader before CUDA is used",
-            }
-            way = ways.get(reason, "use workers: 0")
-            what = str(err) if isinstance(err, (pickle.PicklingError, AttributeError, TypeError)) else repr(err)
-            msg = f"a stage cannot reach workers under {method!r}{why}: {what}."
-            raise PipelineError(f"{msg}\n  Define the function at the top of a module, or {way}.") from err
+    try:
+        has_user_code = needs_script(tuple(stages))
+    except Exception as err:
+        msg = f"a stage cannot reach workers under {method!r}{why and f', as {why}'}: {error_text(err)}."
+        raise PipelineError(f"{msg}\n  Define the function at the top of a module, or use workers: 0.") from err
     return StartMethod(method, runs_script=has_user_code, needs_torch=has_user_code or needs_torch)
-
-
-class _UserCodePickler(ForkingPickler):
-    """Finds out whether an object contains user code, by pickling it. User code is code of a package that is not in
-    `_NOT_USERS`.
-
-    Attributes:
-        has_user_code: True if a pickled object contained user code.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
-        self.has_user_code = False
-
-    def reducer_override(self, value: Any) -> Any:
-        """Set `has_user_code` if `value` or its class is user code. The value is pickled as usual.
-
-        Raises PicklingError for code of a program that workers cannot import, such as a notebook.
-        """
-        owner = value if isinstance(value, (type, FunctionType)) else type(value)
-        if owner.__module__ == "__main__" and not can_import_main():
-            raise pickle.PicklingError(f"workers cannot import the program that defines `{owner.__qualname__}`")
-        self.has_user_code = self.has_user_code or str(owner.__module__).partition(".")[0] not in _NOT_USERS
-        return NotImplemented
 
 
 def start_fork_server(method: StartMethod) -> None:
@@ -165,20 +100,15 @@ def check_guard(method: StartMethod) -> None:
         raise PipelineError(f"{msg}\n  Put the code that runs the loader under {GUARD}.")
 
 
-def explain_exit(code: int | None, *, has_started: bool) -> str:
+def explain_exit(code: int | None) -> str:
     """Return how a worker ended and the likely reason, as the end of a sentence that starts with the worker's name.
 
-    Args:
-        code: The exit code of the worker; None if the worker still runs.
-        has_started: False if the worker may have ended in its imports.
+    `code` is the exit code of the worker; None if the worker still runs.
     """
-    if code is not None and code < 0:
-        known = {each.value: each.name for each in signal.Signals}
-        how = f"was killed by {known.get(-code, f'signal {-code}')}."
-        if -code == signal.SIGKILL:
-            how += "\n  Often memory ran out: try fewer workers, a smaller shuffle, or smaller batches."
-        return how
-    how = "does not run" if code is None else f"exited with status {code}"
-    if has_started:
-        return f"{how}.\n  It printed why, or one of your functions ended it."
-    return f"{how}.\n  It printed why. Often the script's own code is not under {GUARD}. Put it there."
+    if code is None or code >= 0:
+        return f"{'does not run' if code is None else f'exited with status {code}'}. It printed why."
+    names = {each.value: each.name for each in signal.Signals}  # without the realtime signals
+    killed = f"was killed by {names.get(-code, f'signal {-code}')}."
+    if -code == signal.SIGKILL:
+        return f"{killed}\n  Often memory ran out: try fewer workers, a smaller shuffle, or smaller batches."
+    return killed

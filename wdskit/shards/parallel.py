@@ -13,16 +13,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
-from wdskit.errors import ShardError, StorageError, WdskitError
+from wdskit.errors import ShardError, StorageError, WdskitError, error_text
 from wdskit.files import describe_missing
 from wdskit.limits import MAX_LISTED
 from wdskit.processes import (
     GUARD,
     block_sigint,
-    can_import_main,
     end_with_parent,
     exit_on_ctrl_c,
     find_unguarded_line,
+    needs_script,
     usable_cores,
     without_script,
 )
@@ -101,14 +101,14 @@ def map_shards(
 
 def _check_script(user: object) -> None:
     """Raise WdskitError if worker processes cannot import the user's function, or would run the calling line again."""
-    owner = user if hasattr(user, "__qualname__") else type(user)
-    name = getattr(owner, "__qualname__", "")
-    if owner.__module__ == "__main__" and not can_import_main():
-        msg = f"worker processes cannot import this program, which defines `{name}`."
-        raise WdskitError(f"{msg}\n  Put the function into a module of its own, or use 1 worker.")
+    try:
+        needs_script(user)
+    except Exception as err:
+        msg = f"a function cannot reach worker processes: {error_text(err)}."
+        raise WdskitError(f"{msg}\n  Define the function at the top of a module, or use 1 worker.") from err
     line = find_unguarded_line()
     if line:
-        msg = f"{line}: each worker process would run this line again, to import `{name}`."
+        msg = f"{line}: each worker process would run this line again."
         raise WdskitError(f"{msg}\n  Put the line under {GUARD}, or use 1 worker.")
 
 
