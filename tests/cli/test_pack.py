@@ -173,7 +173,7 @@ def test_a_part_says_what_comes_last(run, photos):
         (["", "out"], 1, "an empty path: there is no such folder or file."),
         (["photos", ""], 1, "DEST is an empty path. Write . for the current folder."),
         (["http://host/photos", "out"], 1, "http://host/photos: only tars are packed from a store"),
-        (["photos", "http://host/out"], 1, "http://host/out: only buckets of s3://, gs://, az:// can be written to."),
+        (["photos", "http://host/out"], 1, "http://host/out: only buckets of s3://, gs://, az:// can be listed or"),
         (["table.parquet", "out"], 1, "table.parquet: it cannot be read as Parquet: "),
         (["photos", "table.parquet"], 1, "table.parquet: cannot be written: Not a directory."),
         (["photos", "photos/out"], 1, "photos/out: this folder is in the source, photos."),

@@ -273,11 +273,9 @@ CONDITIONS = [
     "json.score * 2 - 1 > boxes + cap",
     "json.kind == 'photo'",
     "json.kind != 'photo' and json.kind in ['größe', 'drawing']",
-    "json.kind.startswith('p') or json.kind.endswith('ing')",
     "2 < cls <= 20",
     "cls % 7 == 3 and cls // 2 > 3",
-    "abs(json.deep.n) > 12",
-    "max(cap, boxes, 3) == 3",
+    "not -12 <= json.deep.n <= 12",
     "(cap > boxes) == (cls > 40)",
     "json.score == json.score",
     "json.score != 3",
@@ -292,7 +290,7 @@ def as_python(text: str, at: int) -> bool:
     values = {name.replace(".", "_"): column[at] for name, column in EXPECTED.items()}
     for name in sorted(EXPECTED, key=len, reverse=True):
         text = text.replace(name, name.replace(".", "_"))
-    return bool(eval(text, {"abs": abs, "max": max}, values))
+    return bool(eval(text, {}, values))
 
 
 @pytest.mark.parametrize("text", CONDITIONS)
@@ -313,14 +311,15 @@ def test_a_condition_holds_where_python_says_so(folder: Path, text: str) -> None
         ("cls == 'a'", "'a' is not a number"),
         ("nope == 3", "there is no column 'nope'. The columns are cls, json.score, .*\n.*--columns nope"),
         ("cls in 3", "`in` needs a list"),
-        ("__import__('os')", "this call is not supported"),
-        ("cls.bit_length() > 2", "this call is not supported"),
+        ("__import__('os')", "Call is not supported"),
+        ("cls.bit_length() > 2", "Call is not supported"),
         ("[n for n in cls]", "ListComp is not supported"),
         ("cls ** 99 > 1", "Pow is not supported"),
         ("cls * 9000000000000000000 * 3 > 1", "more than 64 bits"),
         ("cls > 99999999999999999999", "it holds"),
         ("3 > 2", "it names no column"),
-        ("cls.startswith('a')", "is for a column of text"),
+        ("json.kind.startswith('a')", "Call is not supported"),
+        ("'a' < json.kind", "a column of text can be compared with a text"),
         ("cls if cls else 3", "IfExp is not supported"),
         ("cls % 0 == 0", "a division of whole numbers by 0"),
         ("json.score > 1 and 90 // cls > 3", "a division of whole numbers by 0"),

@@ -242,6 +242,17 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def weak_replaced(self):
         self.give(ETag='W/"one"') if self.num == 1 else self.give(source=NEW_BODY, ETag='W/"two"')
 
+    def replaced_after_a_cut(self):
+        self.give(num_sent=1_200_000) if self.num == 1 else self.give(source=NEW_BODY, ETag='"two"')
+
+    def changed_after_a_cut(self):
+        self.give(num_sent=1_200_000) if self.num == 1 else self.refuse(412)
+
+    def grown_after_a_cut(self):
+        size = len(BODY) + (self.num > 1)
+        cut = 1_200_000 if self.num == 1 else None
+        self.give(Content_Range=f"bytes {self.start}-{self.stop - 1}/{size}", num_sent=cut)
+
     def grown(self):
         size = len(BODY) + (self.num > 1)
         self.give(Content_Range=f"bytes {self.start}-{self.stop - 1}/{size}")

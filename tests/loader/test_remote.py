@@ -404,7 +404,7 @@ def test_a_bucket_that_others_wrote_is_indexed_where_it_is(here, s3, tmp_path):
     put(f"{s3}/{BUCKET}/others/s-001.tar", changed)
     with pytest.raises(ShardError, match=r"s-001\.tar, byte"):
         wdskit.index_folder(url, workers=1)
-    with pytest.raises(StorageError, match="only buckets of s3://, gs://, az:// can be written to"):
+    with pytest.raises(StorageError, match="only buckets of s3://, gs://, az:// can be listed or written to"):
         wdskit.index_folder(f"{s3}/{BUCKET}/others", workers=1)
     with pytest.raises(StorageError, match="no shard"):
         wdskit.index_folder(f"s3://{BUCKET}/nothing/", workers=1)

@@ -112,7 +112,7 @@ def test_what_is_no_folder_of_shards_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="a file, not a folder"):
         index_folder(tmp_path / "file")
-    with pytest.raises(StorageError, match=r"only buckets of s3://, gs://, az:// can be written to"):
+    with pytest.raises(StorageError, match=r"only buckets of s3://, gs://, az:// can be listed or written to"):
         index_folder("http://localhost/train")
 
 

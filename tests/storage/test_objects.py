@@ -113,8 +113,8 @@ def test_what_passes_gives_the_right_bytes(faults, name):
     [
         ("busy", r"the server answered 503 Service Unavailable \(SlowDown\) \(\d+ tries in"),
         ("broken", r"the server answered 500 Internal Server Error.*\(9 tries in"),
-        ("denied", r"the server answered 403 Forbidden \(AccessDenied\)\.\n"),
-        ("missing", r"there is no such object \(NoSuchKey\)\.\n"),
+        ("denied", r"the server answered 403 Forbidden \(AccessDenied\)\.$"),
+        ("missing", r"there is no such object \(NoSuchKey\)\.$"),
         ("reset", r"the connection failed \(9 tries in"),
         ("cut_at_once", r"the connection failed \(9 tries in"),
         ("short_for_ever", r"the server sent 0 of 2000 bytes \(9 tries in"),
@@ -126,7 +126,7 @@ def test_what_passes_gives_the_right_bytes(faults, name):
         ("no_range", "the server does not support range requests"),
         ("without_length", r"a header of the server's reply is missing or invalid \(MissingContentLength\)"),
         ("chunked", r"a header of the server's reply is missing or invalid \(MissingContentLength\)"),
-        ("size_unknown", r"a header of the server's reply is missing or invalid \(Content-Range\)"),
+        ("size_unknown", r"a header of the server's reply is missing or invalid \(ContentRange\)"),
         ("gzip", r"the server sends it compressed \(gzip\)"),
         ("round", "its redirect is not followed: .* or in a loop"),
     ],
@@ -259,7 +259,7 @@ def test_what_is_known_from_an_index_is_compared(faults, known):
 
 
 def test_a_stream_with_an_error_never_seems_to_end(faults, monkeypatch):
-    monkeypatch.setattr(objects, "STREAM_BYTES", 1 << 20)
+    monkeypatch.setattr(objects, "CHUNK_BYTES", 1 << 19)
     stream = ObjectStream(f"{faults.url}/ok.tar")
     stream.file.close()
     found = b""
@@ -375,7 +375,7 @@ def test_threads_share_an_object(faults):
 
 
 def test_a_forked_process_gets_an_error_and_does_not_hang(faults, monkeypatch):
-    monkeypatch.setattr(objects, "STREAM_BYTES", 1_000_000)
+    monkeypatch.setattr(objects, "CHUNK_BYTES", 500_000)
     file = ObjectFile(f"{faults.url}/ok.tar")
     stream = ObjectStream(f"{faults.url}/ok.tar")
     assert file.read_at(0, 3) == BODY[:3]
@@ -449,9 +449,9 @@ def drain(stream) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["ok", "cut", "busy_3", "short", "anonymous", "reset_2"])
-@pytest.mark.parametrize("part_bytes", [700_000, 3_000_000, 8 << 20])
+@pytest.mark.parametrize("part_bytes", [1, 700_000, 8 << 20])
 def test_a_stream_is_the_whole_object(place, name, part_bytes, monkeypatch):
-    monkeypatch.setattr(objects, "STREAM_BYTES", part_bytes)
+    monkeypatch.setattr(objects, "CHUNK_BYTES", part_bytes)
     assert drain(ObjectStream(f"{place}/{name}.tar")) == BODY
 
 
@@ -461,10 +461,8 @@ def test_a_stream_that_cannot_be_read_says_so_when_it_is_opened(faults, name, mo
     problem(ObjectStream, f"{faults.url}/{name}.tar")
 
 
-@pytest.mark.parametrize("name", ["replaced", "changed", "grown"])
-@pytest.mark.parametrize("place", ["s3"], indirect=True)
-def test_a_stream_is_never_of_two_objects(place, name, monkeypatch):
-    monkeypatch.setattr(objects, "STREAM_BYTES", 1_000_000)
+@pytest.mark.parametrize("name", ["replaced_after_a_cut", "changed_after_a_cut", "grown_after_a_cut"])
+def test_a_stream_is_never_of_two_objects(place, name):
     stream = ObjectStream(f"{place}/{name}.tar")
     assert "the object was replaced" in problem(drain, stream)
     stream.close()
@@ -505,7 +503,7 @@ def test_folders_are_listed(bucket):
         assert file.read_at(0, 100).decode() == each.url.partition(f"{BUCKET}/")[2]
     assert list_objects(f"s3://{BUCKET}/none") == []
     assert f"s3://{BUCKET}/ready" in [each.url for each in list_objects(f"s3://{BUCKET}")]
-    assert "only folders of s3://, gs://, az:// can be listed" in problem(list_objects, "http://127.0.0.1/a/")
+    assert "only buckets of s3://, gs://, az:// can be listed" in problem(list_objects, "http://127.0.0.1/a/")
 
 
 def test_a_list_of_several_pages_is_whole_or_an_error(faults, monkeypatch):
@@ -521,13 +519,11 @@ def test_a_list_of_several_pages_is_whole_or_an_error(faults, monkeypatch):
 
 def test_what_is_not_there(bucket):
     assert "there is no such object (NoSuchKey)" in problem(ObjectFile(f"s3://{BUCKET}/none.tar").read_at, 0, 1)
-    assert "there is no such bucket.\n  Check its name, or create it" in problem(
-        ObjectFile("s3://no-such-bucket/none.tar").read_at, 0, 1
-    )
-    assert "there is no such bucket.\n  Check its name, or create it" in problem(list_objects, "s3://no-such-bucket/a/")
+    assert "there is no such bucket." in problem(ObjectFile("s3://no-such-bucket/none.tar").read_at, 0, 1)
+    assert "there is no such bucket." in problem(list_objects, "s3://no-such-bucket/a/")
     assert "there is no such object" in problem(open_stream, f"s3://{BUCKET}/none.tar")
     for source in ("exact", "stream"):
-        with pytest.raises(WdskitError, match=r"there is no such bucket\.\n  Check its name.*tools\.$"):
+        with pytest.raises(WdskitError, match=r"there is no such bucket\.$"):
             getattr(Pipeline(), source)("s3://no-such-bucket/a/").to_tuple("cls").batched(1).loader()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
+from pathlib import Path
 
 import pytest
 from fault_server import BODY, FaultServer
@@ -13,7 +14,7 @@ from object_server import read_ranges
 
 from wdskit.errors import StorageError
 from wdskit.storage import requests
-from wdskit.storage.buckets import list_objects, put_object
+from wdskit.storage.buckets import list_objects, start_upload
 from wdskit.storage.objects import ObjectFile, ObjectStream
 from wdskit.storage.stores import is_metadata_failure, locate
 from wdskit.storage.urls import open_stream
@@ -262,7 +263,7 @@ def test_gs_speaks_to_an_emulator(faults, monkeypatch):
     assert authorization(faults) == ""
     assert "AccessDenied" in problem("gs://bucket/denied")
     with pytest.raises(StorageError, match="the server answered 501"):  # the answer of the emulator, not of a cloud
-        put_object("gs://bucket/d/new.tar", b"x")
+        start_upload("gs://bucket/d/new.tar", Path(__file__)).result()
     assert authorization(faults) == ""
 
 

@@ -30,7 +30,7 @@ from wdskit.dataset.index import Index, read_index
 from wdskit.errors import FolderIndexError, SelectionError
 from wdskit.files import DISK, Disk, publish, publish_bytes, read_own
 from wdskit.limits import MAX_INDEX_BYTES
-from wdskit.storage.urls import is_local, scheme_of
+from wdskit.storage.urls import is_local
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ _FILE = re.compile(rf"{_NAME.pattern}\.[0-9a-f]{{16}}\.npy")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DTYPES = ("|b1", "|u1", "<u2", "<u4", "|i1", "<i2", "<i4", "<i8", "<f8")
 _MAX_EXACT = 1 << 53  # integers up to this are exact as float64
-_READ_BYTES = 1 << 20
+_CHUNK = 1 << 20
 _HEAD_BYTES = 128  # size of the header of an npy file
 
 
@@ -156,28 +156,20 @@ def join_parts(parts: Sequence[Part]) -> Part:
         ValueError: Text and numbers are mixed, an integer beyond 2**53 is together with missing values or fractions,
             or there are more than 65,536 distinct texts.
     """
-    known = [part for part in parts if isinstance(part, Texts) or not _has_no_value(part)]
-    texts = [part for part in known if isinstance(part, Texts)]
-    if texts:
-        if len(texts) < len(known):
-            number = next(part for part in known if not isinstance(part, Texts))
-            raise ValueError(
-                f"some values are text ({texts[0].values[-1][:60]!r}) and some numbers ({number[0].item()!r})"
-            )
-        if any(len(part) for part in parts if not isinstance(part, Texts)):
-            texts.append(Texts(np.zeros(0, np.uint8), ("",)))
+    filled = [part for part in parts if isinstance(part, Texts) or len(part)]
+    arrays = [part for part in filled if not isinstance(part, Texts)]
+    if text := next((part for part in filled if isinstance(part, Texts)), None):
+        if numbers := [part for part in arrays if not _has_no_value(part)]:
+            found = f"text ({text.values[-1][:60]!r}) and some numbers ({numbers[0][0].item()!r})"
+            raise ValueError(f"some values are {found}")
+        texts = [part if isinstance(part, Texts) else Texts(np.zeros(len(part), np.uint8), ("",)) for part in filled]
         values = tuple(sorted({value for part in texts for value in part.values}))
         _check_values(values)
+        places = {value: place for place, value in enumerate(values)}
         dtype = np.min_scalar_type(len(values) - 1)
-        new = [
-            np.searchsorted(np.array(values, object), np.array(part.values, object)).astype(dtype)[part.codes]
-            if isinstance(part, Texts)
-            else np.full(len(part), values.index(""), dtype)
-            for part in parts
-            if isinstance(part, Texts) or len(part)
-        ]
-        return Texts(np.concatenate(new), values)
-    arrays = [part for part in parts if not isinstance(part, Texts) and len(part)] or [np.zeros(0, np.bool_)]
+        codes = [np.array([places[value] for value in part.values], dtype)[part.codes] for part in texts]
+        return Texts(np.concatenate(codes), values)
+    arrays = arrays or [np.zeros(0, np.bool_)]
     if all(part.dtype.kind == "b" for part in arrays):
         return np.concatenate(arrays)
     if all(part.dtype.kind in "biu" for part in arrays):
@@ -191,7 +183,7 @@ def join_parts(parts: Sequence[Part]) -> Part:
 
 
 def _has_no_value(part: Values) -> bool:
-    return not len(part) or (part.dtype.kind == "f" and bool(np.isnan(part).all()))
+    return part.dtype.kind == "f" and bool(np.isnan(part).all())
 
 
 def write_columns(
@@ -221,46 +213,43 @@ def write_columns(
     """
     if len(columns) > MAX_COLUMNS:
         raise SelectionError(f"{len(columns):,} columns are more than the {MAX_COLUMNS:,} that a folder can have.")
+    stored = [
+        new if isinstance(new, Column) else _write_column(folder, name, new, disk=disk) for name, new in columns.items()
+    ]
     listed = []
-    num_samples = 0
-    for name, new in columns.items():
-        if isinstance(new, Column):
-            num_samples = new.num_samples
-            listed.append(_list_entry(name, new.source, new.dtype, new.sha256, new.values))
-            continue
-        check_column_name(name)
-        try:
-            joined = join_parts(new.parts)
-        except ValueError as err:
-            raise SelectionError(f"column {name}: {err}.") from err
-        data, values = (joined.codes, joined.values) if isinstance(joined, Texts) else (joined, None)
-        num_samples = len(data)
-        if num_samples and _has_no_value(data):
-            _log.warning("columns: no sample has a value for %s.", name)
-        head = _npy_head(data.dtype, num_samples)
-        digest = hashlib.sha256(head)
-        digest.update(data.data)
-        with publish(folder / _file_name(name, digest.hexdigest()), disk=disk) as temp:
-            temp.write(head)
-            temp.write(data.view(np.uint8).data if num_samples else b"")
-        listed.append(_list_entry(name, new.source, data.dtype.str, digest.hexdigest(), values))
+    for one in stored:
+        item = {"name": one.name, "source": dict(one.source), "dtype": one.dtype, "sha256": one.sha256}
+        listed.append(item if one.values is None else {**item, "values": one.values})
+    num_samples = stored[-1].num_samples if stored else 0
     document = {"version": _VERSION, "index": index.hex(), "num_samples": num_samples, "columns": listed}
     document["sha256"] = _digest_of(document)
     publish_bytes(folder / COLUMNS_NAME, json.dumps(document, indent=1).encode() + b"\n", disk=disk)
-    return [*(_file_name(item["name"], item["sha256"]) for item in listed), COLUMNS_NAME]
+    return [*(one.file_name for one in stored), COLUMNS_NAME]
+
+
+def _write_column(folder: Path, name: str, new: NewColumn, *, disk: Disk) -> Column:
+    """Write the file of a new column. `write_columns` lists the errors."""
+    check_column_name(name)
+    try:
+        joined = join_parts(new.parts)
+    except ValueError as err:
+        raise SelectionError(f"column {name}: {err}.") from err
+    data, values = (joined.codes, joined.values) if isinstance(joined, Texts) else (joined, None)
+    if len(data) and _has_no_value(data):
+        _log.warning("columns: no sample has a value for %s.", name)
+    head = _npy_head(data.dtype, len(data))
+    digest = hashlib.sha256(head)
+    digest.update(data.data)
+    column = Column(name, new.source, data.dtype.str, len(data), digest.hexdigest(), values, folder, "")
+    with publish(folder / column.file_name, disk=disk) as temp:
+        temp.write(head)
+        temp.write(data.view(np.uint8).data if len(data) else b"")
+    return column
 
 
 def _digest_of(document: Mapping[str, Any]) -> str:
     """Return the digest of `document`, the content of `columns.json` without its digest, as hex sha256."""
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _list_entry(
-    name: str, source: Mapping[str, Any], dtype: str, sha256: str, values: tuple[str, ...] | None
-) -> dict[str, Any]:
-    """Return the entry of a column in the list of columns. `values` are the distinct texts; None for numbers."""
-    item = {"name": name, "source": dict(source), "dtype": dtype, "sha256": sha256}
-    return item if values is None else {**item, "values": values}
 
 
 def add_columns(index: Index, new: Mapping[str, NewColumn], *, disk: Disk = DISK) -> None:
@@ -285,10 +274,6 @@ def remove_columns(folder: Path, *, disk: Disk = DISK, keep: Sequence[str] = ())
     for path in [*sorted(folder.glob("*.npy")), folder / COLUMNS_NAME]:
         if path.name not in keep and is_column_file(path.name) and path.exists():
             disk.remove(path)
-
-
-def _file_name(name: str, sha256: str) -> str:
-    return f"{name}.{sha256[:16]}.npy"
 
 
 def _npy_head(dtype: np.dtype[Any], num_samples: int) -> bytes:
@@ -370,6 +355,23 @@ class Column:
     folder: Path
     url: str
 
+    def __post_init__(self) -> None:
+        """Raise ValueError if the list of columns has an entry that is not a column."""
+        is_right = _NAME.fullmatch(self.name) and self.dtype in _DTYPES and _DIGEST.fullmatch(self.sha256)
+        texts = self.values or ()
+        if not is_right or type(self.num_samples) is not int or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{self.name!r} is not a column")
+
+    @property
+    def file_name(self) -> str:
+        """Name of the column's file."""
+        return f"{self.name}.{self.sha256[:16]}.npy"
+
+    @property
+    def place(self) -> str:
+        """Path or URL of the folder."""
+        return self.url or str(self.folder)
+
     @functools.cached_property
     def data(self) -> Values:
         """The stored numbers, (num_samples,) of the type `dtype`, read-only, mapped from the file. In a column of text,
@@ -379,26 +381,23 @@ class Column:
             SelectionError: The file is missing, unreadable or damaged. Only its header and size are checked.
             StorageError: A remote file cannot be copied.
         """
-        file = _file_name(self.name, self.sha256)
         if self.url:
             from wdskit.dataset.remote import fetch_copy
 
-            fetch_copy(self.folder, self.url, file, self.sha256)
-        path, head = self.folder / file, _npy_head(np.dtype(self.dtype), self.num_samples)
+            fetch_copy(self.folder, self.url, self.file_name, self.sha256)
+        path, head = self.folder / self.file_name, _npy_head(np.dtype(self.dtype), self.num_samples)
         if path.exists() and not path.is_file():  # opening a named pipe would wait forever
-            raise self.error(f"its file {file} is not a file")
+            raise self.damaged(f"its file {path.name} is not a file")
         try:
             with path.open("rb") as opened:
-                found = opened.read(len(head))
-                num_bytes = opened.seek(0, 2)
-                if found != head or num_bytes != len(head) + self.num_samples * np.dtype(self.dtype).itemsize:
-                    raise self._damaged("its file is damaged")
+                num_bytes = len(head) + self.num_samples * np.dtype(self.dtype).itemsize
+                if opened.read(len(head)) != head or opened.seek(0, 2) != num_bytes:
+                    raise self.damaged("its file is damaged")
                 if not self.num_samples:
                     return np.zeros(0, self.dtype)
-                mapped = np.memmap(opened, dtype=self.dtype, mode="r", offset=len(head)).view(np.ndarray)
+                return np.memmap(opened, dtype=self.dtype, mode="r", offset=len(head)).view(np.ndarray)
         except OSError as err:
-            raise self.error(f"its file {file} cannot be read: {err.strerror}") from err
-        return mapped
+            raise self.damaged(f"its file {path.name} cannot be read: {err.strerror}") from err
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a pickle, without the mapped values."""
@@ -411,7 +410,7 @@ class Column:
             SelectionError: The file is missing, its digest is not `sha256`, or a number of a text column has no text.
             StorageError: A remote file cannot be copied.
         """
-        for _ in self.chunks(_READ_BYTES):
+        for _ in self.chunks(_CHUNK):
             pass
 
     def chunks(self, size: int) -> Iterator[Values]:
@@ -422,51 +421,32 @@ class Column:
                 last array, so do not use a value before the iteration has ended.
             StorageError: A remote file cannot be copied.
         """
-        dtype = self.data.dtype
-        digest = hashlib.sha256(_npy_head(dtype, self.num_samples))
-        with (self.folder / _file_name(self.name, self.sha256)).open("rb") as file:
-            file.seek(_HEAD_BYTES)
-            while part := file.read(size * dtype.itemsize):
-                digest.update(part)
-                values = np.frombuffer(part, dtype=dtype)
-                if self.values is not None and int(values.max()) >= len(self.values):
-                    raise self._damaged("its numbers are not those of its values")
-                yield values
+        data = self.data
+        digest = hashlib.sha256(_npy_head(data.dtype, self.num_samples))
+        for first in range(0, len(data), size):
+            part = data[first : first + size]
+            digest.update(part.data)
+            if self.values is not None and int(part.max()) >= len(self.values):
+                raise self.damaged("its numbers are not those of its values")
+            yield part
         if digest.hexdigest() != self.sha256:
-            raise self._damaged("its file is damaged")
+            raise self.damaged("its file is damaged")
 
     def unfit(self, problem: str) -> SelectionError:
         """Return the SelectionError for a column that cannot be used. `problem` says why, and what the user can do."""
-        place = self.url or str(self.folder)
-        return SelectionError(f"{place}: column {self.name}: {problem}.", folder=place)
+        return SelectionError(f"{self.place}: column {self.name}: {problem}.", folder=self.place)
 
-    def error(self, problem: str) -> SelectionError:
-        """Return the SelectionError for a damaged column. `problem` describes the damage. The message gives the repair
-        command.
+    def damaged(self, problem: str) -> SelectionError:
+        """Return the SelectionError for a damaged column. `problem` describes the damage. The copy of a remote column
+        is removed first: only the copy may be damaged.
         """
-        place = self.url or str(self.folder)
-        msg = f"{place}: column {self.name}: {problem}.\n  Run {self._remedy}, which makes all columns again."
-        return SelectionError(msg, folder=place)
-
-    @property
-    def _remedy(self) -> str:
-        """The command that makes the columns again."""
-        if scheme_of(self.url) in ("http", "https"):
-            return "`wdskit index FOLDER` on the machine of the server"
-        return f"`wdskit index {self.url or self.folder}`"
-
-    def _damaged(self, problem: str) -> SelectionError:
-        """Return the SelectionError for a damaged file. `problem` describes the damage. For a remote column, first
-        remove the copy on this machine: only the copy may be damaged. The message then says to try again.
-        """
-        if not self.url:
-            return self.error(problem)
-        copy = self.folder / _file_name(self.name, self.sha256)
-        with contextlib.suppress(OSError):
-            copy.unlink()
-        msg = f"{self.url}: column {self.name}: {problem}. Its copy {copy} is removed."
-        again = f"Run this again. If it fails again, run {self._remedy}"
-        return SelectionError(f"{msg}\n  {again}, which makes all columns again.", folder=self.url)
+        remedy = f"Run `wdskit index {self.place}`, which makes all columns again"
+        if self.url:
+            with contextlib.suppress(OSError):
+                (self.folder / self.file_name).unlink()
+            problem += f". Its copy {self.file_name} is removed"
+            remedy = f"Run this again. If it fails again: {remedy}"
+        return self.unfit(f"{problem}.\n  {remedy}")
 
 
 class Columns:
@@ -496,21 +476,13 @@ class Columns:
             remedy = f"Run `wdskit index {index.place}`, which makes them again."
             raise SelectionError(f"{msg}\n  {remedy}", folder=index.place)
 
-    def column(self, name: str, *, use: str = "") -> Column:
-        """Return the stored column `name`.
-
-        Args:
-            name: Name of the column.
-            use: Setting in which the user named the column, such as `where`; for the message.
-
-        Raises:
-            SelectionError: The column does not exist. The message lists the existing columns.
-        """
+    def column(self, name: str) -> Column:
+        """Return the stored column `name`. SelectionError: It does not exist; the message lists the others."""
         if name not in self._columns:
             there = f"The columns are {', '.join(self._columns)}" if self._columns else "The folder has no column"
             make = f"Run `wdskit index {self.place} --columns {name}` to make it"
-            what = f"{use}: there is no column {name!r}" if use else f"there is no column {name!r}"
-            raise SelectionError(f"{self.place}: {what}. {there}.\n  {make}.", folder=self.place)
+            msg = f"{self.place}: there is no column {name!r}. {there}.\n  {make}."
+            raise SelectionError(msg, folder=self.place)
         return self._columns[name]
 
     def __getitem__(self, name: str) -> Values | TextColumn:
@@ -603,29 +575,26 @@ def _parse(folder: Path, url: str) -> tuple[str, dict[str, Column]]:
         return "", {}
     try:
         document = json.loads(data)
-        is_right = document.pop("sha256") == _digest_of(document) and document["version"] == _VERSION
-        index, num_samples = document["index"], document["num_samples"]
-        is_right = is_right and _DIGEST.fullmatch(index) and type(num_samples) is int
-        found = {}
-        for item in document["columns"]:
-            texts = item.get("values")
-            values = None if texts is None else tuple(texts)
-            is_right = is_right and _NAME.fullmatch(item["name"]) and _DIGEST.fullmatch(item["sha256"])
-            is_right = is_right and item["dtype"] in _DTYPES and isinstance(item["source"], dict)
-            is_right = is_right and all(isinstance(value, str) for value in values or ())
-            column = Column(
-                item["name"], item["source"], item["dtype"], num_samples, item["sha256"], values, folder, url
+        if document.pop("sha256") != _digest_of(document) or document["version"] != _VERSION:
+            raise ValueError("another version of wdskit wrote it")  # noqa: TRY301
+        columns = [
+            Column(
+                name=item["name"],
+                source=item["source"],
+                dtype=item["dtype"],
+                num_samples=document["num_samples"],
+                sha256=item["sha256"],
+                values=tuple(item["values"]) if "values" in item else None,
+                folder=folder,
+                url=url,
             )
-            found[column.name] = column
-        problem: Exception | None = None
+            for item in document["columns"]
+        ]
+        return document["index"], {column.name: column for column in columns}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
-        is_right, problem = False, err
-    if not is_right or num_samples < 0 or len(found) > MAX_COLUMNS:
         msg = f"{place}/{COLUMNS_NAME}: it is damaged, or another version of wdskit wrote it."
-        raise SelectionError(
-            f"{msg}\n  Remove it, and run `wdskit index {place} --columns NAMES`.", folder=place
-        ) from problem
-    return index, found
+        remedy = f"Remove it, and run `wdskit index {place} --columns NAMES`."
+        raise SelectionError(f"{msg}\n  {remedy}", folder=place) from err
 
 
 class ColumnView:

@@ -265,8 +265,7 @@ def _scan_file(one: _File, *, columns: Mapping[str, Source]) -> ScannedShard:
         return scan_shard(one.url, columns=columns)
     from wdskit.storage.objects import ObjectStream
 
-    stream = ObjectStream(one.url, num_bytes=one.num_bytes, etag=one.etag)
-    return scan_shard(one.url, name=unquote(one.url.rpartition("/")[2]), file=stream, columns=columns)
+    return scan_shard(one.url, name=unquote(one.url.rpartition("/")[2]), file=ObjectStream(one.url), columns=columns)
 
 
 class ScannedShard(NamedTuple):

@@ -1,11 +1,10 @@
-"""List, write and delete the objects of a bucket."""
+"""List and write the objects of a bucket."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 from wdskit.errors import StorageError
@@ -39,22 +38,11 @@ def list_objects(url: str) -> list[ObjectInfo]:
     Raises:
         StorageError: The URL is invalid, or the store cannot be reached, refuses the request, or cannot list objects.
     """
-    location = locate(url)
-    if location.scheme not in LISTED_SCHEMES:
-        known = ", ".join(f"{scheme}://" for scheme in LISTED_SCHEMES)
-        raise StorageError(f"{location.url}: only folders of {known} can be listed. Name each file.", url=location.url)
-    reply = _call(location, lambda store: store.list_with_delimiter_async(location.key or None))
+    location = check_bucket(url)
+    listing = call_with_retries(location, lambda store: store.list_with_delimiter_async(location.key or None), PART_S)
+    objects = result(loop_of_this_process(location.url).submit(listing), location.url)["objects"]
     base = f"{location.scheme}://{location.root}"
-    objects = reply["objects"]
     return sorted(ObjectInfo(f"{base}/{quote(one['path'])}", one["size"], quote_etag(one["e_tag"])) for one in objects)
-
-
-def _call(location: Location, call: Callable[[Any], Awaitable[Any]]) -> Any:
-    """Await `call(store)`, with retries, and return its result. `store` is obstore's store of the location.
-
-    Raises StorageError if no try succeeds.
-    """
-    return result(loop_of_this_process(location.url).submit(call_with_retries(location, call, PART_S)), location.url)
 
 
 def check_bucket(url: str) -> Location:
@@ -65,18 +53,8 @@ def check_bucket(url: str) -> Location:
     location = locate(url)
     if location.scheme not in LISTED_SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in LISTED_SCHEMES)
-        raise StorageError(f"{location.url}: only buckets of {known} can be written to.", url=location.url)
+        raise StorageError(f"{location.url}: only buckets of {known} can be listed or written to.", url=location.url)
     return location
-
-
-def put_object(url: str, data: bytes) -> None:
-    """Write or replace an object. Readers see either the whole new object or the state before.
-
-    Raises:
-        StorageError: The URL cannot be written, or the store cannot be reached or refuses the request.
-    """
-    location = check_bucket(url)
-    _call(location, lambda store: store.put_async(location.key, data))
 
 
 def start_upload(url: str, path: Path) -> Future[str | None]:
@@ -116,17 +94,3 @@ async def _upload(location: Location, path: Path, num_bytes: int) -> str | None:
         msg = f"{location.url}: the store has {what}. Another program writes there too. Wait until it ends, or stop it."
         raise StorageError(msg, url=location.url)
     return stored
-
-
-def delete_object(url: str) -> None:
-    """Delete an object. Do nothing if the object does not exist.
-
-    Raises:
-        StorageError: The URL cannot be written, or the store cannot be reached or refuses the request.
-    """
-    location = check_bucket(url)
-    try:
-        _call(location, lambda store: store.delete_async(location.key))
-    except StorageError as err:
-        if err.status != 404:
-            raise

@@ -35,14 +35,12 @@ from wdskit.storage.traffic import Traffic
 
 PART_BYTES = 16 << 20
 """Most bytes of one request."""
-STREAM_BYTES = 8 << 20
-"""Bytes of one request of `ObjectStream`."""
 GAP_BYTES = 64 << 10
 """Ranges with fewer bytes between them become one request: a request costs more than these bytes."""
 CHUNK_BYTES = 1 << 20
 """Size of the pieces of a reply. Complete pieces are kept if the connection breaks."""
 PIECE_BYTES = 64 << 10
-"""Size of the pieces of the body of an http(s) stream. Complete pieces are kept if the connection breaks."""
+"""Size of the pieces of the body of a stream. Complete pieces are kept if the connection breaks."""
 PROBE_BYTES = 2
 """Bytes of a request that needs the size only. Some servers send the whole object for `bytes=0-0`."""
 PART_S = 720.0
@@ -213,8 +211,7 @@ class ObjectFile:
 
         Raises StorageError if the bytes cannot be read, or do not arrive within `PART_S` seconds.
         """
-        if self._num_bytes is not None:
-            stop = min(stop, self._num_bytes)
+        stop = self._end(stop)
         if start >= stop:
             return []
         loop = loop_of_this_process(self.url)
@@ -232,16 +229,26 @@ class ObjectFile:
         """
         chunks: list[Chunk] = []
         tries = await self.start_tries()
-        while (at := chunks[-1].stop if chunks else start) < (stop := min(stop, self._num_bytes or stop)):
+        asks_size = False  # after a request from `start` on was refused, perhaps because the object ends there
+        while (at := chunks[-1].stop if chunks else start) < self._end(stop):
             try:
-                await self._try_part(tries.store(), at, stop, chunks)
+                if asks_size:
+                    await self.request(tries.store(), 0, 0, by_range=False)
+                else:
+                    await self._try_part(tries.store(), at, self._end(stop), chunks)
             except STORE_ERRORS as err:
-                if self._num_bytes is None and any(sign in str(err) for sign in _PAST_END):
-                    return await self._read_end(start, tries, err)
-                await tries.failed(err)
+                if asks_size or self._num_bytes is not None or not any(sign in str(err) for sign in _PAST_END):
+                    await tries.failed(err)
+                else:
+                    asks_size = True
             else:
+                asks_size = False
                 tries.succeeded()
         return chunks
+
+    def _end(self, stop: int) -> int:
+        """Return `stop`, or the size of the object if that is known and less."""
+        return stop if self._num_bytes is None else min(stop, self._num_bytes)
 
     async def _try_part(self, store: Any, start: int, stop: int, chunks: list[Chunk]) -> None:
         """Send one request for bytes `start` to `stop`, and append the received bytes to `chunks`.
@@ -269,29 +276,6 @@ class ObjectFile:
             options["if_match"] = self._etag
         reply = await store.get_async(self._location.key, options=options)
         return reply, self._check(reply, start, reply.meta["size"] if stop is None else stop)
-
-    async def _read_end(self, start: int, tries: RetryState, past_end: Exception) -> list[Chunk]:
-        """Request the size of the object, store it, and return [] if the object ends at or before `start`.
-
-        This is called after a request for bytes from `start` on failed with `past_end`, for example at an empty object.
-
-        Args:
-            start: Offset of the bytes of the failed request.
-            tries: The tries of the failed request.
-            past_end: The error of the failed request.
-
-        Raises:
-            StorageError: The object cannot be read, or has bytes from `start` on.
-        """
-        try:
-            reply = await tries.store().get_async(self._location.key)
-            if reply.meta["size"] > start:
-                raise past_end
-        except STORE_ERRORS as err:
-            await tries.failed(err)
-            return await self._read_end(start, tries, past_end)
-        self._check(reply, 0, 0)
-        return []
 
     def _check(self, reply: Any, start: int, stop: int) -> int:
         """Check a reply to a request for bytes `start` to `stop`. Store the size and version of the object if they were
@@ -386,91 +370,32 @@ class ReadAhead:
         """Do nothing: other code may still read the object."""
 
 
-class _Body:
-    """The body of one request for a whole object, read in order. If the body breaks, the missing bytes are requested;
-    the ETag or the time of change must show that the object is the same.
-    """
-
-    def __init__(self, file: ObjectFile) -> None:
-        self._file = file
-        self._at = 0
-        self._stop = -1  # unknown
-        self._has_ranges = True  # a server without ranges, or with an empty object, refuses the first request
-        self._pieces: Any = None
-
-    async def read(self) -> list[Chunk]:
-        """Return the chunks of the next bytes: `CHUNK_BYTES`, except at the end.
-
-        Raises StorageError if the bytes cannot be read, or do not arrive within `PART_S` seconds.
-        """
-        try:
-            return await asyncio.wait_for(self._read(), PART_S)
-        except asyncio.TimeoutError as err:
-            msg = f"{self._file.url}: the bytes from {self._at} on did not arrive within {PART_S:.0f} s."
-            raise StorageError(msg, url=self._file.url) from err
-
-    async def _read(self) -> list[Chunk]:
-        file, chunks, first = self._file, list[Chunk](), self._at
-        tries = await file.start_tries()
-        while self._at != self._stop and self._at - first < CHUNK_BYTES:
-            try:
-                if self._pieces is None:
-                    stop = self._stop if self._at else None
-                    reply, self._stop = await file.request(tries.store(), self._at, stop, by_range=self._has_ranges)
-                    self._pieces = aiter(reply.stream(min_chunk_size=PIECE_BYTES))
-                    continue
-                data = await anext(self._pieces, b"")
-                if not self._at and _PAGE.match(data):
-                    way = "Name the shards, or a folder with an index and a slash at the end of its URL"
-                    raise StorageError(f"{file.url}: this is a web page, not a tar.\n  {way}.", url=file.url)
-                if not data:
-                    raise BrokenReplyError(f"the server sent {self._at} of {self._stop} bytes")
-                if self._at + len(data) > self._stop:
-                    raise StorageError(f"{file.url}: the server sent more than {self._stop} bytes.", url=file.url)
-            except STORE_ERRORS as err:
-                self._pieces = None
-                if not self._at and self._has_ranges and any(sign in str(err) for sign in _PAST_END):
-                    self._has_ranges = False
-                    continue
-                if self._at and file.version is None:
-                    msg = (
-                        f"{file.url}: the connection broke after {self._at} of {self._stop} bytes, and without an ETag "
-                    )
-                    raise StorageError(
-                        f"{msg}or a time of change the rest may be of another file.", url=file.url
-                    ) from None
-                await tries.failed(err)
-            else:
-                chunks.append(Chunk(self._at, memoryview(data)))
-                loop_of_this_process(file.url).count(Traffic(fetched=len(data)))
-                self._at += len(data)
-        tries.succeeded()
-        return chunks
-
-
 class ObjectStream:
-    """An object that is read in order. The next part is read ahead. Close the stream when done.
+    """An object that is read in order, as the body of one request. The next bytes are read ahead. Close the stream when
+    done.
+
+    If the body breaks, the missing bytes are requested; the ETag or the time of change must show that the object is the
+    same.
 
     Args:
         url: s3://, gs://, az://, hf://, ais:// or http(s):// URL of the object, as for `ObjectFile`.
-        num_bytes: Size of the object in bytes; None if unknown.
-        etag: ETag of the object; None if unknown.
 
     Attributes:
-        file: The object, whose first part has been read.
+        file: The object, whose first bytes have been read.
 
     Raises:
         StorageError: The URL names no object, or the object cannot be read.
     """
 
-    def __init__(self, url: str, *, num_bytes: int | None = None, etag: str | None = None) -> None:
-        self.file = ObjectFile(url, num_bytes=num_bytes, etag=etag)
+    def __init__(self, url: str) -> None:
+        self.file = ObjectFile(url)
         self.url = self.file.url
-        self._body = _Body(self.file) if locate(url).scheme in ("http", "https") else None
-        self._next = 0
+        self._at = 0  # offset of the next byte to receive
+        self._stop = -1  # size of the object; unknown before the first reply
+        self._has_ranges = True  # a server without ranges, or with an empty object, refuses the first request
+        self._pieces: Any = None
         self._chunks: deque[memoryview] = deque()
-        self._ahead: Future[list[Chunk]] | None = None
-        self._read_ahead()
+        self._ahead: Future[list[Chunk]] | None = self.file.submit(self._receive())
         self._take()  # errors are raised when the stream is opened, as for a file
 
     @property
@@ -500,29 +425,65 @@ class ObjectStream:
             self._ahead = None
         self._chunks.clear()
 
-    def _read_ahead(self) -> None:
-        if self._body is not None:
-            self._ahead = self.file.submit(self._body.read())
-            return
-        self._ahead = self.file.start_reading([(self._next, self._next + STREAM_BYTES)])
-        self._next += STREAM_BYTES
-
     def _take(self) -> bool:
-        """Wait for the part that is read ahead, append it to `_chunks`, and start to read the next part.
+        """Wait for the bytes that are read ahead, append them to `_chunks`, and start to read the next bytes.
 
-        Return True if `_chunks` has bytes. Return False at the end, and after `close`. StorageError: The part cannot be
-        read.
+        Return True if `_chunks` has bytes. Return False at the end, and after `close`. StorageError: The bytes cannot
+        be read.
         """
         if self._ahead is None:
             return False
         loop_of_this_process(self.url)
         received = result(self._ahead, self.url)
-        if received and received[-1].stop < self.file.num_bytes:
-            self._read_ahead()
-        else:
-            self._ahead = None
+        self._ahead = self.file.submit(self._receive()) if self._at < self._stop else None
         self._chunks.extend(chunk.data for chunk in received)
         return bool(self._chunks)
+
+    async def _receive(self) -> list[Chunk]:
+        """Return the chunks of the next bytes: `CHUNK_BYTES`, except at the end.
+
+        Raises StorageError if the bytes cannot be read, or do not arrive within `PART_S` seconds.
+        """
+        try:
+            return await asyncio.wait_for(self._read_body(), PART_S)
+        except asyncio.TimeoutError as err:
+            msg = f"{self.url}: the bytes from {self._at} on did not arrive within {PART_S:.0f} s."
+            raise StorageError(msg, url=self.url) from err
+
+    async def _read_body(self) -> list[Chunk]:
+        file, chunks, first = self.file, list[Chunk](), self._at
+        tries = await file.start_tries()
+        while self._at != self._stop and self._at - first < CHUNK_BYTES:
+            try:
+                if self._pieces is None:
+                    stop = self._stop if self._at else None
+                    reply, self._stop = await file.request(tries.store(), self._at, stop, by_range=self._has_ranges)
+                    self._pieces = aiter(reply.stream(min_chunk_size=PIECE_BYTES))
+                    continue
+                data = await anext(self._pieces, b"")
+                if not self._at and _PAGE.match(data):
+                    way = "Name the shards, or a folder with an index and a slash at the end of its URL"
+                    raise StorageError(f"{self.url}: this is a web page, not a tar.\n  {way}.", url=self.url)
+                if not data:
+                    raise BrokenReplyError(f"the server sent {self._at} of {self._stop} bytes")
+                if self._at + len(data) > self._stop:
+                    raise StorageError(f"{self.url}: the server sent more than {self._stop} bytes.", url=self.url)
+            except STORE_ERRORS as err:
+                self._pieces = None
+                if not self._at and self._has_ranges and any(sign in str(err) for sign in _PAST_END):
+                    self._has_ranges = False
+                    continue
+                if self._at and file.version is None:
+                    msg = f"{self.url}: the connection broke after {self._at} of {self._stop} bytes, and without an "
+                    msg += "ETag or a time of change the rest may be of another file."
+                    raise StorageError(msg, url=self.url) from None
+                await tries.failed(err)
+            else:
+                chunks.append(Chunk(self._at, memoryview(data)))
+                loop_of_this_process(self.url).count(Traffic(fetched=len(data)))
+                self._at += len(data)
+        tries.succeeded()
+        return chunks
 
 
 def plan_parts(ranges: Iterable[Range]) -> list[Range]:

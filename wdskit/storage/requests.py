@@ -53,9 +53,19 @@ MAX_STORES = 64
 T = TypeVar("T")
 _STATUS = re.compile(r"status code: (\d{3})((?: [A-Z][A-Za-z-]*)*)")
 _CODE = re.compile(r"<Code>(\w{1,80})</Code>")
-_HEADER = re.compile(r"source: Header \{\s*source: (\w+)")
-_CERTIFICATE = re.compile(r"certificate|UnknownIssuer|NotValidForName", re.IGNORECASE)
 _SYSTEM = re.compile(r'code: \d+,\s*kind: \w+,\s*message: "([^"]*)"')
+_REASONS = {
+    "RangeNotSupported": NO_RANGES,
+    "UnexpectedRange": "the server sent a different range than the one requested",
+    "Could not parse path": "the key has an empty part, or a part of dots only, which is not supported",
+    r"source: Header \{\s*source: (\w+)|Parse(ContentRange)": "a header of the server's reply is missing or invalid",
+    "InvalidListResponse": "the server's list of objects is cut or invalid",
+    "(?i)certificate|UnknownIssuer|NotValidForName": "its TLS certificate is not trusted. Name your own CA in "
+    "SSL_CERT_FILE or AWS_CA_BUNDLE",
+    "kind: Redirect": "its redirect is not followed: it leads from https to http, or in a loop",
+    r"(?s)HttpError \{.*Parse\(": "the server's reply is not valid HTTP, or its headers are too long",
+}
+"""Reasons that would be the same at the next try, by a pattern of obstore's error; the first one that fits counts."""
 _EXPIRED = (
     "ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidToken", "TokenRefreshRequired",
     "RequestExpired",
@@ -214,25 +224,14 @@ class RetryState:
         return opened
 
     def _error(self, failure: RequestFailure, elapsed_s: float) -> StorageError:
-        url, advice = self._location.url, failure.advice or _ADVICE.get(failure.status, "")
+        url, advice = self._location.url, ""
         if failure.status in (401, 403) and self._used.is_anonymous:
             self._loop.stores.pop(self._key, None)  # look for credentials again at the next read
-            advice = "No credentials were found, and it is not public. Set the credentials for this store."
-        elif failure.reason.startswith(_NO_CONNECTION) and self._location.scheme == "s3":
-            advice = "Check AWS_ENDPOINT_URL and AWS_REGION."
+            advice = "\n  No credentials were found, and it is not public."
+        elif failure.status == 301 or (failure.reason.startswith(_NO_CONNECTION) and self._location.scheme == "s3"):
+            advice = "\n  Check AWS_ENDPOINT_URL and AWS_REGION."
         tries = f" ({self._num} tries in {elapsed_s:.0f} s)" if self._num > 1 else ""
-        msg = f"{url}: {failure.reason}{tries}." + (f"\n  {advice}" if advice else "")
-        return StorageError(msg, url=url, status=failure.status)
-
-
-_ADVICE = {
-    301: "Set AWS_REGION to the region of the bucket.",
-    400: "Check the region, the endpoint and the credentials.",
-    401: "Check the credentials.",
-    403: "Check the credentials and their permissions.",
-    404: "Check the name.",
-    412: "Start again to read the new object.",
-}
+        return StorageError(f"{url}: {failure.reason}{tries}.{advice}", url=url, status=failure.status)
 
 
 _NO_CONNECTION = "the connection failed"
@@ -246,14 +245,12 @@ class RequestFailure(NamedTuple):
         status: Status of the HTTP response; 0 without a response.
         is_transient: Whether the request may succeed later.
         is_expired: Whether new credentials may help.
-        advice: What the user can do; "" means the advice for `status` in `_ADVICE`.
     """
 
     reason: str
     status: int = 0
     is_transient: bool = False
     is_expired: bool = False
-    advice: str = ""
 
 
 class BrokenReplyError(Exception):
@@ -277,30 +274,14 @@ def classify_error(err: Exception) -> RequestFailure:
         if status == 412:
             reason = "the object was replaced while it was read"
         elif code is not None and code[1] == "NoSuchBucket":
-            advice = "Check its name, or create it with your store's tools."
-            return RequestFailure("there is no such bucket", advice=advice)  # 404 would mean a missing file
+            return RequestFailure("there is no such bucket")  # 404 would mean a missing file
         elif status == 404:
             reason = "there is no such object" + (f" ({code[1]})" if code else "")
         is_slow = code is not None and code[1] == "RequestTimeout"  # with status 400
         return RequestFailure(reason, status, status in (408, 429) or status >= 500 or is_slow, is_expired)
-    if "RangeNotSupported" in text:
-        return RequestFailure(NO_RANGES)
-    if "UnexpectedRange" in text:
-        return RequestFailure("the server sent a different range than the one requested")
-    if "Could not parse path" in text:
-        return RequestFailure("the key has an empty part, or a part of dots only, which is not supported")
-    if found := _HEADER.search(text):
-        return RequestFailure(f"a header of the server's reply is missing or invalid ({found[1]})")
-    if "ParseContentRange" in text:
-        return RequestFailure("a header of the server's reply is missing or invalid (Content-Range)")
-    if "InvalidListResponse" in text:
-        return RequestFailure("the server's list of objects is cut or invalid")
-    if _CERTIFICATE.search(text):
-        return RequestFailure("its TLS certificate is not trusted. Name your own CA in SSL_CERT_FILE or AWS_CA_BUNDLE")
-    if "kind: Redirect" in text:
-        return RequestFailure("its redirect is not followed: it leads from https to http, or in a loop")
-    if "Parse(" in text and "HttpError {" in text:
-        return RequestFailure("the server's reply is not valid HTTP, or its headers are too long")
+    for sign, reason in _REASONS.items():
+        if found := re.search(sign, text):
+            return RequestFailure(f"{reason} ({found[found.lastindex]})" if found.lastindex else reason)
     if "HttpError {" in text:
         kind = "no reply came in time" if "kind: Timeout" in text or "TimedOut" in text else _NO_CONNECTION
         system = _SYSTEM.search(text)
