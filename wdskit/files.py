@@ -309,14 +309,6 @@ def describe_foreign(path: Path, problem: str) -> str:
     return f"{path}: this {problem}, so wdskit did not write it. Nothing was changed.\n  Look at it, then remove it."
 
 
-def is_file_name(value: object) -> bool:
-    """Return True if a value can be the name of a file in a folder.
-
-    The value must be text, not empty, `.` or `..`, without `/`, and with printable characters only.
-    """
-    return isinstance(value, str) and value not in ("", ".", "..") and "/" not in value and value.isprintable()
-
-
 def explain_unwritable(path: Path) -> str | None:
     """Return why no file can be written at `path`; None if no reason is known. Nothing is written."""
     try:

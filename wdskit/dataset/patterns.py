@@ -11,7 +11,6 @@ import fnmatch
 import functools
 import glob
 import itertools
-import math
 import os
 import re
 from collections import defaultdict
@@ -24,15 +23,16 @@ from wdskit.dataset.index import Index, ShardEntry, has_index, has_run, is_label
 from wdskit.errors import FolderIndexError, StorageError, WdskitError
 from wdskit.files import describe_missing
 from wdskit.limits import MAX_SHARD_NAMES
-from wdskit.storage.urls import ABSENT_STATUSES, is_local, local_path, scheme_of
+from wdskit.storage.urls import LISTED_SCHEMES, is_local, local_path, scheme_of
 
 _JOINT = re.compile(r"::(?![^\[\]/]*\])")  # but not inside http://[::1]/
 _GLOB = re.compile(r"[*?\[]")
 _URL_GLOB = re.compile(r"[*\[]")
 _FILE_NAME = re.compile(r"[*\[]|[.]tar\b", re.IGNORECASE)  # folders may have a dot, such as v1.0
 _INNER_BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?|([A-Za-z])\.\.([A-Za-z])(?:\.\.-?\d+)?")
-_MAX_DIGITS = 18
+_RANGE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|[A-Za-z]\.\.[A-Za-z])(?:\.\.-?\d+)?")
+_MAX_LETTERS = 58  # from A to z
+_MAX_RANGE_CHARS = 60
 
 ABSENT = "there is no such shard"
 LISTED_ABSENT = "the folder's index lists this shard, but there is no such file"
@@ -120,22 +120,19 @@ def find_shards(
     open_index: OpenIndex | None = None,
     *,
     needs_index: bool = False,
-    lists_buckets: bool = False,
 ) -> list[FolderShards]:
     """Find the shards that a user named. `check_found` checks that they exist.
 
     The shards keep the order in which they are named. A shard that is named twice appears twice. The shards of a glob
     or folder have the order of the folder's index; without an index, they are sorted by name as text: `s-10.tar` before
-    `s-2.tar`.
+    `s-2.tar`. Of a glob or folder in a store, the index is read even if `open_index` did not read it. Without an index,
+    the files of a bucket's folder are listed.
 
     Args:
         shards: A path, URL, glob, brace pattern (`a-{000..127}.tar`) or folder; several joined by `::`, or a list of
             them.
-        open_index: Called once for each folder; its exceptions are not caught. Default: `read_index` if `needs_index`
-            is set, otherwise `local_index`.
+        open_index: Called once for each folder; its exceptions are not caught. Default: `local_index`.
         needs_index: Refuse URLs that name only a file, with a query, so that no index belongs to them.
-        lists_buckets: For a glob or folder in a bucket without an index, list the files of the bucket's folder. If
-            False, a glob or folder in a bucket needs an index.
 
     Raises:
         StorageError: `shards` is empty, a pattern matches no shard, a pattern or a URL is invalid, or a folder or
@@ -143,17 +140,17 @@ def find_shards(
         FolderIndexError: An index is invalid, or is needed and missing. Or a local folder has no index because a run of
             `wdskit pack` is unfinished.
     """
-    open_once = functools.cache(open_index or (read_index if needs_index else local_index))
-    fallback = None if lists_buckets else functools.cache(read_index)
+    open_once = functools.cache(open_index or local_index)
     found: list[FolderShards] = []
     for part, patterns in enumerate(expand_parts(shards)):
         for pattern in patterns:
             places = find_folders(pattern)
             if not is_local(pattern):
                 _check_url(pattern, is_folder=needs_index or places[0].is_glob)
-            if needs_index and is_local(pattern) and not any(map(_exists, places)):
+            paths = [place.folder if place.is_glob else join_url(place.folder, place.name) for place in places]
+            if needs_index and is_local(pattern) and not any(os.path.exists(path or ".") for path in paths):
                 raise nothing_matches(pattern)
-            ones = [_match(pattern, place, open_once(place.folder), part, fallback) for place in places]
+            ones = [_match(pattern, place, open_once(place.folder), part) for place in places]
             if not any(one.names for one in ones):
                 raise nothing_matches(pattern)
             for one in ones:
@@ -166,27 +163,21 @@ def find_shards(
     return found
 
 
-def _match(
-    pattern: str, place: FolderPattern, index: Index | None, part: int, fallback: OpenIndex | None
-) -> FolderShards:
-    """Return the shards of one folder that `pattern` names. For a glob or folder in a store whose index was not read or
-    does not exist, `fallback` reads the index; if `fallback` is None, the files are listed. `find_shards` lists the
-    errors.
-    """
+def _match(pattern: str, place: FolderPattern, index: Index | None, part: int) -> FolderShards:
+    """Return the shards of one folder that `pattern` names. `find_shards` lists the errors."""
     folder, name, is_glob = place
     if not is_glob:
         return FolderShards(folder, index, [name], part, () if is_local(pattern) else (pattern,))
-    if not is_local(pattern):
-        if index is None and fallback is None:
+    if index is None and not is_local(pattern):
+        index = any_index(folder) if scheme_of(folder) in LISTED_SCHEMES else read_index(folder)
+        if index is None:
             from wdskit.storage.buckets import list_objects
 
             urls = {unquote(one.url.rpartition("/")[2]): one.url for one in list_objects(folder)}
             names = [*_select(urls, name)]
             if not names:
-                remedy = "Only tars are read from a store. Copy other files to a local disk first."
-                raise StorageError(f"{pattern}: no tar in this folder matches.\n  {remedy}", url=pattern)
+                raise nothing_matches(pattern)
             return FolderShards(folder, None, names, part, [urls[each] for each in names])
-        index = index or (fallback or read_index)(folder)
     if index is not None:
         if name in ("*", "*.tar"):
             return FolderShards(folder, index, index.names, part)
@@ -212,15 +203,15 @@ def any_index(folder: str) -> Index | None:
     reading it.
 
     Raises:
-        FolderIndexError: The index is invalid, or cannot be read for another reason.
-        StorageError: The URL is invalid, or its scheme is not supported.
+        FolderIndexError: The index is invalid.
+        StorageError: The URL is invalid, its scheme is not supported, or the store cannot be read.
     """
     if is_local(folder):
         return local_index(folder)
     try:
         return read_index(folder)
     except FolderIndexError as err:
-        if isinstance(err.__cause__, StorageError) and err.__cause__.status in ABSENT_STATUSES:
+        if isinstance(err.__cause__, StorageError):  # there is no index.json
             return None
         raise
 
@@ -286,11 +277,9 @@ class ShardList:
         return folders
 
 
-def list_shards(
-    shards: str | Sequence[str], open_index: OpenIndex | None = None, *, lists_buckets: bool = False
-) -> ShardList:
+def list_shards(shards: str | Sequence[str], open_index: OpenIndex | None = None) -> ShardList:
     """Find the shards that a user named, and check that they exist. See `find_shards` and `check_found`."""
-    found = find_shards(shards, open_index, lists_buckets=lists_buckets)
+    found = find_shards(shards, open_index)
     check_found(found)
     return ShardList.of(found)
 
@@ -341,31 +330,27 @@ def _count_names(pattern: str) -> int:
     """Return how many names a brace pattern has at most, because braceexpand makes all names of a brace before the
     first. Raises ValueError if the braces do not match.
     """
-    counts: list[int] = []  # of each brace, inner braces first; in the text, `\0n\0` replaces brace n
+    count = 1
 
-    def count(text: str) -> int:
-        return min(MAX_SHARD_NAMES + 1, math.prod(counts[int(number)] for number in re.findall(r"\0(\d+)\0", text)))
+    def remove(brace: re.Match[str]) -> str:
+        nonlocal count
+        found = _RANGE.fullmatch(brace[1])
+        if found is None:
+            count *= brace[1].count(",") + 1
+        elif found[1] is None:
+            count *= _MAX_LETTERS
+        else:
+            is_huge = len(found[0]) > _MAX_RANGE_CHARS
+            count *= MAX_SHARD_NAMES + 1 if is_huge else abs(int(found[1]) - int(found[2])) + 1
+        count = min(count, MAX_SHARD_NAMES + 1)
+        return ""
 
-    def close(brace: re.Match[str]) -> str:
-        is_range = _RANGE.fullmatch(brace[1])
-        counts.append(_count_range(*is_range.groups()) if is_range else sum(map(count, brace[1].split(","))))
-        return f"\0{len(counts) - 1}\0"
-
-    text, changes = re.sub(r"\\.|\0", "", pattern), 1
-    while changes:
-        text, changes = _INNER_BRACES.subn(close, text)
+    text, changes = re.sub(r"\\.", "", pattern), 1
+    while changes:  # inner braces first
+        text, changes = _INNER_BRACES.subn(remove, text)
     if "{" in text or "}" in text:
         raise ValueError("unbalanced braces")
-    return count(text)
-
-
-def _count_range(first: str | None, last: str | None, step: str | None, first_letter: str, last_letter: str) -> int:
-    """Return how many names a range in braces has at most: of numbers, or of letters if `first` or `last` is None."""
-    if first is None or last is None:
-        return abs(ord(last_letter) - ord(first_letter)) + 1
-    if max(map(len, (first, last, step or ""))) > _MAX_DIGITS:
-        return MAX_SHARD_NAMES + 1
-    return abs(int(last) - int(first)) // (int(step or 1) or 1) + 1
+    return count
 
 
 def has_wildcards(path: str) -> bool:
@@ -381,10 +366,6 @@ class FolderPattern(NamedTuple):
     folder: str
     name: str
     is_glob: bool
-
-
-def _exists(place: FolderPattern) -> bool:
-    return place.is_glob or os.path.exists(join_url(place.folder, place.name))
 
 
 def find_folders(pattern: str) -> list[FolderPattern]:

@@ -2,18 +2,14 @@
 
 The files that a planned source needs before it reads a sample (`index.json`, the list of the columns) are copied to
 `$XDG_CACHE_HOME/wdskit/folders`, once for each version (ETag). All processes of a user on a machine share the copy.
-Copies that were not used for `UNUSED_S` are removed.
 """
 
 from __future__ import annotations
 
 import bisect
-import contextlib
 import hashlib
 import itertools
 import os
-import re
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
@@ -41,10 +37,6 @@ PART_BYTES = 8 << 20
 _HEAD_BYTES = 128 << 10
 """Bytes of the first request for each file of a folder: most files are not larger."""
 
-UNUSED_S = 90 * 86400.0
-"""Copies of indexes that were not used for this time are removed."""
-
-_COPY = re.compile(r"[0-9a-f]{32}")
 _DIGEST_SUFFIX = ".sha256"
 
 T = TypeVar("T")
@@ -77,57 +69,50 @@ def read_copy(url: str, names: Sequence[str], read: Callable[[Path], T]) -> T:
 
 def _copy(url: str, names: Sequence[str]) -> Path:
     """Copy files of a remote folder if no copies of their current versions exist. Return the local folder of the
-    copies. `names` are all files to copy, with `index.json`. A new version gets a new local folder, and unused folders
-    of copies are then removed. `read_copy` lists the errors.
+    copies. `names` are all files to copy, with `index.json`. A new version gets a new local folder. `read_copy` lists
+    the errors.
     """
     from wdskit.storage.objects import ObjectFile
 
-    files = {name: ObjectFile(join_url(url, name)) for name in names}
-    fetched: dict[str, bytes] = {}
-    versions: list[str] = []
-    heads: dict[str, ReadAhead] = {}
+    files = [ObjectFile(join_url(url, name)) for name in names]
+    heads = [file.ahead([(0, _HEAD_BYTES)]) for file in files]  # one round trip for all files
+
+    def read_whole(file: ObjectFile, head: ReadAhead) -> bytes:
+        if file.num_bytes > MAX_INDEX_BYTES:
+            msg = f"{file.url}: it holds more than {MAX_INDEX_BYTES} bytes, too many for such a file."
+            raise StorageError(msg, url=file.url)
+        return head.read_at(0, file.num_bytes)
+
+    versions = [url]
     try:
-        for name, file in files.items():
-            heads[name] = file.ahead([(0, _HEAD_BYTES)])  # one round trip for all files
-        for name, file in files.items():
-            head, version = heads[name].read_at(0, _HEAD_BYTES), file.version
-            if file.num_bytes <= _HEAD_BYTES:
-                fetched[name] = head
-            if version is None:  # without a version, the sha256 of the bytes identifies the copy
-                fetched[name] = fetched.get(name) or _read_whole(file)
-                version = hashlib.sha256(fetched[name]).hexdigest()
-            versions.append(f"{name} {version}")
+        for name, file, head in zip(names, files, heads, strict=True):
+            head.read_at(0, _HEAD_BYTES)
+            # Without a version, the sha256 of the bytes identifies the copy.
+            versions.append(f"{name} {file.version or hashlib.sha256(read_whole(file, head)).hexdigest()}")
     except StorageError as err:
         if err.status != HTTPStatus.NOT_FOUND:
             raise
-        if err.url != files[INDEX_NAME].url:
+        if err.url != files[0].url:
             msg = f"{url}: the folder has no column.\n  Run `wdskit index {url} --columns NAMES`, or `wdskit split`."
             raise SelectionError(msg, folder=url) from err
         msg = f"{err}\n  A planned source needs the index of its folder. Run `wdskit index` where the shards are."
         raise FolderIndexError(msg, folder=url) from err
-    finally:
-        for each in heads.values():
-            each.cancel()
-    digest = hashlib.sha256("\n".join([url, *versions]).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join(versions).encode()).hexdigest()
     copies = user_cache() / "folders"
     folder, remedy = copies / digest[:32], "Set XDG_CACHE_HOME to a folder of your own with free space"
     make_private_folder(copies, f"the index of {url}", remedy)
-    is_new = not folder.is_dir()
     make_private_folder(folder, f"the index of {url}", remedy)
     try:
         with lock_folder(folder, wait=True):
             remove_temp_files(folder)
-            for name, file in files.items():
+            for name, file, head in zip(names, files, heads, strict=True):
                 if not _is_sound(folder / name):
-                    data = fetched[name] if name in fetched else _read_whole(file)
+                    data = read_whole(file, head)
                     publish_bytes(folder / (name + _DIGEST_SUFFIX), hashlib.sha256(data).digest())
                     publish_bytes(folder / name, data)
-        os.utime(folder)
     except OSError as err:
         msg = f"{folder}: the index of {url} cannot be stored here: {err.strerror or err}."
         raise StorageError(f"{msg}\n  {remedy}.", url=url) from err
-    if is_new:
-        _remove_unused(copies)
     return folder
 
 
@@ -170,25 +155,10 @@ def _is_sound(path: Path) -> bool:
     return data is not None and hashlib.sha256(data).digest() == read_own(path.with_name(path.name + _DIGEST_SUFFIX))
 
 
-def _remove_unused(copies: Path) -> None:
-    """Remove copies of indexes that no process has used for `UNUSED_S`."""
-    for path in copies.iterdir():
-        with contextlib.suppress(OSError):
-            if _COPY.fullmatch(path.name) and time.time() - path.lstat().st_mtime > UNUSED_S:
-                shutil.rmtree(path)  # does not follow links
-
-
 def user_cache() -> Path:
     """Return the folder of copies and uploads: `$XDG_CACHE_HOME/wdskit`, by default `~/.cache/wdskit`."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (a missing home is not an error)
     return Path(home) / "wdskit"
-
-
-def _read_whole(file: ObjectFile) -> bytes:
-    if file.num_bytes > MAX_INDEX_BYTES:
-        msg = f"{file.url}: it holds more than {MAX_INDEX_BYTES} bytes, too many for such a file."
-        raise StorageError(msg, url=file.url)
-    return file.read_at(0, file.num_bytes)
 
 
 class RemoteShard(IndexedShard):
@@ -292,18 +262,12 @@ class _ShardFile:
         Raises:
             StorageError: The object cannot be read, or is replaced while it is read.
         """
-        data = None if self._kept is None else self._kept.read(offset, size)
-        if data is not None:
-            self._loop.count(Traffic(from_cache=len(data)))
-            return data
         start_s = time.perf_counter()
-        if self._kept is not None and not self._ahead.covers(offset, size):
-            data = self._kept.read(offset, size, wait=True)
-        if data is None:
-            data = self._ahead.read_at(offset, size)
-            found = Traffic(by_ranges=len(data))
-        else:
-            found = Traffic(from_cache=len(data))
+        kept = None
+        if self._kept is not None:
+            kept = self._kept.read(offset, size, wait=not self._ahead.covers(offset, size))
+        data = self._ahead.read_at(offset, size) if kept is None else kept
+        found = Traffic(by_ranges=len(data)) if kept is None else Traffic(from_cache=len(data))
         self._loop.count(found._replace(wait_s=time.perf_counter() - start_s))
         return data
 
@@ -355,7 +319,7 @@ class _CachedParts:
                 found += group if at_once or not is_fetched else ()
         return found
 
-    def read(self, offset: int, size: int, *, wait: bool = False) -> bytes | None:
+    def read(self, offset: int, size: int, *, wait: bool) -> bytes | None:
         """Return `size` bytes from `offset`, read from the cache. The range must be one or more whole samples and the
         512 bytes after them. Return None for any other range, or if a part is not in the cache. If `wait` is True,
         first wait for parts that are being fetched.

@@ -78,7 +78,7 @@ def find_target(path: str) -> Target:
     is_folder = is_plain and (Path(local_path(path)).is_dir() if is_local(path) else not split_url(path)[1])
     if is_plain and not is_folder and is_local(path) and Path(local_path(path)).exists():
         return Target(path, "shard", (path,), None)
-    found = find_shards(path, local_index if is_plain else any_index, lists_buckets=not is_plain)
+    found = find_shards(path, local_index if is_plain else any_index)
     check_found(found, with_sizes=True)
     shards = ShardList.of(found)
     if shards.urls == (path,):

@@ -208,8 +208,6 @@ def _open_index(targets: Targets, folder: str) -> Index | None:
     try:
         index = any_index(folder)
     except FolderIndexError as err:
-        if not is_local(folder) and isinstance(err.__cause__, StorageError):
-            raise err.__cause__ from None
         targets.indexes[folder] = None
         targets.add(path, err)
         return None

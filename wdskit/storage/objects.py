@@ -361,11 +361,6 @@ class ReadAhead:
             return self._file.read_at(offset, size)
         return _join(result(self._chunks, self._file.url), offset, offset + size)
 
-    def cancel(self) -> None:
-        """Cancel the requests that are not answered yet. Bytes that have not arrived can no longer be read."""
-        if self._ranges:
-            self._chunks.cancel()
-
     def close(self) -> None:
         """Do nothing: other code may still read the object."""
 

@@ -51,7 +51,7 @@ class _Samples(Source):
         self._seen: set[str] = set()  # fields of all samples so far
         self._faults: dict[str, str] = {}  # keys of samples that are not whole, and why, until they are yielded
         self._used: list[NDArray[np.bool_]] | None = None  # which samples of each tar are rows; None for all
-        found = list_shards(source, any_index, lists_buckets=True)
+        found = list_shards(source, any_index)
         self._shards = [*zip(found.urls, found.entries, strict=True)]
         way_out = "leave the labels out: `wdskit reshard --drop cls`."
         common = common_classes(found.folders, found.folders.__getitem__, way_out=way_out)
