@@ -66,7 +66,7 @@ def test_it_stands_beside_its_shard() -> None:
 
 def test_a_scan_finds_what_was_written(tmp_path: Path) -> None:
     shard = write_shard(tmp_path / "s.tar", {f"k{at}": {"cls": bytes(at), "txt": bytes(600)} for at in range(5)})
-    scanned = scan_shard(str(shard), name="s.tar")
+    scanned = scan_shard(str(shard))
     assert [*scanned.offsets] == [0, *np.cumsum([512 + 1536] + [1024 + 1536] * 4).tolist()]
     write_offsets(shard, scanned.offsets)
     assert read_offsets(shard, num_bytes=shard.stat().st_size).tolist() == list(scanned.offsets)
@@ -100,7 +100,7 @@ def test_numbers_that_cannot_be_offsets_are_refused(tmp_path: Path, numbers: tup
 
 def test_without_the_checks_such_numbers_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant."""
-    monkeypatch.setattr(shard_module, "_offsets_problem", lambda *_: None)
+    monkeypatch.setattr(shard_module, "offsets_problem", lambda *_: "")
     for numbers, _ in REFUSED.values():
         assert len(read_offsets(write_raw(tmp_path / "s.tar", *numbers), num_bytes=SIZE)) == len(numbers)
 
@@ -118,9 +118,9 @@ def test_more_offsets_than_blocks_are_refused_before_they_are_read(tmp_path: Pat
     shard = tmp_path / "s.tar"
     with offsets_path(shard).open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(FolderIndexError, match="it has more than 168 bytes, the most that its shard"):
+    with pytest.raises(FolderIndexError, match="it holds more than 168 bytes"):
         read_offsets(shard, num_bytes=SIZE)
-    with pytest.raises(FolderIndexError, match="it has more than 1073741824 bytes"):
+    with pytest.raises(FolderIndexError, match="it holds more than 1073741824 bytes"):
         read_offsets(shard, num_bytes=1 << 62)
 
 
@@ -129,13 +129,13 @@ def test_no_memory_is_taken_for_offsets_that_a_shard_is_only_said_to_have(tmp_pa
     shard = write_raw(tmp_path / "s.tar", 0, 1024)
     tracemalloc.start()
     assert read_offsets(shard, num_bytes=num_bytes).tolist() == [0, 1024]
-    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
 
 
 def test_missing_offsets_say_how_to_make_them(tmp_path: Path) -> None:
-    with pytest.raises(FolderIndexError, match=r"s\.tar\.idx: cannot be read: No such file.*\n.*Run `wdskit index"):
+    with pytest.raises(FolderIndexError, match=r"s\.tar\.idx: cannot be opened: No such file.*\n.*Run `wdskit index"):
         read_offsets(tmp_path / "s.tar", num_bytes=SIZE)
     offsets_path(tmp_path / "s.tar").mkdir()
-    with pytest.raises(FolderIndexError, match=r"s\.tar\.idx: cannot be read: Is a directory"):
+    with pytest.raises(FolderIndexError, match=r"s\.tar\.idx: reading failed: Is a directory"):
         read_offsets(tmp_path / "s.tar", num_bytes=SIZE)

@@ -334,7 +334,7 @@ def test_check_sha256_finds_a_flipped_payload_bit_before_training(tmp_path):
     from wdskit.shards.index import scan_shard
 
     path = write_shard(tmp_path / "a.tar", {f"k{at}": {"txt": b"x" * 100} for at in range(3)})
-    write_index(tmp_path, [scan_shard(str(path), name="a.tar").entry])
+    write_index(tmp_path, [scan_shard(str(path)).entry])
     data, before = bytearray(path.read_bytes()), path.stat()
     data[600] ^= 1
     path.write_bytes(data)

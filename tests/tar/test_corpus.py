@@ -213,11 +213,11 @@ def test_a_scan_and_random_access_give_the_same_samples_as_the_stream(tmp_path, 
         assert reader.num_samples == len(samples)
         if err is not None:
             with pytest.raises(ShardError) as caught:
-                scan_shard("a.tar", name="a.tar")
+                scan_shard("a.tar")
             assert str(caught.value) == str(err)
             num_errors += 1
             continue
-        scanned = scan_shard("a.tar", name="a.tar")
+        scanned = scan_shard("a.tar")
         assert scanned.entry.sha256 == hashlib.sha256(case.data).hexdigest()
         assert tuple(scanned.offsets) == (*reader.starts, reader.stop)
         if not samples:

@@ -140,7 +140,7 @@ def test_the_scan_for_the_index_sees_the_same(tmp_path):
     """The digest of the scan also shows changes in data and padding, which the reader cannot find."""
     path = tmp_path / "a.tar"
     path.write_bytes(SHARD)
-    whole = scan_shard(str(path), name="a.tar")
+    whole = scan_shard(str(path))
     data = bytearray(SHARD)
     for kind, start, stop, samples in PARTS:
         for at in range(start, stop, 11):
@@ -149,10 +149,10 @@ def test_the_scan_for_the_index_sees_the_same(tmp_path):
             data[at] ^= 0x81
             if kind in {"header", "end"}:
                 with pytest.raises(ShardError) as caught:
-                    scan_shard(str(path), name="a.tar")
+                    scan_shard(str(path))
                 assert (caught.value.offset, caught.value.samples_read) == (start, samples)
             else:
-                scanned = scan_shard(str(path), name="a.tar")
+                scanned = scan_shard(str(path))
                 assert (scanned.offsets, scanned.entry.fields) == (whole.offsets, whole.entry.fields)
                 assert scanned.entry.sha256 != whole.entry.sha256
 
@@ -191,7 +191,7 @@ def test_a_shard_cut_at_any_byte_cannot_be_indexed(tmp_path):
     for size in range(0, len(SHARD), 3):
         path.write_bytes(SHARD[:size])
         with pytest.raises(ShardError, match="stops") as caught:
-            scan_shard(str(path), name="cut.tar")
+            scan_shard(str(path))
         assert caught.value.offset == size
 
 

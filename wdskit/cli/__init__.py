@@ -8,12 +8,9 @@ check (`verify`, `config`), 130 for Ctrl-C.
 from __future__ import annotations
 
 import contextlib
-import copy
 import errno
-import functools
 import os
 import sys
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -112,28 +109,13 @@ def _report_write_error(err: OSError) -> int:
     return 1
 
 
-@functools.cache
-def _commands(word: str) -> Callable[..., object]:
-    """Return the click command of `wdskit` with only the command or group `word`, or with all if `word` names none.
-
-    A call parses `sys.argv` and runs the command. It ends with SystemExit, or with the error of the command.
-    """
-    # One command is faster to make than all, because typer takes 4 ms for each.
-    wanted = copy.copy(app)
-    commands = [info for info in app.registered_commands if info.name == word]
-    groups = [info for info in app.registered_groups if info.name == word]
-    if commands or groups:
-        wanted.registered_commands, wanted.registered_groups = commands, groups
-    return typer.main.get_command(wanted)
-
-
 def _run() -> int:
     """Run the command in `sys.argv` and return the exit code.
 
     A WdskitError, Ctrl-C, and an OSError for a full or broken disk become exit codes. An unexpected error is raised.
     """
     try:
-        _commands(sys.argv[1] if len(sys.argv) > 1 else "")(prog_name="wdskit")
+        typer.main.get_command(app)(prog_name="wdskit")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except WdskitError as err:

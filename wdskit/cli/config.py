@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from wdskit.cli.console import escape, print_error
-from wdskit.cli.options import Command, Plugins, import_plugins
+from wdskit.cli.options import Command, ConfigArgument, OverridesOption, Plugins, import_plugins
 from wdskit.errors import StorageError
 from wdskit.text import hide_secrets
 
@@ -19,21 +19,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Check and show configuration files.", no_args_is_help=True)
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="A YAML configuration.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Change a setting first, such as loader.workers=4. Repeatable."),
-]
-
 
 @app.command(cls=Command)
-def check(file: File, overrides: Overrides = None, plugins: Plugins = None) -> None:
-    """Print the problems of FILE, one per line; if it has none, its pipelines. Python: wdskit.load_config.
+def check(config: ConfigArgument, overrides: OverridesOption = None, plugins: Plugins = None) -> None:
+    """Print the problems of CONFIG, one per line; if it has none, its pipelines. Python: wdskit.load_config.
 
-    Opens no shards. The classes.json files of local folders are compared: pipelines of one FILE must number classes
+    Opens no shards. The classes.json files of local folders are compared: pipelines of one CONFIG must number classes
     alike.
 
-    Exit code: 0 without problems, 1 with problems, 2 if FILE or a plugin cannot be read.
+    Exit code: 0 without problems, 1 with problems, 2 if CONFIG or a plugin cannot be read.
 
     Examples:
         wdskit config check configs/imagenet.yaml
@@ -43,34 +37,33 @@ def check(file: File, overrides: Overrides = None, plugins: Plugins = None) -> N
     from wdskit.stages.registry import check_registered
 
     import_plugins(plugins)
-    config = _load(file, overrides)
-    for name, stages in config.pipelines.items():
-        check_registered(stages, where=f"{config.origin}: {name}" if len(config.pipelines) > 1 else config.origin)
-    check_pipelines(config.pipelines, local_only=True)
-    print(f"{escape(str(file))}: ok")
-    for name, stages in config.pipelines.items():
+    loaded = _load(config, overrides)
+    for name, stages in loaded.pipelines.items():
+        check_registered(stages, where=f"{loaded.origin}: {name}" if len(loaded.pipelines) > 1 else loaded.origin)
+    check_pipelines(loaded.pipelines, local_only=True)
+    print(f"{escape(str(config))}: ok")
+    for name, stages in loaded.pipelines.items():
         names = " -> ".join(getattr(stage, "name", "?") for stage in stages)
         print(f"{name}: {names}")
-    unknown = _unregistered(config)
+    unknown = _unregistered(loaded)
     if unknown:
         print(f"Note: not registered here: {', '.join(unknown)}. Name the module that registers them with --plugin.")
 
 
 @app.command(cls=Command)
-def show(file: File, overrides: Overrides = None, plugins: Plugins = None) -> None:
-    """Print every setting that will be used: FILE with variables, --set and defaults filled in.
+def show(config: ConfigArgument, overrides: OverridesOption = None, plugins: Plugins = None) -> None:
+    """Print every setting that will be used: CONFIG with variables, --set and defaults filled in.
 
     The output loads as the same pipelines. Settings without a value are left out, and the query of a URL, which may be
     a signature. Numbers of workers and threads that the loader chooses are comments.
 
-    Exit code: 0 without problems, 1 with problems, 2 if FILE or a plugin cannot be read.
+    Exit code: 0 without problems, 1 with problems, 2 if CONFIG or a plugin cannot be read.
 
     Examples:
         wdskit config show configs/imagenet.yaml --set loader.workers=4
     """
     import_plugins(plugins)
-    config = _load(file, overrides)
-    sys.stdout.write(hide_secrets(config.to_yaml()))
+    sys.stdout.write(hide_secrets(_load(config, overrides).to_yaml()))
 
 
 @app.command(cls=Command)

@@ -65,6 +65,3 @@ def index_command(
         )
     if report.num_ignored:
         print(ignored_note(report.num_ignored))
-    num_empty = sum(entry.num_samples == 0 for entry in index.entries)
-    if num_empty:
-        print(f"Note: {plural(num_empty, 'shard')} without samples.")

@@ -170,23 +170,30 @@ def _match(pattern: str, place: FolderPattern, index: Index | None, part: int) -
         return FolderShards(folder, index, [name], part, () if is_local(pattern) else (pattern,))
     if index is None and not is_local(pattern):
         index = any_index(folder) if scheme_of(folder) in LISTED_SCHEMES else read_index(folder)
-        if index is None:
-            from wdskit.storage.buckets import list_objects
-
-            urls = {unquote(one.url.rpartition("/")[2]): one.url for one in list_objects(folder)}
-            names = [*_select(urls, name)]
-            if not names:
-                raise nothing_matches(pattern)
-            return FolderShards(folder, None, names, part, [urls[each] for each in names])
     if index is not None:
         if name in ("*", "*.tar"):
             return FolderShards(folder, index, index.names, part)
         matches = re.compile(fnmatch.translate(name)).match
         return FolderShards(folder, index, [each for each in index.names if matches(each)], part)
-    if has_run(folder):
+    if is_local(folder) and has_run(folder):
         raise unfinished(folder)
+    urls = files_of(folder)
+    names = [*_select(urls, name)]
+    return FolderShards(folder, None, names, part, () if is_local(pattern) else [urls[each] for each in names])
+
+
+def files_of(folder: str) -> dict[str, str]:
+    """Return the path or URL of each file in a local folder, or in a folder of a bucket, by file name.
+
+    Raises:
+        StorageError: The folder cannot be listed.
+    """
+    if not is_local(folder):
+        from wdskit.storage.buckets import list_objects
+
+        return {unquote(one.url.rpartition("/")[2]): one.url for one in list_objects(folder)}
     try:
-        return FolderShards(folder, None, [*_select(os.listdir(folder or "."), name)], part)
+        return {name: join_url(folder, name) for name in os.listdir(folder or ".")}
     except OSError as err:
         raise StorageError(f"{folder}: cannot be read: {err.strerror}.", url=folder) from err
 

@@ -33,16 +33,17 @@ from wdskit.dataset.index import (
     write_index,
 )
 from wdskit.dataset.lock import lock_folder
+from wdskit.dataset.patterns import split_url
 from wdskit.dataset.remote import read_copy
 from wdskit.dataset.samples import ShardReader
-from wdskit.dataset.shard import IDX_SUFFIX, are_offsets, digest_offsets, write_offsets
+from wdskit.dataset.shard import IDX_SUFFIX, digest_offsets, offsets_problem, write_offsets
 from wdskit.errors import FolderIndexError, SelectionError, ShardError, StorageError
 from wdskit.files import DISK, Disk, remove_temp_files
 from wdskit.limits import MAX_HELD_BYTES, MAX_IDX_BYTES, MAX_INDEX_BYTES
 from wdskit.shards.lazy_shard import close_files, field_size, fields_of
 from wdskit.shards.make_columns import ColumnBuilder, Source, parse_columns, parse_names, reader_of
 from wdskit.shards.parallel import Progress, local_folder, read_shards
-from wdskit.storage.urls import ByteStream, LocalFile, is_local, read_bytes
+from wdskit.storage.urls import ByteStream, is_local, open_stream, read_bytes
 from wdskit.text import plural
 
 _HEAD_BYTES = 200  # of an `index.json`, which say that wdskit wrote it
@@ -118,7 +119,7 @@ def index_folder(
 
     url = str(folder).rstrip("/")
     check_bucket(url)
-    files = {unquote(one.url.rpartition("/")[2]): _File(*one) for one in list_objects(url)}
+    files = {unquote(one.url.rpartition("/")[2]): _File(one.url, one.num_bytes) for one in list_objects(url)}
     columns_of: Mapping[str, Column] = {}
     if COLUMNS_NAME in files and INDEX_NAME in files:
         columns_of = read_copy(url, [COLUMNS_NAME], partial(list_columns, url=url))
@@ -131,11 +132,10 @@ def index_folder(
 
 
 class _File(NamedTuple):
-    """Path or URL of a file, its size, and its ETag in quotes (None for a local file, and without ETags)."""
+    """Path or URL of a file, and its size."""
 
     url: str
     num_bytes: int
-    etag: str | None = None
 
 
 def _index(
@@ -159,9 +159,7 @@ def _index(
         into: `folder`, or a folder whose files are uploaded.
         new: The sources of new columns by name.
         drop: Names of columns to remove.
-        workers: As for `index_folder`.
-        progress: As for `index_folder`.
-        disk: As for `index_folder`.
+        workers, progress, disk: As for `index_folder`.
     """
     found = sorted(name for name in files if name.endswith(".tar") and not name.startswith("."))
     if not found:
@@ -169,17 +167,17 @@ def _index(
     known = _read_before(folder, files)
     # States of loaders depend on the order of the shards, so the order of an earlier index is kept.
     names = dict.fromkeys([*(name for name in known if name in files), *found])
-    shards = [files[name] for name in names]
+    urls, sizes = [files[name].url for name in names], [files[name].num_bytes for name in names]
     sources = _sources(columns, new, drop, folder)
-    scan_file, sizes = partial(_scan_file, columns=sources), [one.num_bytes for one in shards]
-    scans = [*read_shards(scan_file, shards, sizes, path=folder, workers=workers, progress=progress)]
-    entries = [scan.entry for scan in scans]
+    scan = partial(scan_shard, columns=sources)
+    scans = [*read_shards(scan, urls, sizes, path=folder, workers=workers, progress=progress)]
+    entries = [one.entry for one in scans]
     index = Index.of(folder, entries)
-    made = {name: NewColumn(source, [scan.columns[name] for scan in scans]) for name, source in sources.items()}
+    made = {name: NewColumn(source, [one.columns[name] for one in scans]) for name, source in sources.items()}
     try:
         remove_temp_files(into, disk=disk)
-        for scan in scans:
-            write_offsets(into / scan.entry.name, scan.offsets, disk=disk)
+        for one in scans:
+            write_offsets(into / one.entry.name, one.offsets, disk=disk)
         write_index(into, entries, disk=disk)
         kept = write_columns(into, index.digest, made, disk=disk) if made or columns else []
         remove_columns(into, keep=kept, disk=disk)
@@ -187,7 +185,7 @@ def _index(
         raise StorageError(f"{into}: the index cannot be written: {err.strerror}.", url=folder) from err
     return IndexReport(
         index=index,
-        num_ignored=sum(scan.num_ignored for scan in scans),
+        num_ignored=sum(one.num_ignored for one in scans),
         changed=tuple(
             one.name
             for one in entries
@@ -217,7 +215,7 @@ def _read_before(folder: str, files: Mapping[str, _File]) -> Mapping[str, ShardE
                 _log.warning("%s The index is replaced, and the shards are in the order of their names.", problem)
     for name in files:
         if (idx := files.get(f"{name}{IDX_SUFFIX}")) and name.endswith(".tar") and name not in known:
-            foreign += [] if are_offsets(read_bytes(idx.url, limit=MAX_IDX_BYTES)) else [idx.url]
+            foreign += [idx.url] if offsets_problem(read_bytes(idx.url, limit=MAX_IDX_BYTES), 1 << 64) else []
     if foreign:
         msg = f"{foreign[0]}: this file is in the way: wdskit did not write it. Nothing was changed.\n  Move it away."
         raise FolderIndexError(msg, folder=folder)
@@ -260,14 +258,6 @@ def _find_files(folder: Path) -> dict[str, _File]:
     return files
 
 
-def _scan_file(one: _File, *, columns: Mapping[str, Source]) -> ScannedShard:
-    if is_local(one.url):
-        return scan_shard(one.url, columns=columns)
-    from wdskit.storage.objects import ObjectStream
-
-    return scan_shard(one.url, name=unquote(one.url.rpartition("/")[2]), file=ObjectStream(one.url), columns=columns)
-
-
 class ScannedShard(NamedTuple):
     """What was found in a shard that was read from end to end.
 
@@ -308,15 +298,11 @@ class DigestedFile:
         return part
 
 
-def scan_shard(
-    path: str, *, name: str = "", file: ByteStream | None = None, columns: Mapping[str, Source] | None = None
-) -> ScannedShard:
+def scan_shard(url: str, *, columns: Mapping[str, Source] | None = None) -> ScannedShard:
     """Read a shard from end to end. Check every header, and compute the digest, the offsets and the columns.
 
     Args:
-        path: Path or URL of the shard, for messages.
-        name: The shard's name in the index. Default: the file name of `path`.
-        file: The open shard, which this function closes after reading; None opens the local file `path`.
+        url: Path or URL of the shard.
         columns: Sources of the columns to compute, by name; None for no columns.
 
     Raises:
@@ -324,18 +310,16 @@ def scan_shard(
         SelectionError: A source is invalid, or the value of a sample cannot be in a column.
         StorageError: The shard cannot be read.
     """
-    name = name or Path(path).name
+    name = split_url(url)[1]
     if not name.isprintable():
-        if file is not None:
-            file.close()
         problem = f"its file name {name!r} holds characters that cannot be printed"
-        raise ShardError(shard=path, offset=0, problem=problem, remedy="Rename it.")
-    shard = DigestedFile(LocalFile(path) if file is None else file)
+        raise ShardError(shard=url, offset=0, problem=problem, remedy="Rename it.")
+    shard = DigestedFile(open_stream(url))
     fields: set[str] = set()
     with contextlib.closing(shard.file):
-        builder = ColumnBuilder(columns or {}, path)
+        builder = ColumnBuilder(columns or {}, url)
         spill = tempfile.TemporaryFile if columns else None
-        reader = ShardReader(shard.read, shard=path, hold_bytes=MAX_HELD_BYTES, spill=spill)
+        reader = ShardReader(shard.read, shard=url, hold_bytes=MAX_HELD_BYTES, spill=spill)
         for sample in close_files(reader):
             fields.update(sample)
             for field, data in fields_of(sample) if columns else ():

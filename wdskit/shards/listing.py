@@ -6,12 +6,11 @@ import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
-from urllib.parse import unquote
 
 import numpy as np
 
@@ -23,8 +22,9 @@ from wdskit.dataset.patterns import (
     any_index,
     check_found,
     expand_patterns,
+    files_of,
+    find_folders,
     find_shards,
-    local_index,
     split_url,
 )
 from wdskit.errors import KeyRuleError, SelectionError, StorageError
@@ -47,7 +47,6 @@ class Target:
     """The shards that a user's path names.
 
     Attributes:
-        path: The path as the user wrote it.
         kind: "shard" if the path names one shard, "folder" if it names a folder, "pattern" for a glob, a brace pattern
             or several paths joined by `::`.
         urls: Path or URL of each shard, in order.
@@ -56,7 +55,6 @@ class Target:
         index: The index of the folder; None if `kind` is not "folder", or if the folder has no index.
     """
 
-    path: str
     kind: Literal["shard", "folder", "pattern"]
     urls: tuple[str, ...]
     entries: tuple[ShardEntry, ...] | None
@@ -66,7 +64,7 @@ class Target:
 def find_target(path: str) -> Target:
     """Find the shards of a user's path: a shard, a folder, a glob or a brace pattern; or several joined by `::`.
 
-    The path of an existing local file is always one shard, and the index of the file's folder is not read.
+    If the path names one shard, the index of its folder is not read.
 
     Raises:
         StorageError: No shard matches, a local shard is missing, a pattern or a scheme is invalid, or a bucket cannot
@@ -76,17 +74,13 @@ def find_target(path: str) -> Target:
     """
     is_plain = [*expand_patterns(path)] == [path]
     is_folder = is_plain and (Path(local_path(path)).is_dir() if is_local(path) else not split_url(path)[1])
-    if is_plain and not is_folder and is_local(path) and Path(local_path(path)).exists():
-        return Target(path, "shard", (path,), None)
-    found = find_shards(path, local_index if is_plain else any_index)
+    is_shard = is_plain and not any(place.is_glob for place in find_folders(path))
+    found = find_shards(path, (lambda _: None) if is_shard else any_index)
     check_found(found, with_sizes=True)
     shards = ShardList.of(found)
-    if shards.urls == (path,):
-        return Target(path, "shard", shards.urls, None)
     entries = [entry for entry in shards.entries if entry is not None]
     return Target(
-        path,
-        "folder" if is_folder else "pattern",
+        "shard" if is_shard else "folder" if is_folder else "pattern",
         shards.urls,
         tuple(entries) if len(entries) == len(shards.urls) else None,
         found[0].index if is_folder else None,
@@ -100,17 +94,10 @@ def other_tars(index: Index) -> list[str]:
     Raises:
         StorageError: The folder cannot be listed.
     """
-    names: Iterable[str] = ()
-    try:
-        if not index.is_remote:
-            names = [path.name for path in index.local.iterdir()]
-    except OSError as err:
-        raise StorageError(f"{index.place}: cannot be read: {err.strerror}.", url=index.place) from err
-    if index.is_remote and scheme_of(index.folder) in LISTED_SCHEMES:
-        from wdskit.storage.buckets import list_objects
-
-        names = [unquote(one.url.rpartition("/")[2]) for one in list_objects(index.folder)]
-    return sorted(name for name in names if name.endswith(".tar") and name[0] != "." and name not in index.by_name)
+    if index.is_remote and scheme_of(index.folder) not in LISTED_SCHEMES:
+        return []
+    names = sorted(files_of(index.folder))
+    return [name for name in names if name.endswith(".tar") and name[0] != "." and name not in index.by_name]
 
 
 @dataclass(frozen=True)
@@ -259,7 +246,7 @@ def info(path: str, *, num: int = 5, workers: int | None = None, progress: Progr
     classes = read_target_classes(target)
     labels.update(next((one.values for one in summaries if one.source == CLASS_FIELD and one.values), {}))
     return Summary(
-        path=shown_url(target.path),
+        path=shown_url(path),
         kind=target.kind,
         source="scan" if is_scan else "index",
         num_shards=len(counts),

@@ -28,7 +28,7 @@ from wdskit.limits import MAX_LISTED
 from wdskit.shards.listing import other_tars
 from wdskit.shards.parallel import Progress, file_size, read_shards
 from wdskit.shards.verify_shard import NOTES, CheckJob, Fields, Finding, Kind, ShardReport, check_shard
-from wdskit.storage.urls import ABSENT_STATUSES, NO_RANGES, is_local, open_ranges, shown_url
+from wdskit.storage.urls import ABSENT_STATUSES, is_local, open_ranges, shown_url
 from wdskit.tar.names import split_name
 from wdskit.tar.walk import TarWalk
 from wdskit.text import plural, shorten
@@ -232,11 +232,10 @@ def check_columns(folder: str, targets: Targets) -> None:
             found.column(name).check()
     except WdskitError as err:
         unread = err if isinstance(err, StorageError) else err.__cause__
-        if found is None and isinstance(unread, StorageError) and unread.status in ABSENT_STATUSES:
-            return  # a remote folder without columns
-        is_here = isinstance(err.__cause__, OSError) or NO_RANGES in str(err)  # no copy can be written here
-        kind: Kind = "unchecked" if isinstance(err, StorageError) and is_here else "index"
-        targets.add(join_url(folder, COLUMNS_NAME), err, kind)
+        is_absent = isinstance(unread, StorageError) and unread.status in ABSENT_STATUSES
+        if found is not None or not is_absent:  # a remote folder may have no columns
+            is_read = is_absent or not isinstance(err, StorageError)
+            targets.add(join_url(folder, COLUMNS_NAME), err, "index" if is_read else "unchecked")
 
 
 def find_odd(reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
@@ -250,10 +249,10 @@ def find_odd(reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
     counts: Counter[Fields] = Counter()
     first: dict[Fields, tuple[str, str]] = {}  # path and key of the first sample
     for report in reports:
-        for names, one in report.field_sets.items():
+        for names, (count, key) in report.field_sets.items():
             kinds = tuple(sorted(map(_kind_of, names)))
-            counts[kinds] += one.count
-            first.setdefault(kinds, (shown_url(report.path), one.key))
+            counts[kinds] += count
+            first.setdefault(kinds, (shown_url(report.path), key))
     (most, _), *others = counts.most_common() or [((), 0)]
     found = []
     for kinds, count in others[:MAX_LISTED]:

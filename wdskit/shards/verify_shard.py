@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -22,12 +20,12 @@ from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.patterns import ABSENT, LISTED_ABSENT
 from wdskit.dataset.samples import ShardReader
-from wdskit.dataset.shard import IDX_SUFFIX, digest_offsets
-from wdskit.errors import DecodeError, ShardError, StorageError
+from wdskit.dataset.shard import IDX_SUFFIX, parse_offsets
+from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_LISTED
 from wdskit.shards.index import DigestedFile
-from wdskit.storage.urls import is_local, open_stream, read_bytes, shown_url
+from wdskit.storage.urls import LocalFile, is_local, open_stream, read_bytes, shown_url
 from wdskit.tar.window import LargeData
 from wdskit.text import shorten
 
@@ -114,14 +112,6 @@ class CheckJob:
 
 
 @dataclass
-class FieldSet:
-    """Samples of a shard with the same fields: their number, and the key of the first sample."""
-
-    count: int
-    key: str
-
-
-@dataclass
 class ShardReport:
     """Result of checking one shard.
 
@@ -136,7 +126,8 @@ class ShardReport:
         findings: The faults of the shard.
         starts: Byte offset of each sample, and the end of the last sample: uint64 (num_samples + 1,).
         hashes: Hash of each sample's key: uint64 (num_samples,).
-        field_sets: Samples with each set of fields. `OTHER_FIELDS` has the samples beyond `MAX_FIELD_SETS` sets.
+        field_sets: For each set of fields, the number of its samples and the key of the first one. `OTHER_FIELDS` has
+            the samples beyond `MAX_FIELD_SETS` sets.
     """
 
     path: str
@@ -149,7 +140,7 @@ class ShardReport:
     findings: tuple[Finding, ...] = ()
     starts: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(1, np.uint64))
     hashes: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
-    field_sets: dict[Fields, FieldSet] = field(default_factory=dict)
+    field_sets: dict[Fields, tuple[int, str]] = field(default_factory=dict)
 
 
 def check_shard(job: CheckJob) -> ShardReport:
@@ -176,22 +167,18 @@ class _ShardCheck:
         job, report = self._job, self._report
         is_absent = False
         try:
-            if is_local(job.path) and not stat.S_ISREG(Path(job.path).stat().st_mode):  # a pipe would block
-                self._add("unreadable", "this is not a file")
-            else:
-                shard = DigestedFile(open_stream(job.path))
-                with contextlib.closing(shard.file):
-                    try:
-                        self._read(shard)
-                    finally:
-                        report.num_bytes = shard.num_bytes
-                self._compare_entry(shard)
+            local = is_local(job.path)
+            shard = DigestedFile(LocalFile(job.path, takes_pipe=False) if local else open_stream(job.path))
+            with contextlib.closing(shard.file):
+                try:
+                    self._read(shard)
+                finally:
+                    report.num_bytes = shard.num_bytes
+            self._compare_entry(shard)
         except StorageError as err:
             report.is_whole, is_absent = False, err.status == HTTPStatus.NOT_FOUND
             absent = ABSENT if job.entry is None else LISTED_ABSENT
             self._add("missing" if is_absent else "unreadable", absent if is_absent else str(err))
-        except OSError as err:
-            self._add("unreadable", f"it cannot be opened: {err.strerror}")
         if job.has_offsets and not is_absent and (problem := compare_offsets(job.path, report, entry=job.entry)):
             self._findings["offsets"] = [Finding("offsets", f"{self._shown}{IDX_SUFFIX}", problem)]
         report.findings = tuple(one for found in self._findings.values() for one in found)
@@ -261,7 +248,7 @@ class _ShardCheck:
         offsets in the shard.
         """
         key = str(sample["__key__"])
-        if (".." in key or key[0] == "/" or not key.isprintable()) and _UNSAFE_KEY.search(key):
+        if _UNSAFE_KEY.search(key):
             problem = "it is an absolute path, leads out of its folder, or holds a control character"
             self._add("name", problem, offset=start, key=key)
         self._stop = stop
@@ -270,7 +257,8 @@ class _ShardCheck:
         names = tuple(sorted(sample.keys() - _OWN_FIELDS))
         if names not in field_sets and len(field_sets) >= MAX_FIELD_SETS:
             names = OTHER_FIELDS
-        field_sets.setdefault(names, FieldSet(0, shorten(key))).count += 1
+        count, first = field_sets.get(names, (0, shorten(key)))
+        field_sets[names] = count + 1, first
 
     def _compare_entry(self, shard: DigestedFile) -> None:
         """Add a finding for each difference between the file and its index entry. Of a damaged shard, compare only the
@@ -302,16 +290,14 @@ def compare_offsets(path: str, report: ShardReport, *, entry: ShardEntry | None)
     """
     try:
         data = read_bytes(f"{path}{IDX_SUFFIX}", limit=MAX_IDX_BYTES)
-    except StorageError as err:
+        sha256 = entry.idx_sha256 if entry else None
+        offsets = parse_offsets(data, path, num_bytes=1 << 63, sha256=sha256).astype(np.uint64)
+    except (StorageError, FolderIndexError) as err:  # loaders refuse such an .idx
         return str(err).removeprefix(f"{path}{IDX_SUFFIX}: ").partition("\n")[0].rstrip(".")
-    if len(data) % 8:
-        return f"it has {len(data)} bytes, not 8 per sample plus 8"
-    offsets, starts = np.frombuffer(data, dtype="<u8"), report.starts[: None if report.is_whole else -1]
+    starts = report.starts[: None if report.is_whole else -1]
     num = min(len(offsets), len(starts))
     wrong = np.flatnonzero(offsets[:num] != starts[:num])
     if len(wrong) or (report.is_whole and len(offsets) != len(starts)):
         at = int(wrong[0]) if len(wrong) else num
         return f"offset {at} of its {len(offsets)} differs from the shard, which has {len(report.starts) - 1} samples"
-    if entry and entry.idx_sha256 not in (None, digest_offsets(offsets.tolist())):  # loaders refuse such an .idx
-        return "its sha256 is not the one in the index"
     return ""
