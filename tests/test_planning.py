@@ -171,7 +171,7 @@ def test_a_plan_of_many_shards_is_quick(tmp_path):
 
 def test_streams_have_the_steps_of_with_epoch(folder):
     stages = ["split_by_node", "split_by_worker", {"map": "unheard_of"}, {"batched": 4}, {"with_epoch": 7}]
-    found = wdskit.plan(config(*stages, stream=str(folder)), world_size=2, workers=2)
+    found = wdskit.plan(config(*stages, stream=str(folder)) | {"loader": {"workers": 2}}, world_size=2)
     assert (found.num_shards, found.steps, found.batch) == (6, 7, 4)
     assert wdskit.plan(wdskit.Pipeline().stream(str(folder))).steps is None
 
@@ -182,7 +182,7 @@ def test_streams_that_would_be_refused_are_refused(folder):
     with pytest.raises(PipelineError, match="ends at a different step on each"):
         wdskit.plan(config("split_by_node", stream=str(folder)), world_size=2)
     with pytest.raises(PipelineError, match="6 shards cannot feed 7 workers"):
-        wdskit.plan(config("split_by_node", "split_by_worker", stream=str(folder)), workers=7)
+        wdskit.plan(config("split_by_node", "split_by_worker", stream=str(folder)) | {"loader": {"workers": 7}})
 
 
 def test_a_resampled_stream_needs_no_epoch_on_several_ranks(folder):
@@ -214,11 +214,6 @@ def test_errors_come_before_numbers(folder, tmp_path):
     write_numbers(tmp_path, [3])
     with pytest.raises(FolderIndexError, match="wdskit index"):
         wdskit.plan(config(exact=str(tmp_path)))
-
-
-def test_the_workers_are_the_configurations_unless_given(folder):
-    configured = config(exact=str(folder)) | {"loader": {"workers": 3}}
-    assert (wdskit.plan(configured).workers, wdskit.plan(configured, workers=5).workers) == (3, 5)
 
 
 def test_planning_a_planned_source_does_not_wait_for_torch(folder, script_environment):

@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 from wdskit import _PUBLIC as PUBLIC
 from wdskit.config.types import StageSpec
 from wdskit.loader.make import make_loader
-from wdskit.pipeline.settings import SECTIONS
+from wdskit.pipeline.settings import SECTIONS, LoaderSpec
 from wdskit.stages.registry import STAGES
 
 ROOT = Path(__file__).parents[1]
@@ -33,14 +33,14 @@ HEAD = """# `tools/generate.py` writes this file from builder.py and the setting
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from typing_extensions import Self
 
 from wdskit.engine.program import Program
 from wdskit.engine.stream import StreamPipeline
 from wdskit.loader.base import Loader
-from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec
+from wdskit.pipeline.settings import CacheSpec, Config, ErrorsSpec
 
 Shards: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
 Function: TypeAlias = str | Callable[..., Any]
@@ -52,7 +52,8 @@ Fields: TypeAlias = str | Sequence[str]
 TYPES = {
     "FieldChoices": "Fields", "FieldNames": "Fields", "FieldName": "str", "Alternatives": "str", "Count": "int",
     "LaneCount": "int",
-    "Natural": "int", "Number": "float", "Positive": "float", "Bool": "bool", "Text": "str", "Range": "Sequence[float]",
+    "Natural": "int", "Cluster": "str", "Device": "str", "Timeout": "float",
+    "Number": "float", "Positive": "float", "Bool": "bool", "Text": "str", "Range": "Sequence[float]",
     "ShareRange": "Sequence[float]", "Channels": "Sequence[float]", "PositiveChannels": "Sequence[float]",
     "Weights": "Sequence[float]", "Bounds": "Sequence[int | str]", "Split": "str", "Condition": "str",
     "ColumnName": "str", "Times": "Mapping[str, Any]", "Shapes": "Sequence[Sequence[int]] | Mapping[str, Any]",
@@ -76,6 +77,13 @@ PLAIN_TYPES = {
     "Sequence[Function | None]": "list of functions", "int": "whole number", "float": "number", "bool": "true or false",
 }  # fmt: skip
 
+
+SETTING_TYPES = {
+    name: TYPES.get(kind.removesuffix(" | None"), kind.removesuffix(" | None"))
+    for name, kind in inspect.get_annotations(LoaderSpec).items()
+    if name in LoaderSpec.model_fields
+}
+"""The types of the settings `loader` in a signature."""
 
 _ARGUMENT = re.compile(r"^    (\w+): (.*?)(?=^    \w|\Z)", re.MULTILINE | re.DOTALL)
 
@@ -137,17 +145,19 @@ def method(name: str, signature: str, returns: str, text: str) -> str:
 
 
 def loader_method() -> str:
-    """Return the signature of `loader`, with all arguments of `make_loader` but `pipeline` and `overrides`."""
+    """Return the signature of `loader`: the arguments of `make_loader` but `pipeline` and `overrides`, and all settings
+    `loader` of a configuration.
+    """
     source = inspect.getsource(make_loader)
-    arguments = source[source.index("    *,\n") : source.index(") -> Loader:")]
-    arguments = "".join(
-        line for line in arguments.splitlines(keepends=True) if not line.strip().startswith(("pipeline:", "overrides:"))
-    )
+    lines = source[source.index("    *,\n") : source.index("    **loader")].splitlines(keepends=True)
+    arguments = [line for line in lines if not line.strip().startswith(("pipeline:", "overrides:"))]
+    arguments += [f"    {name}: {SETTING_TYPES[name]} | None = None,\n" for name in LoaderSpec.model_fields]
     whole = inspect.getdoc(make_loader) or ""
-    start, stop = whole.index("    transforms:"), whole.index("Raises:")
+    start, stop = whole.index("    transforms:"), whole.index("    loader:")
     about = {name: re.sub(r"\s+", " ", text).strip() for name, text in _ARGUMENT.findall(whole[start:stop])}
+    about |= {name: field.description or "" for name, field in LoaderSpec.model_fields.items()}
     text = docstring("Make the loader of this pipeline for this rank: `wdskit.make_loader(self, ...)`.", about)
-    return method("loader", "self,\n" + arguments, "Loader", text)
+    return method("loader", "self,\n" + "".join(arguments), "Loader", text)
 
 
 def builder_stub() -> str:

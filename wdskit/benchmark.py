@@ -14,14 +14,13 @@ from wdskit.engine.program import Job, Program
 from wdskit.errors import PipelineError
 from wdskit.loader.make import make_loader
 from wdskit.loader.planned import PlannedLoader
-from wdskit.pipeline.builder import OpenedPipeline, Pipeline, open_pipeline
+from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.ranks import find_rank
-from wdskit.pipeline.settings import choose_workers
+from wdskit.pipeline.settings import Config, choose_workers
 from wdskit.processes import cpu_s_of_tree, usable_cores
 from wdskit.stages.buckets import Bucketed
 from wdskit.stages.sources import PlannedSource
 from wdskit.stages.streaming import WithEpoch
-from wdskit.text import as_int
 
 Progress = Callable[[str, int, int], None]
 
@@ -139,27 +138,20 @@ def bench(
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or do not have an index or column.
         ShardError, SampleError: Reading or decoding a sample failed.
     """
-    world_size, repeats, seconds = map(as_int, (world_size, repeats, seconds))
-    for name, number in (("world_size", 1 if world_size is None else world_size), ("repeats", repeats)):
-        if type(number) is not int or number < 1:
-            raise PipelineError(f"bench({name}={number!r}): pass a whole number, 1 or more.")
-    if type(seconds) not in {int, float} or not 0 < seconds < float("inf"):
-        raise PipelineError(f"bench(seconds={seconds!r}): pass a number above 0.")
-    for name, numbers in (("workers", workers), ("threads", threads)):
-        if numbers is not None and (not isinstance(numbers, (list, tuple)) or not numbers):
-            raise PipelineError(f"bench({name}={numbers!r}): pass a list of whole numbers.")
-    opened = open_pipeline(config, pipeline, overrides, caller="bench")
-    if not isinstance(opened.pipe.stages[0], PlannedSource):
+    if repeats < 1 or not 0 < seconds < float("inf"):
+        raise PipelineError(f"bench(repeats={repeats!r}, seconds={seconds!r}): pass numbers above 0.")
+    _, stages, configured_by = open_pipeline(config, pipeline, overrides)
+    if not isinstance(stages[0], PlannedSource):
         msg = "bench: a stream cannot be measured, because it has no epoch that loaders with any workers share."
         raise PipelineError(f"{msg}\n  Index the shards (`wdskit index FOLDER`), and measure `exact`.")
-    if any(isinstance(stage, Bucketed) for stage in opened.pipe.stages):
+    if any(isinstance(stage, Bucketed) for stage in stages):
         msg = "bench: a pipeline with `bucketed` cannot be measured, because its batches differ in size."
         raise PipelineError(f"{msg}\n  Measure it with `batched` in place of `bucketed`.")
     if world_size is None and (launched := find_rank()).world_size > 1:
         msg = f"bench measures one rank, but {launched.world_size} are running and would measure at the same time."
         once = f"Start it once, without torchrun, and with world_size={launched.world_size} (--world-size)"
         raise PipelineError(f"{msg}\n  {once}, on the CPUs of one rank (taskset).")
-    subject = _Subject(opened, transforms, plugins, world_size or 1)
+    subject = _Subject(stages, configured_by, transforms, plugins, world_size or 1)
     configured = subject.configured
     settings = sorted({Setting(w, t) for w in workers or [configured.workers] for t in threads or [configured.threads]})
     for setting in settings:
@@ -197,18 +189,20 @@ class _Subject:
         WdskitError: The pipeline cannot run. `make_loader` raises the same error.
     """
 
-    def __init__(self, opened: OpenedPipeline, transforms: Any, plugins: Sequence[str], world_size: int) -> None:
-        spec, stages = opened.loader, opened.pipe.stages
+    def __init__(
+        self, stages: Sequence[Any], config: Config, transforms: Any, plugins: Sequence[str], world_size: int
+    ) -> None:
+        spec = config.loader
         self.configured = Setting(*choose_workers(spec, stages)[:2])
         self.world_size = world_size
         self._settings = spec.model_dump(exclude_unset=True) | {"persistent_workers": False, "on": None}
         self._settings |= {"rank": 0, "world_size": world_size, "transforms": transforms, "plugins": plugins}
-        self._settings |= {"errors": opened.errors.model_dump() | {"dir": None}}
-        self._pipe = opened.pipe
+        self._settings |= {"errors": config.errors.model_dump() | {"dir": None}}
+        self._pipe = Pipeline(stages)
         loader = self.loader(Setting(0, 1))  # raises if the unchanged pipeline cannot run
         if loader.program.reader.is_remote:
-            self._settings["cache"] = opened.cache.model_dump()
-        if opened.errors.max_bad:
+            self._settings["cache"] = config.cache.model_dump()
+        if config.errors.max_bad:
             self._settings["errors"]["max_bad"] = 2**62  # the endless epoch repeats bad samples
         without_end = [stage for stage in stages if not isinstance(stage, WithEpoch)]
         self._pipe = Pipeline([*without_end, WithEpoch(n=_ENDLESS)])
@@ -224,10 +218,7 @@ class _Subject:
         Raises:
             PipelineError: The pipeline cannot run with `setting`.
         """
-        # what has no effect would log a warning
-        unused = {} if setting.workers else {"start_method": None}
-        unused |= {"prefetch": None} if setting == Setting(0, 1) else {}
-        loader = make_loader(self._pipe, **self._settings | setting._asdict() | unused)
+        loader = make_loader(self._pipe, **self._settings | setting._asdict())
         assert isinstance(loader, PlannedLoader)
         return loader
 

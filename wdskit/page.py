@@ -159,8 +159,8 @@ def _open_pipeline(
     config: Any, pipeline: str | None, overrides: Sequence[str], where: str | None, seed: int | None
 ) -> tuple[str, int, Iterator[Card]]:
     """Return the title, the number of samples of an epoch (0 if unknown), and the cards of a pipeline's samples."""
-    opened = open_pipeline(config, pipeline, overrides, caller="view")
-    source, *stages = opened.pipe.stages
+    name, items, _ = open_pipeline(config, pipeline, overrides)
+    source: Any = items[0]
     changes = {name: value for name, value in (("where", where), ("seed", seed)) if value is not None}
     if changes:
         if where is not None and getattr(source, "where", None):
@@ -169,8 +169,8 @@ def _open_pipeline(
         source = parse_stage(source.name, {**settings, **changes}, where="view")
     data = source.plan() if getattr(source, "is_planned", False) else None
     known = set(_classes_of(data).values()) if data else set()
-    title = opened.name if isinstance(config, Mapping | Pipeline) else f"{Path(config).name}, pipeline {opened.name}"
-    cards = _pipeline_cards([source, *stages], known.pop() if len(known) == 1 else ())
+    title = name if isinstance(config, Mapping | Pipeline) else f"{Path(config).name}, pipeline {name}"
+    cards = _pipeline_cards([source, *items[1:]], known.pop() if len(known) == 1 else ())
     return title, (data.num_samples or 0) if data else 0, cards
 
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from wdskit.config.types import parse_settings
 from wdskit.errors import PipelineError
 from wdskit.order.base import DEPTHS, Ints
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.steps import AnySteps, rank_positions
 from wdskit.pipeline.builder import Pipeline, open_pipeline
-from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec, choose_workers
+from wdskit.pipeline.settings import Config, choose_workers
 from wdskit.stages.epoch import EpochLayout, plan_epoch
 from wdskit.stages.sources import PlannedData, PlannedSource
 from wdskit.text import as_int
@@ -121,7 +120,6 @@ def plan(
     pipeline: str | None = None,
     overrides: Sequence[str] = (),
     world_size: int = 1,
-    workers: int | None = None,
     gpus_per_node: int = 8,
     epoch: int = 0,
 ) -> EpochPlan | StreamPlan:
@@ -132,7 +130,6 @@ def plan(
         pipeline: Name of the pipeline; needed only if the configuration has several.
         overrides: Settings to change, each as `a.b.c=VALUE`, as for `make_loader`.
         world_size: Number of ranks, R.
-        workers: Worker processes per rank. Default: the number of the configuration, or of a loader on this machine.
         gpus_per_node: Limit for the ranks per node. The largest divisor of R up to this number is used.
         epoch: Number of the epoch.
 
@@ -140,22 +137,20 @@ def plan(
         An `EpochPlan` for a planned source, a `StreamPlan` for a stream.
 
     Raises:
-        ConfigError: The configuration or `workers` has problems; the first 100 are listed.
+        ConfigError: The configuration has problems; the first 100 are listed.
         PipelineError: The pipeline cannot run on this number of ranks and workers, its source is not one of wdskit's,
             or an argument is out of range.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or do not have an index or column.
     """
-    world_size, gpus_per_node, epoch, workers = map(as_int, (world_size, gpus_per_node, epoch, workers))
+    world_size, gpus_per_node, epoch = map(as_int, (world_size, gpus_per_node, epoch))
     for name, value, least in (("world_size", world_size, 1), ("gpus_per_node", gpus_per_node, 1), ("epoch", epoch, 0)):
         if type(value) is not int or value < least:
             raise PipelineError(f"plan({name}={value!r}): pass a whole number, {least} or more.")
-    pipe, _, loader, errors, _ = open_pipeline(config, pipeline, overrides, caller="plan")
-    if workers is not None:
-        loader = parse_settings(LoaderSpec, loader.model_dump(exclude_unset=True) | {"workers": workers}, where="plan")
-    source = pipe.stages[0]
+    _, stages, settings = open_pipeline(config, pipeline, overrides)
+    source = stages[0]
     if not isinstance(source, PlannedSource):
-        return _plan_stream(pipe, world_size, loader.workers, errors)
-    data, layout = plan_epoch(pipe.stages, world_size)
+        return _plan_stream(stages, world_size, settings)
+    data, layout = plan_epoch(stages, world_size)
     start = epoch * layout.num_samples
     steps = layout.steps(world_size, start=start)
     node_size = max(each for each in range(1, min(gpus_per_node, world_size) + 1) if world_size % each == 0)
@@ -165,7 +160,7 @@ def plan(
     return EpochPlan(
         source=source.name,
         world_size=world_size,
-        workers=choose_workers(loader, pipe.stages, {"LOCAL_WORLD_SIZE": str(node_size)}).workers,
+        workers=choose_workers(settings.loader, stages, {"LOCAL_WORLD_SIZE": str(node_size)}).workers,
         gpus_per_node=node_size,
         epoch=epoch,
         num_samples=steps.num_samples,
@@ -225,8 +220,8 @@ def _bucket_rows(layout: EpochLayout) -> Iterator[BucketRow]:
         yield BucketRow(name, count, size, number, max(0, -rest), max(0, rest))
 
 
-def _plan_stream(pipe: Pipeline, world_size: int, workers: int, errors: ErrorsSpec) -> StreamPlan:
-    """Plan an epoch of a stream. `workers` is the number of worker processes per rank.
+def _plan_stream(stages: Sequence[Any], world_size: int, settings: Config) -> StreamPlan:
+    """Plan an epoch of a stream with the configured number of worker processes per rank.
 
     Raises:
         PipelineError: The pipeline cannot run on these ranks and workers, or its source is not a source of wdskit.
@@ -236,7 +231,10 @@ def _plan_stream(pipe: Pipeline, world_size: int, workers: int, errors: ErrorsSp
         check_splits,
     )
 
-    built = pipe.build(rank=0, world_size=world_size, max_workers=workers, transforms=_AnyFunction(), errors=errors)
+    workers = settings.loader.workers
+    built = Pipeline(stages).build(
+        rank=0, world_size=world_size, max_workers=workers, transforms=_AnyFunction(), errors=settings.errors
+    )
     assert isinstance(built, StreamPipeline)
     draws = built.layout.draws
     if draws is None:

@@ -87,7 +87,9 @@ def test_the_plan_of_each_kind_of_pipeline(folder: Path, run) -> None:
     assert run("plan", "a.yaml", "--pipeline", "flow", "--world-size", "2") == (0, FLOW, "")
     words = ("--world-size", "3", "--gpus-per-node", "2")
     assert run("plan", "a.yaml", "--pipeline", "train", *words) == (0, TRAIN + DROPPED, "")
-    code, out, err = run("plan", "a.yaml", "--pipeline", "mix", "--world-size", "2", "--workers", "0", "--epoch", "1")
+    code, out, err = run(
+        "plan", "a.yaml", "--pipeline", "mix", "--world-size", "2", "--set", "loader.workers=0", "--epoch", "1"
+    )
     assert (code, out, err) == (0, MIXTURE, "")
 
 

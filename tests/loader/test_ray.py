@@ -539,8 +539,3 @@ def test_each_node_fetches_index_and_columns_from_the_store_with_its_own_setting
     local = Pipeline().resampled(str(tmp_path / "numbers"), **given).map(number_of).batched(3).with_epoch(9)
     assert found == [batch.tolist() for batch in local.loader(workers=0)]
     assert list((tmp_path / "node").rglob("*.npy"))
-
-
-def test_a_start_method_has_no_effect_on_a_cluster(numbers, ray, caplog):
-    exact(numbers).loader(workers=1, on="ray", start_method="fork")
-    assert "loader.start_method has no effect: Ray starts the workers of its cluster." in caplog.messages

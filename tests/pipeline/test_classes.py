@@ -47,7 +47,7 @@ def test_pipelines_that_number_classes_differently_are_refused(tmp_path: Path, c
     code, _, err = run("config", "check", str(config))
     assert code == (0 if is_good else 1)
     if not is_good:
-        assert re.search(r"pipeline val: .*class 0 is '\w+', but 'cat' in .* of pipeline train", err)
+        assert re.search(r"b/classes.json: class 0 is '\w+', but 'cat' in .*a/classes.json", err)
     allowed = write_config(tmp_path / "d.yaml", *folders, ", classes: any")
     assert run("config", "check", str(allowed))[0] == 0
 
@@ -80,7 +80,7 @@ def test_labels_without_names_beside_a_pipeline_that_has_names_are_warned_of(tmp
     config = write_config(tmp_path / "c.yaml", **folders)
     assert run("config", "check", str(config))[0] == 0
     [line] = [record.getMessage() for record in caplog.records if "is not known" in record.getMessage()]
-    assert line.startswith(f"pipeline {unnamed}: {folders[unnamed]} has labels but no classes.json, which ")
+    assert line.startswith(f"{folders[unnamed]} has labels but no classes.json, which ")
     (tmp_path / unnamed / "classes.json").write_text('["cat"]')
     caplog.clear()
     assert run("config", "check", str(config))[0] == 0

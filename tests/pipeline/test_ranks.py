@@ -47,6 +47,27 @@ def test_slurm_counts_only_where_the_step_has_all_tasks(environ):
     assert find_rank(environ=environ)[:2] == (0, 1)
 
 
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD", "MV2_COMM_WORLD", "PMI", "PMIX", "HOROVOD"])
+def test_the_variables_of_mpirun_and_others_are_read(name):
+    """A rank that took all samples would only show in the loss."""
+    environ = {f"{name}_RANK": "2", f"{name}_SIZE": "4"}
+    assert find_rank(environ=environ)[:2] == (2, 4)
+    assert find_rank(environ=environ | TORCHRUN)[:2] == (3, 8)
+    assert find_rank(environ=environ | {f"{name}_SIZE": "1", f"{name}_RANK": "0"})[:2] == (0, 1)
+    assert find_rank(environ={f"{name}_RANK": "2"})[:2] == (0, 1)
+    with pytest.raises(RankError, match="not a number"):
+        find_rank(environ=environ | {f"{name}_SIZE": "x"})
+
+
+def test_ranks_of_a_machine_are_those_of_mpirun():
+    ompi = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+    assert find_rank(environ=ompi | {"OMPI_COMM_WORLD_LOCAL_RANK": "1"}) == (5, 8, 4)
+    with pytest.raises(RankError, match="ranks_per_node: 1"):
+        find_rank(environ=ompi | {"OMPI_COMM_WORLD_LOCAL_RANK": "2"})
+    hydra = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "1"}
+    assert find_rank(environ=hydra) == (5, 8, 4)
+
+
 LAUNCHED = {
     "torchrun": {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "1", "GROUP_WORLD_SIZE": "2"},
     "without local rank": {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},

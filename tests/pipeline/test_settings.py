@@ -177,7 +177,7 @@ def test_whole_numbers_of_numpy_and_torch_are_plain_ints(tmp_path, whole) -> Non
     assert json.dumps(loader.state_dict()) == json.dumps(plain.state_dict())
     assert [batch["__key__"] for batch in loader] == [batch["__key__"] for batch in plain]
     assert written_with(whole) == written_with(int)
-    found = wdskit.plan(Pipeline().exact(tmp_path).batched(2), world_size=whole(2), epoch=whole(1), workers=whole(1))
+    found = wdskit.plan(Pipeline().exact(tmp_path).batched(2), world_size=whole(2), epoch=whole(1))
     assert type(found.world_size) is int
 
 

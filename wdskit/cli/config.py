@@ -40,7 +40,7 @@ def check(config: ConfigArgument, overrides: OverridesOption = None, plugins: Pl
     loaded = _load(config, overrides)
     for name, stages in loaded.pipelines.items():
         check_registered(stages, where=f"{loaded.origin}: {name}" if len(loaded.pipelines) > 1 else loaded.origin)
-    check_pipelines(loaded.pipelines, local_only=True)
+    check_pipelines(loaded.pipelines.values())
     print(f"{escape(str(config))}: ok")
     for name, stages in loaded.pipelines.items():
         names = " -> ".join(getattr(stage, "name", "?") for stage in stages)

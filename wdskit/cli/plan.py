@@ -31,10 +31,6 @@ def plan_command(
     overrides: OverridesOption = None,
     plugins: Plugins = None,
     world_size: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of the run.")] = 1,
-    workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="Worker processes per rank. Default: as configured."),
-    ] = None,
     gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks per node.")] = 8,
     epoch: Annotated[int, typer.Option(metavar="N", min=0, help="The epoch.")] = 0,
     json: JsonOption = False,
@@ -56,7 +52,6 @@ def plan_command(
         pipeline=pipeline,
         overrides=overrides or [],
         world_size=world_size,
-        workers=workers,
         gpus_per_node=gpus_per_node,
         epoch=epoch,
     )

@@ -447,8 +447,8 @@ class _ConfigChecker:
             if names.count(step) == 1:
                 at = names.index(step)
                 return self._find(node[at][step], rest, (*path, at, step))
-            found = f"{names.count(step) or 'no'} {show(step)}"
-            raise ValueError(f"there are {found} in {dotted(path)}.{did_you_mean(step, names)}")
+            found = f"are {names.count(step)}" if step in names else "is no"
+            raise ValueError(f"there {found} {show(step)} in {dotted(path)}.{did_you_mean(step, names)}")
         if not isinstance(node, dict):
             raise ValueError(f"{dotted(path)} is {show(node)}; nothing is below it.")  # noqa: TRY004 (the text is wrong)
         short = getattr(self._known.get(str(path[-1])), "shorthand", None) if len(path) > 2 else None

@@ -14,7 +14,7 @@ from wdskit.errors import ConfigError, PipelineError, Problem
 from wdskit.loader.base import Loader
 from wdskit.loader.planned import PlannedLoader
 from wdskit.loader.stream import StreamLoader
-from wdskit.pipeline.build import build_pipeline, warn_unused
+from wdskit.pipeline.build import build_pipeline
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.ranks import find_rank
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, choose_workers
@@ -35,18 +35,9 @@ def make_loader(
     rank: int | None = None,
     world_size: int | None = None,
     process_group: Any = None,
-    ranks_per_node: int | None = None,
-    workers: int | None = None,
-    threads: int | None = None,
-    on: str | None = None,
-    prefetch: int | None = None,
-    persistent_workers: bool | None = None,
-    start_method: str | None = None,
-    timeout: float | None = None,
-    pin_memory: bool | None = None,
-    device: str | None = None,
     errors: Mapping[str, Any] | None = None,
     cache: Mapping[str, Any] | None = None,
+    **loader: Any,
 ) -> Loader:
     """Make the loader of one pipeline for this rank.
 
@@ -57,41 +48,16 @@ def make_loader(
         transforms: Functions and classes by name, for `map` and similar stages or as stages themselves. They are used
             before registered ones.
         plugins: Modules to import first, so that they register their functions. A configuration cannot name them.
-        rank: Needs `world_size`. Default: from `process_group`, torch.distributed, or the environment of torchrun or
-            Slurm, in this order.
+        rank: Needs `world_size`. Default: from `process_group`, torch.distributed, or the launcher: torchrun, Slurm
+            or mpirun, in this order.
         world_size: Needs `rank`.
         process_group: A torch.distributed group, or one dimension of a DeviceMesh, that gives rank and world size. If
             `rank` is given too, it must be the rank in this group.
-        ranks_per_node: Number of ranks on each machine, equal on every rank. Ranks of one machine share the bytes that
-            they read. Default: from torchrun or Slurm if they or torch.distributed give the rank, else 1.
-        workers: Number of worker processes, 0 for none. This and the following arguments override the configuration's
-            `loader`. Default, if the stages of a planned source decode images and `threads` is not set: one per two
-            cores of this machine, at most 8, with two threads each. Default, if the stages call functions of yours:
-            one per core, at most 16, with one thread each. Otherwise 1. The ranks of a machine divide its cores.
-        threads: Threads in each process, for one-to-one stages. Default: 1 if `workers` is 0, for a stream, with `on`,
-            if there is little to do, or if functions of yours are called, because several threads would call them at
-            the same time. Otherwise the cores of this machine, divided among its ranks and workers, at most 8.
-        on: Where the workers of a planned source run: "ray" (the Ray cluster of the environment, which RAY_ADDRESS may
-            name) or the address of a cluster, "ray://head:10001". Needs `workers`. Default: on this machine.
-        prefetch: Largest number of batches that are made before the consumer asks for them. With a planned source, this
-            is the number for all workers together, and at least two per worker. With a stream, this is the number for
-            each worker. Default: 4; with small batches of a planned source more, because a worker makes up to 1,024
-            samples together. After an epoch, the loader of a planned source keeps at most about 256 MiB of the next
-            epoch.
-        persistent_workers: Whether workers stay alive between epochs. Default: True. Workers of a stream always stay
-            alive.
-        start_method: "fork", "spawn" or "forkserver". Default: torch's default, but never "fork" once CUDA is
-            initialised, or if a planned source reads shards in a store.
-        timeout: Longest wait for a batch in seconds. Then the loader raises a PipelineError that names the worker and
-            its sample. Default, and 0: no limit. Every wait of a minute is logged in any case, unless `workers` is 0
-            and the source is a stream or `threads` is 1.
-        pin_memory: Whether batches are in page-locked memory, if there is a GPU. Default: False.
-        device: Device for the batches of a planned source: "cuda" (the current device) or "cuda:1". The next batch is
-            copied to it on a separate CUDA stream while the consumer works; where possible, images are copied as uint8
-            and normalized on the device. Default: batches stay in main memory.
         errors: What to do with bad samples, `{"max_bad": 10, "dir": "bad"}`; overrides the configuration's `errors`.
         cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrides the
             configuration's `cache`.
+        loader: The settings `loader` of a configuration, such as `workers=4` (docs/configuration.md); they override the
+            configuration's. None means the default.
 
     Raises:
         ConfigError: The configuration or an argument has problems; the message lists them.
@@ -104,27 +70,13 @@ def make_loader(
     """
     _check_functions(transforms)
     _import_plugins(plugins)
-    pipe, name, spec, error_spec, cache_spec = open_pipeline(
-        config, pipeline, overrides, transforms or {}, caller="make_loader"
-    )
-    arguments = {
-        "workers": workers,
-        "threads": threads,
-        "on": on,
-        "prefetch": prefetch,
-        "persistent_workers": persistent_workers,
-        "start_method": start_method,
-        "timeout": timeout,
-        "pin_memory": pin_memory,
-        "device": device,
-        "ranks_per_node": ranks_per_node,
-    }
-    arguments = {name: value for name, value in arguments.items() if value is not None}
-    given = parse_settings(LoaderSpec, arguments, where="make_loader")
-    spec = spec.model_copy(update=given.model_dump(exclude_unset=True))
+    name, stages, settings = open_pipeline(config, pipeline, overrides, transforms or {})
+    given = parse_settings(LoaderSpec, loader, where="make_loader")
+    spec = settings.loader.model_copy(update=given.model_dump(exclude_unset=True))
+    error_spec, cache_spec = settings.errors, settings.cache
     if spec.on is not None:
-        _check_cluster(spec, pipe)
-    chosen = choose_workers(spec, pipe.stages)
+        _check_cluster(spec, stages)
+    chosen = choose_workers(spec, stages)
     logger.info("workers: %d, threads: %d%s", chosen.workers, chosen.threads, chosen.reason and f" ({chosen.reason})")
     spec = spec.model_copy(update={"workers": chosen.workers, "threads": chosen.threads})
     if errors is not None:
@@ -133,7 +85,7 @@ def make_loader(
         cache_spec = parse_settings(CacheSpec, cache, where="make_loader: cache")
     rank_info = find_rank(rank, world_size, process_group, ranks_per_node=spec.ranks_per_node)
     built = build_pipeline(
-        pipe.stages,
+        stages,
         rank_info=rank_info,
         num_threads=chosen.threads,
         max_workers=chosen.workers,
@@ -141,10 +93,9 @@ def make_loader(
         errors=error_spec,
         cache=cache_spec,
     )
-    warn_unused(built, spec, cache_spec)
     origin = {
         "name": name,
-        "stages": pipe.stages,
+        "stages": stages,
         "process_group": process_group,
         "is_rank_given": rank is not None and process_group is None,
     }
@@ -155,13 +106,13 @@ def make_loader(
     return PlannedLoader(built, spec, error_spec, **origin)
 
 
-def _check_cluster(spec: LoaderSpec, pipe: Pipeline) -> None:
+def _check_cluster(spec: LoaderSpec, stages: Sequence[Any]) -> None:
     """Check the settings of a loader whose workers run on a cluster.
 
     Raises:
         PipelineError: The source is a stream, or the number of workers is 0 or not set.
     """
-    if not isinstance(pipe.stages[0], PlannedSource):
+    if not isinstance(stages[0], PlannedSource):
         msg = f"loader.on: {spec.on}: a stream continues only in the worker that started it, not on another node."
         raise PipelineError(f"{msg}\n  Index the shards (`wdskit index FOLDER`) and use `exact`, or leave `on` out.")
     if not spec.workers or "workers" not in spec.model_fields_set:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from wdskit.engine.reader import SampleReader
 from wdskit.engine.sample import SampleStages, StreamStages
 from wdskit.engine.stream import Layout, StreamPipeline
 from wdskit.errors import PipelineError
-from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, describe_small_cache, measure_cache
+from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, describe_small_cache, measure_cache
 from wdskit.stages.base import Context, FunctionLookup, PerSampleStage, RankInfo, Run, Step, bind_steps, takes_masks
 from wdskit.stages.batching import Unbatched
 from wdskit.stages.epoch import plan_epoch
@@ -25,8 +24,6 @@ from wdskit.stages.shard_reader import TarfileToSamples
 from wdskit.stages.stream_source import SplitByNode, SplitByWorker, Stream
 from wdskit.stages.streaming import EpochCut, Select, StreamContext, StreamStage
 from wdskit.stages.vision import Torchvision
-
-logger = logging.getLogger(__name__)
 
 
 def build_pipeline(
@@ -290,32 +287,3 @@ def _count_items(stages: Sequence[StreamStage], world_size: int, worker: int, nu
     for stage in stages:
         count = stage.num_items(count, worker, num_workers, world_size)
     return count
-
-
-def warn_unused(built: Program | StreamPipeline, spec: LoaderSpec, cache: CacheSpec) -> None:
-    """Log a warning for each setting in `spec` or `cache` that is set but has no effect on `built`."""
-    # not an error: one script or file serves runs with and without workers, on local and remote shards
-    for name, reason in _find_unused(built, spec, cache):
-        logger.warning("%s has no effect: %s.", name, reason)
-
-
-def _find_unused(built: Program | StreamPipeline, spec: LoaderSpec, cache: CacheSpec) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason) of each setting that is set but has no effect."""
-    is_stream = isinstance(built, StreamPipeline)
-    is_remote = not is_stream and built.reader.is_remote
-    if not spec.workers:
-        if spec.start_method is not None:
-            yield "loader.start_method", "`workers: 0` starts no worker process"
-        if spec.prefetch is not None and (is_stream or (built.run.num_threads == 1 and not is_remote)):
-            yield "loader.prefetch", "with `workers: 0` each batch is made when it is asked for"
-    elif spec.on is not None and spec.start_method is not None:
-        yield "loader.start_method", "Ray starts the workers of its cluster"
-    if spec.device is not None and spec.pin_memory:
-        yield "loader.pin_memory", "`device` copies through page-locked memory already"
-    if is_stream and not spec.persistent_workers:
-        yield "loader.persistent_workers", "the workers of a `stream` live as long as the loader"
-    if is_stream and spec.ranks_per_node is not None:
-        yield "loader.ranks_per_node", "a `stream` divides shards by ranks, not by machines"
-    if cache.dir is not None and not is_remote:
-        what = "a `stream` does not keep parts of shards" if is_stream else "all shards of this pipeline are local"
-        yield "cache.dir", what

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from wdskit.config.order import check_order
 from wdskit.config.types import StageSpec, parse_settings
 from wdskit.errors import PipelineError
-from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, load_config
+from wdskit.pipeline.settings import CacheSpec, Config, ErrorsSpec, LoaderSpec, load_config
 from wdskit.stages.foreign import check_stage
 from wdskit.stages.registry import STAGES, parse_stage
 
@@ -83,13 +83,13 @@ class Pipeline:
         planned source such as `exact`.
 
         Args:
-            rank: Rank of this process; needs `world_size`. Default: from `process_group`, torch.distributed, torchrun
-                or Slurm, in this order; else rank 0 of 1.
+            rank: Rank of this process; needs `world_size`. Default: from `process_group`, torch.distributed, or the
+                environment of the launcher, in this order; else rank 0 of 1.
             world_size: Number of ranks; needs `rank`.
             process_group: A torch.distributed group, or one dimension of a DeviceMesh, that gives rank and world size.
                 If `rank` is also passed, it must be the rank in this group.
-            ranks_per_node: Ranks of each machine. Default: from torchrun or Slurm; 1 if neither started the process,
-                or if `rank` or `process_group` is passed.
+            ranks_per_node: Ranks of each machine. Default: from the launcher; 1 if it does not say so, or if `rank` or
+                `process_group` is passed.
             threads: Threads in each process, for one-to-one stages.
             max_workers: The largest number of DataLoader workers that will run the pipeline.
             transforms: Functions by name, used before registered functions.
@@ -104,7 +104,7 @@ class Pipeline:
             SelectionError: A split, condition or column of a planned source is missing or invalid.
             RankError: The rank, the world size or the ranks per node are invalid or contradict each other.
         """
-        from wdskit.pipeline.build import build_pipeline, warn_unused
+        from wdskit.pipeline.build import build_pipeline
         from wdskit.pipeline.ranks import find_rank
 
         self.check()
@@ -115,7 +115,7 @@ class Pipeline:
             errors = parse_settings(ErrorsSpec, errors or {}, where="Pipeline.build: errors")
         if not isinstance(cache, CacheSpec):
             cache = parse_settings(CacheSpec, cache or {}, where="Pipeline.build: cache")
-        built = build_pipeline(
+        return build_pipeline(
             self.stages,
             rank_info=rank_info,
             num_threads=spec.threads or 1,
@@ -124,8 +124,6 @@ class Pipeline:
             errors=errors,
             cache=cache,
         )
-        warn_unused(built, LoaderSpec(), cache)
-        return built
 
     def check(self) -> None:
         """Check that the stages fit together.
@@ -179,28 +177,17 @@ for _stage in STAGES.values():
     setattr(Pipeline, _stage.name, _stage_method(_stage))
 
 
-class OpenedPipeline(NamedTuple):
-    """A checked pipeline, its name, and the settings of its configuration."""
-
-    pipe: Pipeline
-    name: str
-    loader: LoaderSpec
-    errors: ErrorsSpec
-    cache: CacheSpec
-
-
 def open_pipeline(
-    config: Any, pipeline: str | None, overrides: Sequence[str], functions: Iterable[str] = (), *, caller: str
-) -> OpenedPipeline:
-    """Check a configuration and open one of its pipelines, or check a `Pipeline`. A `Pipeline` gets the name "pipeline"
-    and default settings.
+    config: Any, pipeline: str | None, overrides: Sequence[str], functions: Iterable[str] = ()
+) -> tuple[str, tuple[Any, ...], Config]:
+    """Check a configuration or a `Pipeline`. Return the name and the stages of one pipeline, and the configuration. A
+    `Pipeline` has the name "pipeline" and default settings.
 
     Args:
         config: The path of a YAML file, the content as a dict, or a `Pipeline`.
         pipeline: Name of the pipeline; None for the only pipeline of the configuration, or with a `Pipeline`.
         overrides: Settings to change, each as `a.b.c=VALUE`, applied in order before any check.
         functions: Further names to accept as stages.
-        caller: Name of the function or command, for messages.
 
     Raises:
         ConfigError: The configuration has problems; the first 100 are listed. Or it has no pipeline with this name, or
@@ -208,13 +195,10 @@ def open_pipeline(
         StorageError: The file cannot be read.
         PipelineError: The stages do not fit together, or `pipeline` or `overrides` is passed with a `Pipeline`.
     """
-    if isinstance(config, Pipeline):
-        if pipeline is not None or overrides:
-            raise PipelineError(f"{caller}(Pipeline, ...): `pipeline` and `overrides` belong to a configuration.")
-        config.check()
-        return OpenedPipeline(config, "pipeline", LoaderSpec(), ErrorsSpec(), CacheSpec())
-
-    loaded = load_config(config, overrides=overrides, functions=functions)
-    stages = loaded.pipeline(pipeline)
-    name = pipeline or next(iter(loaded.pipelines))
-    return OpenedPipeline(Pipeline(stages), name, loaded.loader, loaded.errors, loaded.cache)
+    if not isinstance(config, Pipeline):
+        loaded = load_config(config, overrides=overrides, functions=functions)
+        return *loaded.choose(pipeline), loaded
+    if pipeline is not None or overrides:
+        raise PipelineError("`pipeline` and `overrides` belong to a configuration, not to a `Pipeline`.")
+    config.check()
+    return "pipeline", config.stages, Config({"pipeline": config.stages}, LoaderSpec())

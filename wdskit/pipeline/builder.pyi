@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from typing_extensions import Self
 
 from wdskit.engine.program import Program
 from wdskit.engine.stream import StreamPipeline
 from wdskit.loader.base import Loader
-from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec
+from wdskit.pipeline.settings import CacheSpec, Config, ErrorsSpec
 
 Shards: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
 Function: TypeAlias = str | Callable[..., Any]
@@ -69,13 +69,13 @@ class Pipeline:
         planned source such as `exact`.
 
         Args:
-            rank: Rank of this process; needs `world_size`. Default: from `process_group`, torch.distributed, torchrun
-                or Slurm, in this order; else rank 0 of 1.
+            rank: Rank of this process; needs `world_size`. Default: from `process_group`, torch.distributed, or the
+                environment of the launcher, in this order; else rank 0 of 1.
             world_size: Number of ranks; needs `rank`.
             process_group: A torch.distributed group, or one dimension of a DeviceMesh, that gives rank and world size.
                 If `rank` is also passed, it must be the rank in this group.
-            ranks_per_node: Ranks of each machine. Default: from torchrun or Slurm; 1 if neither started the process,
-                or if `rank` or `process_group` is passed.
+            ranks_per_node: Ranks of each machine. Default: from the launcher; 1 if it does not say so, or if `rank` or
+                `process_group` is passed.
             threads: Threads in each process, for one-to-one stages.
             max_workers: The largest number of DataLoader workers that will run the pipeline.
             transforms: Functions by name, used before registered functions.
@@ -557,18 +557,18 @@ class Pipeline:
         rank: int | None = None,
         world_size: int | None = None,
         process_group: Any = None,
-        ranks_per_node: int | None = None,
+        errors: Mapping[str, Any] | None = None,
+        cache: Mapping[str, Any] | None = None,
         workers: int | None = None,
         threads: int | None = None,
         on: str | None = None,
         prefetch: int | None = None,
         persistent_workers: bool | None = None,
-        start_method: str | None = None,
+        start_method: Literal["fork", "spawn", "forkserver"] | None = None,
         timeout: float | None = None,
         pin_memory: bool | None = None,
         device: str | None = None,
-        errors: Mapping[str, Any] | None = None,
-        cache: Mapping[str, Any] | None = None,
+        ranks_per_node: int | None = None,
     ) -> Loader:
         """Make the loader of this pipeline for this rank: `wdskit.make_loader(self, ...)`.
 
@@ -576,67 +576,46 @@ class Pipeline:
             transforms: Functions and classes by name, for `map` and similar stages or as stages themselves. They are
                 used before registered ones.
             plugins: Modules to import first, so that they register their functions. A configuration cannot name them.
-            rank: Needs `world_size`. Default: from `process_group`, torch.distributed, or the environment of torchrun
-                or Slurm, in this order.
+            rank: Needs `world_size`. Default: from `process_group`, torch.distributed, or the launcher: torchrun, Slurm
+                or mpirun, in this order.
             world_size: Needs `rank`.
             process_group: A torch.distributed group, or one dimension of a DeviceMesh, that gives rank and world size.
                 If `rank` is given too, it must be the rank in this group.
-            ranks_per_node: Number of ranks on each machine, equal on every rank. Ranks of one machine share the bytes
-                that they read. Default: from torchrun or Slurm if they or torch.distributed give the rank, else 1.
-            workers: Number of worker processes, 0 for none. This and the following arguments override the
-                configuration's `loader`. Default, if the stages of a planned source decode images and `threads` is not
-                set: one per two cores of this machine, at most 8, with two threads each. Default, if the stages call
-                functions of yours: one per core, at most 16, with one thread each. Otherwise 1. The ranks of a machine
-                divide its cores.
-            threads: Threads in each process, for one-to-one stages. Default: 1 if `workers` is 0, for a stream, with
-                `on`, if there is little to do, or if functions of yours are called, because several threads would call
-                them at the same time. Otherwise the cores of this machine, divided among its ranks and workers, at most
-                8.
-            on: Where the workers of a planned source run: "ray" (the Ray cluster of the environment, which RAY_ADDRESS
-                may name) or the address of a cluster, "ray://head:10001". Needs `workers`. Default: on this machine.
-            prefetch: Largest number of batches that are made before the consumer asks for them. With a planned source,
-                this is the number for all workers together, and at least two per worker. With a stream, this is the
-                number for each worker. Default: 4; with small batches of a planned source more, because a worker makes
-                up to 1,024 samples together. After an epoch, the loader of a planned source keeps at most about 256 MiB
-                of the next epoch.
-            persistent_workers: Whether workers stay alive between epochs. Default: True. Workers of a stream always
-                stay alive.
-            start_method: "fork", "spawn" or "forkserver". Default: torch's default, but never "fork" once CUDA is
-                initialised, or if a planned source reads shards in a store.
-            timeout: Longest wait for a batch in seconds. Then the loader raises a PipelineError that names the worker
-                and its sample. Default, and 0: no limit. Every wait of a minute is logged in any case, unless `workers`
-                is 0 and the source is a stream or `threads` is 1.
-            pin_memory: Whether batches are in page-locked memory, if there is a GPU. Default: False.
-            device: Device for the batches of a planned source: "cuda" (the current device) or "cuda:1". The next batch
-                is copied to it on a separate CUDA stream while the consumer works; where possible, images are copied as
-                uint8 and normalized on the device. Default: batches stay in main memory.
             errors: What to do with bad samples, `{"max_bad": 10, "dir": "bad"}`; overrides the configuration's
                 `errors`.
             cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrides the
                 configuration's `cache`.
+            workers: Worker processes; 0: this process makes the batches. Default: 1. If a planned source's images are
+                decoded and `threads` is not set: one per two cores of this machine, which its ranks share. If a planned
+                source's samples pass through functions of yours: one per core.
+            threads: Threads in each process. Default: 1. If a planned source's images are decoded in workers and no
+                functions of yours are called: this machine's cores, divided by its ranks and workers, at most 8.
+            on: Where the workers of a planned source run: `ray` (the Ray cluster of the environment) or the address of
+                a cluster, as in ray://head:10001. Needs `workers`. Default: on this machine.
+            prefetch: Limit for the batches that are made ahead. Planned source: in total, at least two per worker.
+                Stream: per worker. Default: 4. More for small batches of a planned source, because a worker makes up to
+                1,024 samples together.
+            persistent_workers: Whether workers stay alive between epochs. The workers of a stream always do.
+            start_method: How worker processes start. Default: torch's default, but not `fork` after CUDA is
+                initialised.
+            timeout: Seconds to wait for a batch before the loader raises an error. 0: no limit.
+            pin_memory: Whether batches are in page-locked memory, if there is a GPU.
+            device: Device for the batches of a planned source: `cuda` (the current GPU) or `cuda:1`. Default: batches
+                stay in main memory.
+            ranks_per_node: Ranks of each machine; they read the same shards. Default: from the launcher, else 1.
         """
 
-class OpenedPipeline(NamedTuple):
-    """A checked pipeline, its name, and the settings of its configuration."""
-
-    pipe: Pipeline
-    name: str
-    loader: LoaderSpec
-    errors: ErrorsSpec
-    cache: CacheSpec
-
 def open_pipeline(
-    config: Any, pipeline: str | None, overrides: Sequence[str], functions: Iterable[str] = (), *, caller: str
-) -> OpenedPipeline:
-    """Check a configuration and open one of its pipelines, or check a `Pipeline`. A `Pipeline` gets the name "pipeline"
-    and default settings.
+    config: Any, pipeline: str | None, overrides: Sequence[str], functions: Iterable[str] = ()
+) -> tuple[str, tuple[Any, ...], Config]:
+    """Check a configuration or a `Pipeline`. Return the name and the stages of one pipeline, and the configuration. A
+    `Pipeline` has the name "pipeline" and default settings.
 
     Args:
         config: The path of a YAML file, the content as a dict, or a `Pipeline`.
         pipeline: Name of the pipeline; None for the only pipeline of the configuration, or with a `Pipeline`.
         overrides: Settings to change, each as `a.b.c=VALUE`, applied in order before any check.
         functions: Further names to accept as stages.
-        caller: Name of the function or command, for messages.
 
     Raises:
         ConfigError: The configuration has problems; the first 100 are listed. Or it has no pipeline with this name, or

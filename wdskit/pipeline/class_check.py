@@ -2,97 +2,45 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
-from wdskit.dataset.classes import CLASSES_NAME, first_conflict, read_classes
-from wdskit.dataset.index import folder_has_labels, join_url
+from wdskit.dataset.classes import check_labels
+from wdskit.dataset.index import folder_has_labels
 from wdskit.dataset.patterns import expand_patterns, find_folders
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.storage.urls import is_local
 
-_log = logging.getLogger(__name__)
 
-
-def check_pipelines(pipelines: Mapping[str, Sequence[Any]], *, local_only: bool = False) -> None:
-    """Check that a label means the same class in the shard folders of all pipelines.
-
-    The class names come from the `classes.json` of each folder. Sources with `classes: any` are skipped, and so are
-    folders that do not exist on this machine. A `classes.json` that cannot be read is skipped with a warning. A folder
-    with labels but no `classes.json` gives a warning if a folder of another pipeline has class names. A single pipeline
-    is not checked.
-
-    Args:
-        pipelines: The stages of each pipeline, its source first.
-        local_only: Whether remote folders are skipped too.
+def check_pipelines(pipelines: Iterable[Sequence[Any]]) -> None:
+    """Check that a label means the same class in the local shard folders of all pipelines, whose stages are given.
+    Folders that do not exist on this machine, and sources with `classes: any`, are skipped.
 
     Raises:
         FolderIndexError: Two folders use the same number for different classes, or a `classes.json` is invalid.
+        StorageError: A `classes.json` cannot be read.
     """
-    if len(pipelines) < 2:
-        return
-    seen: list[tuple[str, str, tuple[str, ...]]] = []
-    unnamed: list[tuple[str, str]] = []
-    for pipeline, stages in pipelines.items():
-        for folder in dict.fromkeys(_folders_of(stages)):
-            if local_only and not is_local(folder):
-                continue
-            try:
-                names = read_classes(folder)
-            except StorageError as err:
-                _log.warning("pipeline %s: its classes are not compared with those of the others: %s", pipeline, err)
-                continue
-            if names is None:
-                unnamed.append((pipeline, folder))
-                continue
-            for other, where, others in seen:
-                number = first_conflict(others, names)
-                if number is not None:
-                    paths = join_url(folder, CLASSES_NAME), join_url(where, CLASSES_NAME)
-                    msg = f"pipeline {pipeline}: {paths[0]}: class {number} is {names[number]!r}, but "
-                    msg += f"{others[number]!r} in {paths[1]} of pipeline {other}: one label would mean two classes."
-                    way = "Pack one of them again with the numbers of the other (`wdskit pack --classes`), or set "
-                    raise FolderIndexError(f"{msg}\n  {way}`classes: any` in one of the sources.", folder=folder)
-            seen.append((pipeline, folder, names))
-    for pipeline, folder in unnamed:
-        named = next(((other, where) for other, where, _ in seen if other != pipeline), None)
-        if named is not None and _has_labels(folder):
-            msg = "pipeline %s: %s has labels but no %s, which %s of pipeline %s has. It is not known whether their "
-            msg += "labels mean the same classes.\n  If they do, copy that file into the folder without it; or set "
-            msg += "`classes: any` in the source."
-            _log.warning(msg, pipeline, folder or ".", CLASSES_NAME, named[1] or ".", named[0])
+    check_labels([folder for stages in pipelines for folder in _folders_of(stages[0])], _has_labels)
 
 
 def _has_labels(folder: str) -> bool:
-    """Return True if the index of a folder lists a field of labels (`cls` or `*.cls`). Return False if the index lists
-    no such field or cannot be read.
-    """
     try:
         return folder_has_labels(folder)
-    except (FolderIndexError, StorageError):
+    except (FolderIndexError, StorageError):  # no index
         return False
 
 
-def _folders_of(stages: Sequence[Any]) -> Iterator[str]:
-    """Yield the shard folders whose classes are compared. The same folder may be yielded several times.
-
-    A source with `classes: any`, or from outside wdskit, has no such folder. A folder that does not exist on this
-    machine is left out.
-    """
-    source = stages[0]
+def _folders_of(source: Any) -> Iterator[str]:
+    """Yield the local shard folders of a source, some several times."""
     if getattr(source, "classes", None) != "same":
         return
-    parts = [source.shards] if source.shards else [part.shards for part in source.mixture]
     heads = set()
-    for shards in parts:
+    for shards in [source.shards] if source.shards else [part.shards for part in source.mixture]:
         for pattern in expand_patterns(shards):
             head, name = os.path.split(pattern)
-            if head in heads and name.endswith(".tar"):
-                continue
-            heads.add(head)
-            try:
-                yield from (found.folder for found in find_folders(pattern))
-            except StorageError:  # the folder does not exist on this machine
-                continue
+            if is_local(pattern) and not (head in heads and name.endswith(".tar")):
+                heads.add(head)
+                with suppress(StorageError):  # the folder does not exist on this machine
+                    yield from (found.folder for found in find_folders(pattern))

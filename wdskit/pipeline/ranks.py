@@ -7,7 +7,8 @@ The first source that exists is used, and the choice is logged:
 3. torch.distributed, if it is initialised
 4. RANK and WORLD_SIZE of torchrun
 5. the variables of Slurm, if the step has all tasks of the job
-6. the default: one rank
+6. the variables of mpirun, PMI, PMIx or Horovod
+7. the default: one rank
 
 The ranks of a node read the same shards. If ranks used different numbers of ranks per node, samples would be repeated
 or missing. Contradicting numbers are therefore an error.
@@ -26,7 +27,17 @@ from wdskit.errors import RankError
 from wdskit.stages.base import RankInfo
 from wdskit.text import as_int
 
-_TORCHRUN = "LOCAL_WORLD_SIZE"
+_MPI = ("OMPI_COMM_WORLD", "MV2_COMM_WORLD", "PMI", "PMIX", "HOROVOD")
+"""Starts of the variables `..._RANK` and `..._SIZE` of launchers that are not torch's."""
+
+_LOCAL = {
+    "LOCAL_WORLD_SIZE": ("LOCAL_RANK", ""),
+    "SLURM_STEP_TASKS_PER_NODE": ("SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+    "OMPI_COMM_WORLD_LOCAL_SIZE": ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "MPI_LOCALNRANKS": ("MPI_LOCALRANKID", "PMI_SIZE"),
+}
+"""Maps variables with the ranks of a machine to those of the local rank and of all ranks that it counts ("": any)."""
+
 _EVEN_TASKS = re.compile(r"(\d+)(?:\(x\d+\))?")  # tasks per node: `4(x8)`, or `4` with one node
 _UNEVEN = "If machines have different numbers of ranks, set `ranks_per_node: 1` (loader) on all of them."
 
@@ -44,13 +55,13 @@ def find_rank(
     """Return rank and world size of this process, and the number of ranks of its machine.
 
     Args:
-        rank: Rank of this process; needs `world_size`. None: from `process_group`, torch.distributed, torchrun or
-            Slurm, in this order; else rank 0 of 1.
+        rank: Rank of this process; needs `world_size`. None: from `process_group`, torch.distributed, or the
+            environment of the launcher, in this order; else rank 0 of 1.
         world_size: Number of ranks; needs `rank`.
         process_group: A `torch.distributed` group, or one dimension of a `DeviceMesh`, whose rank and size are used.
         environ: The environment variables.
-        ranks_per_node: Ranks of each machine. Default: from torchrun or Slurm; 1 if neither started this process, or if
-            `rank` or `process_group` is passed.
+        ranks_per_node: Ranks of each machine. Default: from the launcher; 1 if it does not say so, or if `rank` or
+            `process_group` is passed.
 
     Raises:
         RankError: Only one of `rank` and `world_size` is passed, they are out of range or differ from the group, an
@@ -71,18 +82,19 @@ def find_rank(
 
 
 def _ranks_per_node(rank: int, world_size: int, environ: Mapping[str, str]) -> int:
-    """Return the number of ranks on each machine according to torchrun or Slurm.
+    """Return the number of ranks on each machine according to its launcher.
 
-    Return 1 if neither started this process, or if the step of Slurm does not have `world_size` tasks.
+    Return 1 if the launcher does not say it, or if it counts other ranks than `world_size`.
 
     Raises:
         RankError: The machines have different numbers of ranks, or the ranks of a machine are not consecutive. Not
             every rank can see this, but at least one rank of the run raises.
     """
     num, source = local_ranks(environ)
-    if not source or (source != _TORCHRUN and environ.get("SLURM_STEP_NUM_TASKS") != str(world_size)):
+    local_name, size_name = _LOCAL.get(source, ("", ""))
+    if not source or (size_name and environ.get(size_name) != str(world_size)):
         return 1
-    local = environ.get("LOCAL_RANK" if source == _TORCHRUN else "SLURM_LOCALID")
+    local = environ.get(local_name)
     fits = num > 0 and world_size % num == 0 and (local is None or local == str(rank % num))
     if not fits or environ.get("GROUP_WORLD_SIZE", str(world_size // num)) != str(world_size // num):
         where = f"{source} is {environ[source]}" + ("" if local is None else f" and the local rank {local}")
@@ -92,13 +104,13 @@ def _ranks_per_node(rank: int, world_size: int, environ: Mapping[str, str]) -> i
 
 
 def local_ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
-    """Read the number of ranks on this machine from an environment variable of torchrun or Slurm.
+    """Read the number of ranks on this machine from an environment variable of its launcher.
 
     Returns:
         The number, and the name of the variable. (0, name) if the variable is invalid, or says that machines have
         different numbers of ranks. (0, "") if no such variable is set.
     """
-    for name in (_TORCHRUN, "SLURM_STEP_TASKS_PER_NODE"):
+    for name in _LOCAL:
         if name in environ:
             match = _EVEN_TASKS.fullmatch(environ[name].strip())
             return (int(match[1]) if match else 0), name
@@ -133,6 +145,9 @@ def _detect_rank(
     num_tasks = environ.get("SLURM_NTASKS", "1")
     if num_tasks.isdecimal() and int(num_tasks) > 1 and environ.get("SLURM_STEP_NUM_TASKS") == num_tasks:
         return RankInfo(_number(environ, "SLURM_PROCID"), int(num_tasks)), "Slurm"
+    for name in _MPI:
+        if {f"{name}_RANK", f"{name}_SIZE"} <= environ.keys():
+            return RankInfo(_number(environ, f"{name}_RANK"), _number(environ, f"{name}_SIZE")), name
     return RankInfo(0, 1), "default"
 
 

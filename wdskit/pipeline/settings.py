@@ -112,7 +112,7 @@ class LoaderSpec(BaseModel):
     )
     ranks_per_node: Count | None = Field(
         None,
-        description="Ranks of each machine; they read the same shards. Default: from torchrun or Slurm, else 1.",
+        description="Ranks of each machine; they read the same shards. Default: from the launcher, else 1.",
     )
 
 
@@ -209,16 +209,18 @@ class Config:
         Raises:
             ConfigError: `name` is needed but None, or no pipeline has this name.
         """
-        names = list(self.pipelines)
-        if name is None and len(names) == 1:
-            return self.pipelines[names[0]]
-        if name is None:
-            rule = f"there are {len(names)} pipelines; say which (`--pipeline` or `pipeline=`): {listing(names)}."
-        elif name in self.pipelines:
-            return self.pipelines[name]
-        else:
-            near = did_you_mean(name, names) if type(name) is str else ""
-            rule = f"there is no pipeline {show(name)}.{near or f' It has {listing(names)}.'}"
+        return self.choose(name)[1]
+
+    def choose(self, name: str | None) -> tuple[str, tuple[Stage, ...]]:
+        """Return the name and the stages of a pipeline. Raises the errors of `pipeline`."""
+        if name is None and len(self.pipelines) == 1:
+            return next(iter(self.pipelines.items()))
+        if name is not None and name in self.pipelines:
+            return name, self.pipelines[name]
+        rule = f"there are {len(self.pipelines)} pipelines; say which (`--pipeline` or `pipeline=`): "
+        if name is not None:
+            rule = f"there is no pipeline {show(name)}.{did_you_mean(str(name), self.pipelines)} It has "
+        rule += f"{listing(self.pipelines)}."
         raise ConfigError(problems=(Problem(self.origin, "", rule),))
 
     def to_yaml(self) -> str:
@@ -310,7 +312,7 @@ def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str
         spec: The settings.
         stages: The stages of the pipeline, its source first.
         environ: The environment variables. The cores are divided by `spec.ranks_per_node`, or by the number of ranks
-            that the variables of torchrun or Slurm give for this machine, if it is larger.
+            that the launcher's variables give for this machine, if it is larger.
     """
     workers, threads = spec.workers, spec.threads
     if threads is not None or not workers or spec.on is not None or not isinstance(stages[0], PlannedSource):
