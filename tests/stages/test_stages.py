@@ -524,11 +524,13 @@ def test_fields_and_masks_take_alternatives_and_share_one_draw(pattern):
 
 def test_alternatives_of_fields_and_masks_that_meet_in_a_sample_are_an_error(pattern):
     """Otherwise the mask would be blended as an image, and then resized again."""
-    pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8").resize(6, fields=["jpg;png"], masks=["png"])
+    pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8").map(lambda s: s)
+    pipe = pipe.resize(6, fields=["jpg;png"], masks=["png"])
     loader = iter(pipe.loader(workers=0))
     with pytest.raises(SampleError, match=r"k000: resize: no field `png`"):
         next(loader)
     pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8").slice(1, 2)
+    pipe = pipe.map(lambda s: s)
     for stage in (pipe.random_flip, functools.partial(pipe.resize, 6)):
         with pytest.raises(SampleError, match=r"k001: \w+: `fields` and `masks` both select `png`"):
             list(stage(fields=["jpg;png"], masks=["png"]).loader(workers=0))

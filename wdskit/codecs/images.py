@@ -94,8 +94,6 @@ _PLUGINS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
 _DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
 _INDEX_MODES = _DEEP_MODES | {"1", "L", "P"}
 _TIFF_BITS, _TIFF_KIND = 258, 262  # tags BitsPerSample and PhotometricInterpretation: 0 is white or black, or a palette
-SCALED_NUMBERS = "numbers that are scaled or inverted"
-"""Result of `stores_other_numbers` for a file whose stored numbers `decode_index` cannot read either."""
 _THUMBNAIL_QUALITY = 82
 _OPACITY = 150
 _HASH_FACTOR = 0x9E3779B1  # 2**32 divided by the golden ratio; odd, so that only 0 becomes 0
@@ -213,45 +211,6 @@ def is_grey_16(image: ImageFile) -> bool:
 
 def _tags(image: ImageFile) -> Any:
     return image.tag_v2  # type: ignore[attr-defined]  # of TIFF
-
-
-def stores_other_numbers(data: Buffer, *, max_pixels: int, is_grey: bool) -> str:
-    """Return why `decode_image` would change the numbers that an image file stores; "" if it would not.
-
-    The reason is a phrase for a message, such as "a palette" or "4 bits per pixel". It is `SCALED_NUMBERS` if
-    `decode_index` cannot read the stored numbers either. Only the header is read.
-
-    Args:
-        data: The whole encoded file.
-        max_pixels: Compared with width x height in the file's header, but not for a PNG.
-        is_grey: Whether `decode_image` is to decode to mode "L". An image with colours then gives "colours".
-
-    Raises:
-        ImageTooLarge: The header promises more than `max_pixels`, and the file is not a PNG.
-        DecodeError: The format is unknown, or the header is damaged.
-    """
-    name = image_format(data)
-    if name == "PNG":  # nearly every mask
-        with contextlib.suppress(DecodeError):  # open_pillow raises if the file is damaged
-            mode, bits = structure.png_header(data).mode, structure.png_bits(data)
-            if mode == "P" or bits != 8:
-                return "a palette" if mode == "P" else f"{bits} bit{'s' * (bits > 1)} per pixel"
-            return "colours" if is_grey and mode not in {"L", "LA"} else ""
-    image = open_pillow(data, max_pixels=max_pixels)
-    mode = image.mode
-    if mode in {"P", "PA"}:
-        return "a palette"
-    if mode in _DEEP_MODES or mode == "1":
-        return "1 bit per pixel" if mode == "1" else "over 8 bits per pixel"
-    most = largest_number(data, image)
-    if name == "TIFF" and mode == "L":
-        if _tags(image).get(_TIFF_KIND) != 1:
-            return SCALED_NUMBERS
-        if most != 255:
-            return f"{most.bit_length()} bits per pixel"
-    if name == "PPM" and most != 255:
-        return SCALED_NUMBERS
-    return "colours" if is_grey and mode not in {"L", "LA"} else ""
 
 
 def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:

@@ -19,10 +19,10 @@ from wdskit.errors import PROCESS_ERRORS, FolderIndexError, PipelineError, Sampl
 from wdskit.order.steps import AnySteps
 from wdskit.processes import block_sigint
 from wdskit.stages.base import NO_ORIGIN, Origin, RejectedSample
-from wdskit.stages.collate import FRESH, Collate, Memory, Ragged, as_tensors, empty_images
+from wdskit.stages.collate import FRESH, Collate, Memory, Ragged, as_tensors, count_rows, empty_images
 from wdskit.stages.images.fused import FusedStep
-from wdskit.stages.marks import count_rows, names_image
 from wdskit.stages.progress import IDLE, Slot
+from wdskit.stages.roles import names_image
 from wdskit.stages.timing import Timings
 
 VALID = "__valid__"

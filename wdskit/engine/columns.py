@@ -6,7 +6,7 @@ their fields, or a sample is bad, `engine.batch` makes the batch sample by sampl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from wdskit.order.base import Ints
 from wdskit.stages.base import NO_ORIGIN, Origin, Step
 from wdskit.stages.batching import Batcher
 from wdskit.stages.collate import Collate, Memory, RaggedArrays, has_torch_dtype, make_ragged, offsets_of
-from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple, marked_array, warn_of_bytes
+from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple, warn_of_bytes
 
 Column: TypeAlias = NpyColumn | list[Any]
 """One field of all samples: the bytes that were read (a `RawColumn`), arrays in these bytes, or a list of values."""
@@ -77,11 +77,13 @@ class BatchColumns:
             columns: Any = {"__key__": found.keys, "__url__": found.paths, **found.fields}
             for step in self.steps:
                 columns = _apply_step(step, columns)
-            ragged = self.collate.ragged_slots(columns)
+            self.collate.check_ragged(columns)
             slots = list(columns.items() if isinstance(columns, dict) else enumerate(columns))
             batches: list[tuple[Any, Origin]] = []
             for bound in bounds:
-                batch = {slot: _collate_column(slot, _part(column, bound), memory, ragged) for slot, column in slots}
+                batch = {
+                    slot: _collate_column(self.collate, slot, _part(column, bound), memory) for slot, column in slots
+                }
                 origin = NO_ORIGIN
                 if has_origins:
                     first, last = (
@@ -147,36 +149,37 @@ def _decoded(decode: FieldDecoder, name: str, column: Column) -> Column:
     return decode_column(name, column)
 
 
-def _collate_column(slot: str | int, column: Column, memory: Memory, ragged: Collection[str | int]) -> Any:
+def _collate_column(collate: Collate, slot: str | int, column: Column, memory: Memory) -> Any:
     """Return the batch of one column, equal to the batch that `Collate` makes.
 
     Args:
+        collate: Says which slots are ragged, and which are images.
         slot: The field name or tuple index of the column.
         column: One value for each sample. Decoded images are not allowed.
         memory: Gives the memory of the batch.
-        ragged: The slots whose batch is ragged: the values of such a slot may differ in the size of the first axis.
 
     Raises:
-        _NotColumns: The column has bytes, and `slot` is in `ragged`.
+        _NotColumns: The column has bytes, and `slot` is ragged.
         Exception: The values cannot be collated.
     """
-    if slot in ragged:
+    if collate.is_ragged(slot):
         if isinstance(column, RawColumn):
             raise _NotColumns  # bytes cannot be ragged
         found = _ragged(column, memory) if isinstance(column, NpyColumn) else None
         return found or make_ragged(column.arrays() if isinstance(column, NpyColumn) else column, str(slot), memory)
     if isinstance(column, RawColumn):
         return [*column]
-    if isinstance(column, NpyColumn):
+    if isinstance(column, NpyColumn) and not collate.roles.is_image(collate.roles.names_at(slot)):
         shapes = column.shapes
         if len(set(shapes)) == 1:
             stacked = _joined(column, (len(shapes), *shapes[0]), memory)
             if stacked is not None:
                 return stacked
+    if isinstance(column, NpyColumn):
         column = column.arrays()
     if set(map(type, column)) <= _LISTED:
         return column
-    return Collate()([(marked_array(value),) for value in column], memory)[0]
+    return collate.column(slot, column, memory)
 
 
 def _ragged(column: NpyColumn, memory: Memory) -> RaggedArrays | None:

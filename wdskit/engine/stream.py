@@ -20,8 +20,8 @@ from wdskit.engine.outcome import Outcome
 from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
 from wdskit.stages.base import Run
+from wdskit.stages.collate import count_rows
 from wdskit.stages.foreign import splits_nodes, splits_workers
-from wdskit.stages.marks import count_rows
 from wdskit.stages.progress import IDLE
 from wdskit.stages.stream_source import StreamSource
 from wdskit.storage.urls import shown_url

@@ -16,7 +16,7 @@ from wdskit.engine.batch import Batch
 from wdskit.engine.program import Program
 from wdskit.loader.pools import Pool
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, LoaderSpec
-from wdskit.stages.marks import is_tensor
+from wdskit.stages.collate import is_tensor
 
 _JOBS_A_WORKER = 4  # at least, in an epoch with enough batches, so that all workers have work up to its end
 

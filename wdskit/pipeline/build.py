@@ -14,12 +14,13 @@ from wdskit.engine.sample import SampleStages, StreamStages
 from wdskit.engine.stream import Layout, StreamPipeline
 from wdskit.errors import PipelineError
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, describe_small_cache, measure_cache
-from wdskit.stages.base import Context, FunctionLookup, PerSampleStage, RankInfo, Run, Step, bind_steps, takes_masks
+from wdskit.stages.base import Context, FunctionLookup, PerSampleStage, RankInfo, Run, Step, bind_steps
 from wdskit.stages.batching import Unbatched
 from wdskit.stages.epoch import plan_epoch
 from wdskit.stages.foreign import Renumber, is_webdatasets, opens_shards, takes_shards
 from wdskit.stages.images.fused import fuse
 from wdskit.stages.registry import resolve
+from wdskit.stages.roles import merged
 from wdskit.stages.shard_reader import TarfileToSamples
 from wdskit.stages.stream_source import SplitByNode, SplitByWorker, Stream
 from wdskit.stages.streaming import EpochCut, Select, StreamContext, StreamStage
@@ -71,7 +72,7 @@ def build_pipeline(
         msg = f"errors.max_bad: {errors.max_bad} of a stream is unknown before it ends."
         raise PipelineError(f"{msg}\n  Write a number of samples, or use the source `exact`.")
     run.max_bad, run.forgives_functions = errors.max_bad, errors.transforms
-    known = Context(run, find, takes_masks(stages))
+    known = Context(run, find)
     return _StreamBuilder(stages, StreamContext(known)).build(max_workers)
 
 
@@ -97,28 +98,25 @@ def _build_planned(
             raise PipelineError(describe_small_cache(cache.size, needed, rank_info.ranks_per_node))
         num_ahead = ahead if 2 * needed <= cache.size else 0  # more parts would displace parts that are still read
     run = Run(rank_info, source.seed, num_threads)
-    context = Context(run, find, takes_masks(specs), buckets=layout.buckets)
+    context = Context(run, find, buckets=layout.buckets)
+    stages = [stage for stage in fuse(specs[1:]) if stage.kind in ("each", "batch")]
+    at = next((at for at, spec in enumerate(stages) if spec.kind == "batch"), len(stages))
     parts = [
-        bind_steps(
-            fuse(part.stages), replace(context, part=number, has_masks=context.has_masks or takes_masks(part.stages))
-        )[0]
-        for number, part in enumerate(source.mixture or ())
-    ]
-    sample_steps: list[Step] = []
-    batch_steps: list[Step] = []
-    collate = None
-    for spec in fuse(specs[1:]):
-        if spec.kind == "each":
-            step, context = spec.step(context)
-            (sample_steps if collate is None else batch_steps).append(step)
-        elif spec.kind == "batch":
-            collate = spec.make_batcher(context)
+        bind_steps(fuse(part.stages), replace(context, part=number)) for number, part in enumerate(source.mixture or ())
+    ] or [((), context)]
+    starts = [after.roles for _, after in parts]
+    different = [roles for number, roles in enumerate(starts) if roles not in starts[:number]]
+    bound = [bind_steps(stages[:at], replace(context, roles=roles)) for roles in different]
+    steps_of = [bound[different.index(roles)][0] for roles in starts]
+    context = replace(bound[0][1], roles=merged([after.roles for _, after in bound]))
+    collate = stages[at].make_batcher(context) if at < len(stages) else None
+    batch_steps, _ = bind_steps(stages[at + 1 :], context)
     return Program(
         reader=SampleReader(data.tables, data.parts, cache.open()),
-        stages=tuple(SampleStages((*part_steps, *sample_steps)) for part_steps in parts or [()]),
+        stages=tuple(SampleStages((*steps, *steps_of[number])) for number, (steps, _) in enumerate(parts)),
         collate=collate,
         order=data.order,
-        batch_stages=SampleStages(tuple(batch_steps)) if batch_steps else None,
+        batch_stages=SampleStages(batch_steps) if batch_steps else None,
         epoch=layout,
         run=run,
         forgives=errors.max_bad != 0,
@@ -231,7 +229,8 @@ class _StreamBuilder:
         self.is_open = self.is_open or opens or (at == 0 and not any(map(opens_shards, self.stages)))
         self._flush()
         self.bound.append(stage)
-        self.context.stage_context = replace(self.context.stage_context, places=None)
+        known = self.context.stage_context
+        self.context.stage_context = replace(known, roles=replace(known.roles.after_function(), places=None))
         if self.is_open:
             self.bound.append(Renumber(self.run, each_epoch=self.context.is_after_with_epoch))
 

@@ -26,8 +26,8 @@ from wdskit.config.types import Kind, StageSpec, refuse, show, unknown_setting, 
 from wdskit.errors import PROCESS_ERRORS, PipelineError, SampleError, WdskitError, error_text
 from wdskit.order.buckets import Buckets
 from wdskit.order.keys import PositionRng
-from wdskit.stages.marks import marks_in, transfer_marks
 from wdskit.stages.progress import IDLE, Board, Slot
+from wdskit.stages.roles import NO_ROLES, Roles
 from wdskit.stages.timing import Timings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -414,12 +414,11 @@ class BoundFunction:
         self.wants_rng = _wants_rng(function)
 
     def __call__(self, value: Any, origin: Origin) -> Any:
-        """Return the function's result for `value`, with the marks of `value` (see `stages.marks`).
+        """Return the function's result for `value`.
 
         Raises:
             FunctionFailed: The function raised an Exception, or it returned None and `is_map` is set.
         """
-        marks = marks_in(value)
         options = {"rng": self.run.rng_of(self.stage)(origin)} if self.wants_rng else {}
         try:
             with (
@@ -432,7 +431,7 @@ class BoundFunction:
         if result is None and self.is_map:
             msg = "the function returned None. Return the value; to leave samples out, use `select`."
             raise FunctionFailed(WdskitError(msg))
-        return transfer_marks(marks, result)
+        return result
 
     @contextlib.contextmanager
     def _seeded_globals(self, origin: Origin) -> Iterator[None]:
@@ -462,18 +461,16 @@ class Context:
     Attributes:
         run: The pipeline that will run.
         find: Takes the name of a function, and returns the function.
-        has_masks: Whether a transform takes fields as masks, so that `decode` must note which images it changes.
+        roles: What the stages before say of the fields.
         part: Number of the mixture part whose stages are bound; None for the stages of all samples.
-        places: The field of each item of a tuple; None if the values are dicts, or a function has made the tuples.
         ordinals: For each name, the number of earlier stages with this name.
         buckets: The buckets of a pipeline with `bucketed`; None without.
     """
 
     run: Run
     find: FunctionLookup
-    has_masks: bool = False
+    roles: Roles = NO_ROLES
     part: int | None = None
-    places: tuple[str, ...] | None = None
     ordinals: Mapping[str, int] = field(default_factory=dict)
     buckets: Buckets | None = None
 
@@ -491,7 +488,7 @@ class Context:
         """Return the context of the stage after `stage`."""
         return replace(
             self,
-            places=stage.places_after(self.places) if isinstance(stage, PerSampleStage) else self.places,
+            roles=stage.roles_after(self.roles) if isinstance(stage, PerSampleStage) else self.roles,
             ordinals={**self.ordinals, stage.name: self.ordinal(stage) + 1},
         )
 
@@ -556,25 +553,21 @@ class PerSampleStage(StageSpec):
         """Return the stage as a `Step`, and the context of the next stage. PipelineError: The stage cannot run in this
         pipeline.
         """
+        for name in (name for names in self.mask_names for name in names.split(";")):
+            if context.roles.numbers_of(name) == "colours":
+                msg = f"{self.name}: `{name}` cannot be a mask: a stage before it has made colours of the numbers."
+                raise PipelineError(f"{msg}\n  Put `decode: {{images: index, only: {name}}}` before that stage.")
         step = Step(self.name, self.bind(context, context.label(self)), context.ordinal(self), context.part)
         return step, context.after(self)
 
-    def places_after(self, places: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """Return the names of the fields in the tuples that this stage yields, one name per item. Return None if the
-        stage yields no tuples, or calls a user's function for whole samples. `places` is the same for the tuples that
-        the stage takes.
-        """
-        return None if self.takes_any else places
+    def roles_after(self, roles: Roles) -> Roles:
+        """Return the roles of the fields after this stage; `roles` are those before it."""
+        return roles.after_function() if self.takes_any else roles
 
     @property
     def mask_names(self) -> tuple[str, ...]:
         """The fields that the stage takes as masks. In an item such as `a.png;b.png`, `;` separates alternatives."""
         return ()
-
-
-def takes_masks(stages: Sequence[Any]) -> bool:
-    """Return True if at least one of the stages takes fields as masks."""
-    return any(isinstance(stage, PerSampleStage) and stage.mask_names for stage in stages)
 
 
 def bind_steps(stages: Sequence[Any], context: Context) -> tuple[tuple[Step, ...], Context]:

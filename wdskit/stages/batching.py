@@ -11,7 +11,6 @@ from wdskit.config.types import Bool, Count, FieldNames, Kind, refuse
 from wdskit.errors import PipelineError
 from wdskit.stages.base import Context, Function, FunctionFailed, Origin, Run, add_origin_note, cause_of, stage_error
 from wdskit.stages.collate import FRESH, Collate, Memory, as_tensors
-from wdskit.stages.marks import mark_of, marked
 from wdskit.stages.streaming import StreamContext, StreamStage
 from wdskit.stages.timing import TimingSampler
 
@@ -91,7 +90,7 @@ def make_batcher(stage: Any, context: Context, *, partial: bool) -> Batcher:
         PipelineError: A global batch is not a multiple of the number of ranks, or the name of a function or of a ragged
             field is unknown.
     """
-    collate: Callable[..., Any] = Collate(frozenset(stage.ragged or ()), context.places)
+    collate: Callable[..., Any] = Collate(context.roles, frozenset(stage.ragged or ()))
     if stage.collate is not None:
         collate = context.resolve(stage.name, stage.collate)
     return Batcher(context.run, collate, stage.size_on(context.run.rank_info.world_size), partial=partial)
@@ -226,7 +225,7 @@ def _split_batch(batch: Any) -> Iterator[Any]:
     iterated.
     """
     if not isinstance(batch, (Mapping, tuple)):
-        return _rows(batch)
+        return iter(batch)
     columns = batch if isinstance(batch, Mapping) else dict(enumerate(batch))
     lengths = {name: _length(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -234,14 +233,8 @@ def _split_batch(batch: Any) -> Iterator[Any]:
         raise PipelineError(
             f"unbatched: the columns of a batch differ in length: {by_name}. Put it directly after batched."
         )
-    rows = zip(*map(_rows, columns.values()), strict=True)
+    rows = zip(*map(iter, columns.values()), strict=True)
     return rows if isinstance(batch, tuple) else (dict(zip(batch, row, strict=True)) for row in rows)
-
-
-def _rows(column: Any) -> Iterator[Any]:
-    """Return the values of a column, each with the column's mark (see `stages.marks`)."""
-    mark = mark_of(column)
-    return iter(column) if mark is None else (marked(row, mark) for row in column)
 
 
 def _length(column: Any) -> int | None:

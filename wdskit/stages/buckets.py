@@ -284,7 +284,7 @@ class ResizeToBucket(GeometricTransform):
             raise PipelineError(f"{self.name}: it needs `bucketed: {{by: aspect, ...}}` later in the pipeline.")
         own = {"fields": self.fields, "masks": self.masks, "crop": self.crop}
         stages = [ResizeToShape(shape=shape, **own) for shape in context.buckets.labels]
-        transforms = tuple(BoundTransform(stage, context.run, label) for stage in stages)
+        transforms = tuple(BoundTransform(stage, context.roles, context.run, label) for stage in stages)
         return BoundResizeToBucket(context.buckets.plan, transforms)
 
 
@@ -333,6 +333,5 @@ class BoundResizeToBucket:
             PipelineError: A field is missing, is not a decoded image, or is in `fields` and in `masks`. A mask does not
                 have the size of an image. An image, other than a mask, is neither uint8 nor float. Or the stage has no
                 setting `fields`, and the sample has no image field or several image fields.
-            WdskitError: A field in `masks` cannot be a mask, because decoding or a transform has changed its numbers.
         """
         return self.transforms[self.plan.bucket_at(origin.minor)](sample, origin)

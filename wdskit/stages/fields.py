@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -29,7 +29,7 @@ from wdskit.config.types import (
 from wdskit.errors import DecodeError, PipelineError, WdskitError
 from wdskit.limits import MAX_PIXELS
 from wdskit.stages.base import NO_ORIGIN, Context, Function, Origin, PerSampleStage, ValueFunction
-from wdskit.stages.marks import ARRAY, IMAGE, LIST, MASK, Mark, mark_of, marked
+from wdskit.stages.roles import Roles
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,17 @@ class Decode(PerSampleStage):
         image: Callable[..., Any] | None = None
         if self.images is not None:
             image = decode_index if self.images == INDEX_SPEC else functools.partial(decode_image, spec=self.images)
-        return FieldDecoder(self.images, frozenset(self.only or ()), self.max_pixels, context.has_masks, image)
+        for field in self.only or () if self.images == INDEX_SPEC else ():
+            if context.roles.numbers_of(field) == "colours":
+                msg = f"decode: `{field}` is decoded as an image already, so `index` cannot have its numbers."
+                raise PipelineError(f"{msg}\n  Put this `decode` before the `decode` that has no `only`.")
+        return FieldDecoder(self.images, frozenset(self.only or ()), self.max_pixels, image)
+
+    def roles_after(self, roles: Roles) -> Roles:
+        """Return the roles of the fields after this stage; `roles` are those before it."""
+        if self.images is None:
+            return roles
+        return roles.decoded(self.only or (), "mask" if self.images == INDEX_SPEC else "colours")
 
 
 @dataclass(frozen=True)
@@ -85,15 +95,12 @@ class FieldDecoder:
         images: The setting of `Decode`.
         only: The fields to decode; empty for all fields.
         max_pixels: Largest width x height that an image's header may give.
-        has_masks: Whether a later stage takes fields as masks. If True, an image whose numbers are changed by decoding
-            gets a mark with the reason (`Mark.changed`), so that the later stage refuses the image as a mask.
         decode_image: Takes the bytes of an image and `max_pixels`, returns the image. None: images stay bytes.
     """
 
     images: str | None
     only: frozenset[str]
     max_pixels: int
-    has_masks: bool
     decode_image: Callable[..., Any] | None
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
@@ -101,17 +108,11 @@ class FieldDecoder:
 
         Raises:
             PipelineError: The sample is not a dict.
-            WdskitError: The sample has none of the fields in `only`, or `images` is `index` and a field in `only` is
-                decoded as an image already.
+            WdskitError: The sample has none of the fields in `only`.
             DecodeError: The bytes of a field cannot be decoded.
         """
         check_dict("decode", sample)
         self.check_fields(sample)
-        for field in self.only if self.images == INDEX_SPEC else ():
-            mark = mark_of(sample.get(field))
-            if mark is not None and mark.layout == "image" and not mark.is_mask:
-                msg = f"`{field}` is decoded as an image already, so `index` cannot have its numbers"
-                raise WdskitError(f"{msg}. Put this `decode` before the `decode` that has no `only`")
         return {field: self.decode_one(field, value) for field, value in sample.items()}
 
     def check_fields(self, fields: Collection[str]) -> None:
@@ -132,8 +133,8 @@ class FieldDecoder:
         return not field.startswith("__") and isinstance(value, bytes) and (not self.only or field in self.only)
 
     def decode_one(self, field: str, value: Any) -> Any:
-        """Return the decoded value of a field. An image or an array gets a mark (see `stages.marks`). Return `value`
-        itself if `takes` returns False, if the field's name is unknown, or if images stay bytes.
+        """Return the decoded value of a field. Return `value` itself if `takes` returns False, if the field's name is
+        unknown, or if images stay bytes.
 
         Raises:
             DecodeError: The bytes cannot be decoded.
@@ -142,40 +143,14 @@ class FieldDecoder:
             return value
         if not is_image_field(field):
             warn_of_bytes(field)
-            return marked_array(decode_field(field, value))
+            return decode_field(field, value)
         if self.decode_image is None:
             return value
         try:
-            changed = self._describe_change(field, value) if self.has_masks else ""
-            image = self.decode_image(value, max_pixels=self.max_pixels)
+            return self.decode_image(value, max_pixels=self.max_pixels)
         except DecodeError as err:
             err.field = field
             raise
-        return marked(
-            image, MASK if self.images == INDEX_SPEC else Mark("image", changed=changed) if changed else IMAGE
-        )
-
-    def _describe_change(self, field: str, value: bytes) -> str:
-        """Return the text of a later error: how decoding changes the numbers of an image file, so that the image cannot
-        be a mask. Return "" if decoding keeps the numbers. `value` is the whole file. DecodeError: The header of the
-        file cannot be read, or promises more than `max_pixels`.
-        """
-        from wdskit.codecs.images import IMAGE_SPECS, SCALED_NUMBERS, stores_other_numbers
-
-        if self.images is None or self.images == INDEX_SPEC:
-            return ""
-        wanted = IMAGE_SPECS[self.images]
-        form = stores_other_numbers(value, max_pixels=self.max_pixels, is_grey=wanted.mode == "L")
-        if wanted.is_float:
-            what = f"`decode: {self.images}` divides the numbers of `{field}` by 255"
-        elif form:
-            what = f"`{field}` has {form}, of which `decode: {self.images}` makes other numbers than it stores"
-        else:
-            return ""
-        way_out = f"Put `decode: {{images: index, only: {field}}}` before that `decode`, which then skips the field"
-        if form == SCALED_NUMBERS:
-            way_out = f"Save such masks as PNG. {way_out}"
-        return f"{what}.\n  {way_out}"
 
 
 _UNDECODED = frozenset({"pyd", "pkl", "pickle", "pth", "mp", "msg", "npz", "ten", "tb", "gz"})
@@ -187,11 +162,6 @@ def warn_of_bytes(field: str) -> None:
     """Log a warning for a field that webdataset decodes and wdskit leaves as bytes. Only once per field and process."""
     if field.rpartition(".")[2].lower() in _UNDECODED:
         _log.warning("decode: `%s` stays bytes, although webdataset decodes such fields. Use `map_dict`.", field)
-
-
-def marked_array(value: Any) -> Any:
-    """Return `value` itself. If it is a numpy array, first give it the mark `ARRAY`: the array is not an image."""
-    return marked(value, ARRAY) if isinstance(value, np.ndarray) else value
 
 
 class Map(PerSampleStage):
@@ -243,6 +213,10 @@ class MapDict(PerSampleStage):
         if isinstance(fields, Mapping) and isinstance(fields.get("global_rng"), bool):
             raise refuse("`global_rng` is a setting of `map`. Give the function a parameter `rng`, or use `map`.")
         return fields
+
+    def roles_after(self, roles: Roles) -> Roles:
+        """Return the roles of the fields after this stage; `roles` are those before it."""
+        return roles.after_function(self.fields)
 
     def bind(self, context: Context, label: str) -> ValueFunction:
         """Return the function that maps a sample (a dict) and its origin to a new dict. `label` is the key of the
@@ -313,6 +287,10 @@ class Rename(PerSampleStage):
         """The fields that the stage reads, with `;` between alternatives."""
         return tuple(self.names.values())
 
+    def roles_after(self, roles: Roles) -> Roles:
+        """Return the roles of the fields after this stage; `roles` are those before it."""
+        return roles.renamed(self.names)
+
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
         """Return a new dict: the other fields of `sample`, then the fields with new names, in the order of `names`.
 
@@ -357,9 +335,9 @@ class ToTuple(_ChoosesFields):
 
     name: ClassVar[str] = "to_tuple"
 
-    def places_after(self, places: tuple[str, ...] | None) -> tuple[str, ...]:  # noqa: ARG002 (it makes new ones)
-        """Return `fields`: the field of each item of the yielded tuples. `places` has no effect."""
-        return self.fields
+    def roles_after(self, roles: Roles) -> Roles:
+        """Return the roles of the fields after this stage; `roles` are those before it."""
+        return replace(roles, places=self.fields)
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> tuple[Any, ...]:  # noqa: ARG002 (nothing is drawn)
         """Return the values of `fields`, in the order of `fields`. WdskitError: A field is missing. PipelineError: The
@@ -388,6 +366,10 @@ class ToDict(_ChoosesFields):
         path such as `json.caption` needs it.
         """
         return {name: pick("to_dict", sample, names) for name, names in self._names.items()}
+
+    def roles_after(self, roles: Roles) -> Roles:
+        """Return the roles of the fields after this stage; `roles` are those before it."""
+        return roles.renamed({new: names for new, names in self._names.items() if new != names})
 
     @functools.cached_property
     def _names(self) -> dict[str, str]:
@@ -441,7 +423,7 @@ class MultiHot(PerSampleStage):
                 what = f"one of {self.classes} classes" if isinstance(self.classes, int) else "one of the classes"
                 raise WdskitError(f"multi_hot: `{self.source}` has {label!r}, which is not {what}")
             vector[self._numbers[label]] = 1
-        return {**sample, self.to: marked(vector, ARRAY)}
+        return {**sample, self.to: vector}
 
 
 class UserStage(PerSampleStage):
@@ -549,7 +531,7 @@ def _value_at_path(stage: str, sample: Mapping[str, Any], name: str) -> Any:
 
 
 def as_array(value: Any) -> Any:
-    """Return a list of numbers, or nested lists of equal lengths, as an array with the mark `LIST`.
+    """Return a list of numbers, or nested lists of equal lengths, as an array.
 
     Numbers are of type int or float, not bool. The dtype is int64 if all numbers are of type int, otherwise float64. An
     empty list becomes int64 (0,). Any other value is returned unchanged, also a list with an int that the dtype cannot
@@ -558,7 +540,7 @@ def as_array(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     if not value:
-        return marked(np.zeros(0, np.int64), LIST)
+        return np.zeros(0, np.int64)
     flat: Any = value
     while isinstance(flat, list) and flat and isinstance(flat[0], list):
         flat = [each for one in flat if isinstance(one, list) for each in one]
@@ -573,7 +555,7 @@ def as_array(value: Any) -> Any:
         return value
     if has_fractions and any(type(each) is int and abs(each) > _MAX_EXACT for each in flat):
         return value
-    return marked(array, LIST)
+    return array
 
 
 def list_fields(fields: Collection[str]) -> str:

@@ -17,7 +17,7 @@ from wdskit.config.types import refuse, show, unknown_setting, wrong_kind
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, Origin, PerSampleStage, Run
 from wdskit.stages.fields import check_dict, pick
-from wdskit.stages.marks import IMAGE, LIST, MASK, is_image_in, marked
+from wdskit.stages.roles import Roles
 from wdskit.text import install_extra
 
 KINDS = ("image", "mask", "labels", "keypoints")
@@ -182,6 +182,13 @@ class Torchvision(PerSampleStage):
         """The fields to which the setting `fields` gives the kind `mask`."""
         return tuple(name for name, kind in (self.fields or {}).items() if kind == "mask")
 
+    def roles_after(self, roles: Roles) -> Roles:
+        """Return the roles of the fields after this stage; `roles` are those before it."""
+        kinds = self.fields or {}
+        images = [name for name, kind in kinds.items() if kind == "image"]
+        lists = [name for name, kind in kinds.items() if kind not in ("image", "mask")]
+        return roles.with_images(images, "colours").with_images(self.mask_names, "mask").with_lists(lists)
+
     def bind(self, context: Context, label: str) -> BoundTorchvision:
         """Return the function that maps a sample or a batch to a transformed copy. `label` is the key of the random
         numbers (see `PerSampleStage.bind`).
@@ -206,7 +213,9 @@ class Torchvision(PerSampleStage):
             msg = f"torchvision: this SanitizeBoundingBoxes would filter only one of the labels {', '.join(labels)}"
             way = "Give its name, {'SanitizeBoundingBoxes': {...}}, or its `labels_getter`"
             raise PipelineError(f"{msg}.\n  {way}.")
-        return BoundTorchvision(v2.Compose(transforms), dict(self.fields or {}), context.run, label, tuple(names))
+        return BoundTorchvision(
+            v2.Compose(transforms), dict(self.fields or {}), context.roles, context.run, label, tuple(names)
+        )
 
 
 @dataclass(frozen=True)
@@ -217,6 +226,7 @@ class BoundTorchvision:
         transform: All transforms of the stage, composed to one.
         fields: Maps each field to change to its kind, a value of the setting `fields`. Empty: in a sample, the only
             image field is changed; in a batch, the first two values of a tuple.
+        roles: What the stages before say of the fields.
         run: The running pipeline, which has the random numbers.
         label: Key of the stage's random numbers.
         names: The class names of the transforms.
@@ -224,6 +234,7 @@ class BoundTorchvision:
 
     transform: Any
     fields: dict[str, Any]
+    roles: Roles
     run: Run
     label: str
     names: tuple[str, ...]
@@ -251,7 +262,7 @@ class BoundTorchvision:
         return {**sample, **{name: _as_value(changed[key], kinds[name]) for name, key in keys.items()}}
 
     def _only_image(self, sample: Mapping[str, Any]) -> str:
-        images = [name for name, value in sample.items() if is_image_in(name, value)]
+        images = [name for name in sample if self.roles.is_image(name)]
         if len(images) != 1:
             found = f"several images ({', '.join(images)})" if images else "no image"
             raise PipelineError(f"torchvision: {found} in this sample. Name the fields, as in `fields: {{jpg: image}}`")
@@ -366,15 +377,12 @@ def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) ->
 
 
 def _as_value(value: Any, kind: Any) -> Any:
-    """Return the result of torchvision for one field, as a value for the sample with a mark (see `stages.marks`).
-    `kind` is the kind of the field. An image of Pillow gets the mark `IMAGE`. A tensor of the kind "image" or "mask"
-    stays a tensor and gets the mark `IMAGE` or `MASK`. A tensor of another kind becomes an array with the mark `LIST`.
+    """Return the result of torchvision for one field, as a value for the sample. `kind` is the kind of the field. An
+    image of Pillow, and a tensor of the kind "image" or "mask", stay what they are. Another tensor becomes an array.
     """
     import torch
 
     if hasattr(value, "getbands"):
-        return marked(value, IMAGE)
+        return value
     plain = value.as_subclass(torch.Tensor)
-    if kind in ("image", "mask"):
-        return marked(plain, IMAGE if kind == "image" else MASK)
-    return marked(plain.numpy(), LIST)
+    return plain if kind in ("image", "mask") else plain.numpy()

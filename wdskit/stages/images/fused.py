@@ -48,11 +48,11 @@ from wdskit.stages.images.transforms import (
     ToTensor,
     pair,
 )
-from wdskit.stages.marks import Mark, is_image_in, marked, names_image
 from wdskit.stages.progress import Slot
+from wdskit.stages.roles import Roles
 
-_Roles = tuple[str | None, tuple[str, ...]]  # the image field, and all fields to decode
-_MAX_ROLES = 64  # largest number of cached sets of field names
+_Known = tuple[str | None, tuple[str, ...]]  # the image field, and all fields to decode
+_MAX_KNOWN = 64  # largest number of cached sets of field names
 
 
 class FusedStages(PerSampleStage):
@@ -68,7 +68,9 @@ class FusedStages(PerSampleStage):
         """
         single_steps, after = bind_steps(self.stages, context)
         name = "-".join(step.name for step in single_steps)
-        return Step(name, FusedStep(self.stages, single_steps), single_steps[0].ordinal, context.part), after
+        return Step(
+            name, FusedStep(self.stages, single_steps, context.roles), single_steps[0].ordinal, context.part
+        ), after
 
 
 def fuse(stages: Sequence[Any]) -> list[Any]:
@@ -154,9 +156,10 @@ class FusedStep:
         stages: `decode`, the crop, and the other stages of a run that `fuse` has found.
         single_steps: One step for each of `stages`. They process samples with several image fields, and samples whose
             image is decoded already.
+        roles: What the stages before say of the fields.
     """
 
-    def __init__(self, stages: Sequence[Any], single_steps: Sequence[Step]) -> None:
+    def __init__(self, stages: Sequence[Any], single_steps: Sequence[Step], roles: Roles) -> None:
         decoder: Any = single_steps[0].function
         self.decode: FieldDecoder = decoder
         self.single_steps = tuple(single_steps)
@@ -169,10 +172,10 @@ class FusedStep:
             self.choose_part = functools.partial(_draw_part, crop, self.transforms[self.crop])
         else:
             self.choose_part = functools.partial(_middle_part, crop, pair(middle.size) if middle else None)
-        self.mark: Mark = self.transforms[self.crop].mark_after(None)
         flip, normalize = by_kind.get(RandomFlip), by_kind.get(Normalize)
         self.flip: float | None = flip.p if flip else None
-        self._roles: dict[tuple[str, ...], _Roles] = {}
+        self.roles = roles
+        self._known: dict[tuple[str, ...], _Known] = {}
         image = IMAGE_SPECS[stages[0].images]
         self.output_format = OutputFormat(
             is_array=image.kind == "numpy",
@@ -204,10 +207,9 @@ class FusedStep:
             written: The written image, (1, *out_shape), of `batch_format.dtype`.
 
         Returns:
-            An array or a tensor, as `output_format` says, with the mark of an image (see `stages.marks`). The result
-            may be a view of `written`.
+            An array or a tensor, as `output_format` says. The result may be a view of `written`.
         """
-        return marked(as_value(written, self.batch_format, self.output_format), self.mark)
+        return as_value(written, self.batch_format, self.output_format)
 
     def __call__(self, sample: Any, origin: Origin, out: NDArray[Any] | None = None) -> Any:
         """Return the sample after all stages. If `out` is given, the image is written to `out`, which then is the image
@@ -234,15 +236,8 @@ class FusedStep:
             check_dict("decode", sample)
         except PipelineError as err:
             raise StepFailed("decode", err) from err
-        field, to_decode = self._roles_of(tuple(sample))
+        field, to_decode = self._fields_of(tuple(sample))
         if field is None or not isinstance(sample[field], (bytes, memoryview)):
-            return Prepared(origin, _as_bytes(sample))
-        # Without `fields`, it must be clear which image to crop. `field` is the only field with the name of an image,
-        # but an earlier stage may have put an image into another field.
-        if self.field is None and any(
-            not isinstance(value, (bytes, str)) and name != field and is_image_in(name, value)
-            for name, value in sample.items()
-        ):
             return Prepared(origin, _as_bytes(sample))
         values = _as_bytes(sample, but=field)
         plan = None
@@ -287,7 +282,7 @@ class FusedStep:
         try:
             part = decode_part(values[field], plan, self.choose_part, origin, max_pixels=self.decode.max_pixels)
             if out is None:
-                values[field] = marked(finish(part, self.output_format, flip=flip), self.mark)
+                values[field] = finish(part, self.output_format, flip=flip)
             else:
                 write(part, self.batch_format, flip=flip, out=out)
                 values[field] = out
@@ -350,28 +345,28 @@ class FusedStep:
         except Exception as err:
             raise StepFailed(self.crop, err) from err
 
-    def _roles_of(self, names: tuple[str, ...]) -> _Roles:
+    def _fields_of(self, names: tuple[str, ...]) -> _Known:
         """Return the image field and the fields to decode of a sample with the fields `names`. The image field may be
         None.
         """
         # Most samples have the same fields.
-        roles = self._roles.get(names)
-        if roles is None:
-            if len(self._roles) >= _MAX_ROLES:
-                self._roles.clear()
+        known = self._known.get(names)
+        if known is None:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
             to_decode = tuple(name for name in names if self.decode.takes(name, b""))
-            roles = self._roles[names] = (self._field_of(names), to_decode)
-        return roles
+            known = self._known[names] = (self._field_of(names), to_decode)
+        return known
 
     def _field_of(self, names: tuple[str, ...]) -> str | None:
         """Return the image field of a sample with the fields `names`, or None.
 
         With the setting `fields`, the image field is the first alternative that is in `names`. Without it, the image
-        field is the only field with the name of an image. Return None if there is no such field, if several fields have
-        the name of an image, if the alternative does not have such a name, or if `decode` does not decode the field.
+        field is the only field that is an image (`Roles.is_image`). Return None if there is no such field, if there are
+        several, if the alternative does not have such a name, or if `decode` does not decode the field.
         """
         if self.field is None:
-            images = [name for name in names if names_image(name)]
+            images = [name for name in names if self.roles.is_image(name)]
             field = images[0] if len(images) == 1 else None
         else:
             field = next((name for name in self.field.split(";") if name in names), None)

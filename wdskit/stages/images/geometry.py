@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from wdskit.codecs.images import PillowImage, Resampling, Transpose
 from wdskit.errors import PipelineError, WdskitError
-from wdskit.stages.marks import is_tensor
+from wdskit.stages.collate import is_tensor
 
 if TYPE_CHECKING:
     import torch

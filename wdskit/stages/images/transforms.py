@@ -29,7 +29,7 @@ from wdskit.config.types import (
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, Origin, PerSampleStage, Run
 from wdskit.stages.fields import list_fields
-from wdskit.stages.marks import IMAGE, MASK, Mark, is_image_in, mark_of, marked
+from wdskit.stages.roles import Roles
 
 # The functions import `geometry`, so that settings can be checked without importing Pillow.
 
@@ -79,7 +79,13 @@ class ImageTransform(PerSampleStage):
         """Return the function that maps a sample and its origin to a changed copy of the sample. `label` is the key of
         the random numbers (see `PerSampleStage.bind`).
         """
-        return BoundTransform(self, context.run, label)
+        return BoundTransform(self, context.roles, context.run, label)
+
+    def roles_after(self, roles: Roles) -> Roles:
+        """Return the roles of the fields after this stage; `roles` are those before it."""
+        images, masks = ([*(self.fields or ())], self.mask_names)
+        blended = [name for name in images if self.blends and not roles.is_mask(name)]
+        return roles.with_images(images).with_images(blended, "colours").with_images(masks, "mask")
 
 
 class GeometricTransform(ImageTransform):
@@ -106,11 +112,13 @@ class BoundTransform:
 
     Attributes:
         transform: The transform, with its settings.
+        roles: What the stages before say of the fields.
         run: The running pipeline.
         stage: The key of the stage's random numbers; see `Context.label`.
     """
 
     transform: ImageTransform
+    roles: Roles
     run: Run
     stage: str
 
@@ -122,9 +130,8 @@ class BoundTransform:
                 differ in size, and the transform needs equal sizes. The transform cannot use the dtype or the axes of
                 an image, or changes colours and gets a mask. Or `fields` is not set, and the sample has no image field
                 or several image fields.
-            WdskitError: A field in `masks` cannot be a mask, because decoding or a transform has changed its numbers.
-                Or an image must be padded, and `fill` or `mask_fill` is too large for it; or a mask must be padded, and
-                `mask_fill` is not set.
+            WdskitError: An image must be padded, and `fill` or `mask_fill` is too large for it; or a mask must be
+                padded, and `mask_fill` is not set.
         """
         transform = self.transform
         masks = self._masks_in(sample)
@@ -136,13 +143,8 @@ class BoundTransform:
             drawn = transform.draw(self.rng_at(origin), {field: sample[field] for field in (*images, *masks)})
         changed = dict(sample)
         for field in (*images, *masks):
-            image = sample[field]
-            mark = self.mark_after(mark_of(image), is_mask=field in masks)
-            result = transform.change(image, drawn, nearest=mark.is_mask)
-            if result is image and mark_of(image) != mark:
-                # A new object, because other fields may share `image`, whose mark must stay.
-                result = image.copy() if hasattr(image, "getbands") else image[...]
-            changed[field] = marked(result, mark)
+            is_mask = field in masks or self.roles.is_mask(field)
+            changed[field] = transform.change(sample[field], drawn, nearest=is_mask)
         return changed
 
     def _check_sizes(self, sample: Sample, images: Sequence[str], masks: Sequence[str]) -> None:
@@ -159,19 +161,6 @@ class BoundTransform:
                 msg = f"{self.transform.name}: the mask `{field}` is {height} x {width} (height x width), but "
                 msg += f"`{images[0]}` is {sizes[0][0]} x {sizes[0][1]}."
                 raise PipelineError(f"{msg} Resize both first, to the same shorter side or the same [height, width]")
-
-    def mark_after(self, mark: Mark | None, *, is_mask: bool = False) -> Mark:
-        """Return the mark of an image after the transform. `mark` is the image's mark before the transform, None for no
-        mark. `is_mask` is True for a field in `masks`.
-
-        A mask stays a mask. If the transform blends pixels, an image that is not a mask gets a mark whose `changed`
-        says so.
-        """
-        if is_mask or (mark is not None and mark.is_mask):
-            return MASK
-        if self.transform.blends:
-            return Mark("image", changed=f"`{self.transform.name}` has blended its pixels. Name it in `masks` there")
-        return IMAGE if mark is None or mark.layout != "image" else mark
 
     def rng_at(self, origin: Origin) -> np.random.Generator:
         """Return the random Generator for the position of `origin`, valid until the next call in this thread."""
@@ -193,7 +182,7 @@ class BoundTransform:
             if both := [field for field in images if field in masks]:
                 raise PipelineError(f"{name}: `fields` and `masks` both select `{both[0]}` in this sample")
         else:
-            named = [field for field, value in sample.items() if is_image_in(field, value) and field not in masks]
+            named = [field for field in sample if self.roles.is_image(field) and field not in masks]
             images = [field for field in named if geometry.is_image(sample[field])]
             if len(images) > 1:
                 msg = f"{name}: several image fields in this sample ({', '.join(images)})."
@@ -212,8 +201,7 @@ class BoundTransform:
                 raise PipelineError(f"{msg} Put decode before it, or name one with `fields`")
         if self.transform.colours_only:
             for field in images:
-                mark = mark_of(sample[field])
-                if mark is not None and mark.is_mask:
+                if self.roles.is_mask(field):
                     msg = f"{name}: `{field}` is a mask (of `decode: index`, or of `masks` in an earlier stage): its"
                     raise PipelineError(
                         f"{msg} numbers are classes or depths, not colours. Name the images with `fields`"
@@ -226,14 +214,8 @@ class BoundTransform:
 
         Raises:
             PipelineError: A field is missing, or is not a decoded image.
-            WdskitError: A field cannot be a mask, because decoding or a transform has changed its numbers.
         """
-        masks = [self._find_field(sample, names) for names in self.transform.mask_names]
-        for field in masks:
-            mark = mark_of(sample[field])
-            if mark is not None and mark.changed and not mark.is_mask:
-                raise WdskitError(f"`{field}` cannot be a mask: {mark.changed}")
-        return masks
+        return [self._find_field(sample, names) for names in self.transform.mask_names]
 
     def _find_field(self, sample: Sample, names: str) -> str:
         """Return the first alternative in `names`, such as `jpg;png`, that the sample has. PipelineError: The sample
@@ -243,8 +225,7 @@ class BoundTransform:
 
         for name in names.split(";"):
             if name in sample:
-                mark = mark_of(sample[name])
-                if mark is not None and mark.is_list:
+                if self.roles.is_list(name):
                     msg = f"{self.transform.name}: `{name}` is a list of JSON, not an image"
                     raise PipelineError(f"{msg}. For boxes and keypoints, use the stage `torchvision`")
                 if not geometry.is_image(sample[name]):
@@ -317,9 +298,7 @@ class CenterCrop(GeometricTransform):
         size = pair(self.size)
         height, width = geometry.image_size(image)
         if not nearest or (height >= size[0] and width >= size[1]):
-            mark = mark_of(image)  # a decoded image; an array of the user may have any numbers
-            is_unit = mark is not None and mark.layout == "image"
-            return geometry.center_crop(image, size, fill=0 if nearest else self.fill, is_unit=is_unit)
+            return geometry.center_crop(image, size, fill=0 if nearest else self.fill, is_unit=not nearest)
         if self.mask_fill is None:
             msg = f"a mask of height x width {height} x {width} is smaller than {size[0]} x {size[1]}. "
             raise WdskitError(f"{msg}Resize it first, or set `mask_fill`, the class number around it (often 255)")

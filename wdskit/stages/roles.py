@@ -1,0 +1,119 @@
+"""What a pipeline knows of its fields before it runs, by their names: which are images, masks or lists of JSON.
+
+Each stage says what it makes of the fields (`PerSampleStage.roles_after`). No value is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from wdskit.codecs.fields import is_path
+from wdskit.codecs.formats import is_image_field
+
+Numbers: TypeAlias = Literal["mask", "colours", "own", ""]
+"""What the numbers of a field mean: classes or depths, which no stage may blend; colours; what a function or a file
+says; unknown."""
+
+_REST = "*"
+"""The key in `Roles.numbers` of all fields with the name of an image that have no key of their own."""
+
+
+def names_image(name: str) -> bool:
+    """Return whether a field has the name of an image field, such as `jpg`."""
+    return not name.startswith("__") and is_image_field(name)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The roles of fields at one place of a pipeline. A method that takes `names` also takes alternatives: `jpg;png`.
+
+    Attributes:
+        images: The images whose name is not that of an image: `rename` moved them, or an image stage named them.
+        lists: The fields that `rename` or a stage made of lists in JSON, besides paths such as `json.boxes`.
+        numbers: What the numbers of a field mean.
+        places: The fields of each item of the tuples that `to_tuple` made; None without `to_tuple`.
+    """
+
+    images: frozenset[str] = frozenset()
+    lists: frozenset[str] = frozenset()
+    numbers: Mapping[str, Numbers] = field(default_factory=dict)
+    places: tuple[str, ...] | None = None
+
+    def is_image(self, names: str) -> bool:
+        """Return whether a field is an image: it has the name of one, was renamed from one, or an image stage named
+        it.
+        """
+        return any(name in self.images or names_image(name) for name in names.split(";"))
+
+    def is_list(self, names: str) -> bool:
+        """Return whether a field is a value in JSON. If it is a list of numbers, it became an array."""
+        return any(name in self.lists or is_path(name) for name in names.split(";"))
+
+    def numbers_of(self, name: str) -> Numbers:
+        """Return what the numbers of a field mean."""
+        return self.numbers.get(name) or (self.numbers.get(_REST, "") if names_image(name) else "")
+
+    def is_mask(self, names: str) -> bool:
+        """Return whether the numbers of a field are classes or depths."""
+        return any(self.numbers_of(name) == "mask" for name in names.split(";"))
+
+    def names_at(self, slot: object) -> str:
+        """Return the field of a slot of a batch: of a key, or of a place in tuples; "" if no stage named it."""
+        if isinstance(slot, str):
+            return slot
+        places = self.places or ()
+        return places[slot] if isinstance(slot, int) and slot < len(places) else ""
+
+    def decoded(self, only: Iterable[str], numbers: Numbers) -> Roles:
+        """Return the roles after a `decode` of the images in `only`, of all if it is empty. What is decoded stays."""
+        taken = {name: numbers for name in only if names_image(name) and self.numbers_of(name) in ("", "own")}
+        return replace(self, numbers={**self.numbers, **taken} if only else {_REST: numbers, **self.numbers})
+
+    def with_images(self, names: Iterable[str], numbers: Numbers = "") -> Roles:
+        """Return the roles after an image stage that names fields. `numbers` are those of its results; "" for the same
+        as before.
+        """
+        found = {name for each in names for name in each.split(";")}
+        changed = dict.fromkeys(found, numbers) if numbers else {}
+        return replace(self, images=self.images | found, numbers={**self.numbers, **changed})
+
+    def with_lists(self, names: Iterable[str]) -> Roles:
+        """Return the roles after a stage that makes arrays of lists in JSON."""
+        return replace(self, lists=self.lists | {*names})
+
+    def renamed(self, names: Mapping[str, str]) -> Roles:
+        """Return the roles after fields got new names. `names` maps each new name to the old one or to alternatives."""
+        numbers = dict(self.numbers)
+        for new, olds in names.items():
+            unknown: Numbers = "own" if _REST in numbers else ""
+            numbers[new] = next((found for old in olds.split(";") if (found := self.numbers_of(old))), unknown)
+        return replace(
+            self,
+            images=(self.images - names.keys()) | {new for new, olds in names.items() if self.is_image(olds)},
+            lists=(self.lists - names.keys()) | {new for new, olds in names.items() if self.is_list(olds)},
+            numbers=numbers,
+        )
+
+    def after_function(self, names: Iterable[str] | None = None) -> Roles:
+        """Return the roles after a user's function for the fields `names`; for whole samples if None. A field keeps its
+        layout, and a mask stays a mask: its name says so.
+        """
+        kept = {name: found for name, found in self.numbers.items() if found == "mask" and name != _REST}
+        if names is None:
+            return replace(self, numbers=kept)
+        own: dict[str, Numbers] = {name: "own" for name in names if not self.is_mask(name)}
+        return replace(self, numbers={**self.numbers, **own})
+
+
+NO_ROLES = Roles()
+"""What is known before the first stage."""
+
+
+def merged(found: Sequence[Roles]) -> Roles:
+    """Return the roles of samples from several parts of a mixture: a field is an image, or a list, if it is one in any
+    part. What the numbers mean is unknown.
+    """
+    images = frozenset[str]().union(*(roles.images for roles in found))
+    return Roles(images, frozenset[str]().union(*(roles.lists for roles in found)), places=found[0].places)
