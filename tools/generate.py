@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 
 HEAD = """# `tools/generate.py` writes this file from builder.py and the settings of the stages.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, TypeAlias
 

@@ -196,25 +196,25 @@ def packed(sample, kwargs=None):
     ("stage", "problem"),
     [
         ("brighten: {by: 2}", ""),
-        ("brighten: {bye: 2}", "brighten: bye: no such setting. Did you mean `by`?"),
+        ("brighten: {bye: 2}", "r.yaml:3: pipeline[1].brighten.bye: no such setting. Did you mean `by`?"),
         ("anything: {whatever: 2}", ""),
         ("packed: {kwargs: {}}", ""),
-        ("packed: {size: 2}", "packed: size: no such setting"),
+        ("packed: {size: 2}", "r.yaml:3: pipeline[1].packed.size: no such setting"),
     ],
 )
 def test_settings_of_registered_functions_are_checked(tmp_path: Path, stage: str, problem: str) -> None:
     from shards import write_numbers
 
-    from wdskit import PipelineError, make_loader
+    from wdskit import ConfigError, make_loader
 
     Path("registered_of_the_test.py").write_text(REGISTERED)
     write_numbers(tmp_path / "s", [2])
-    Path("r.yaml").write_text(f"version: 1\npipeline: [{{stream: s/}}, {{{stage}}}]\n")
+    Path("r.yaml").write_text(f"version: 1\npipeline: [{{stream: s/}}, {stage.replace('{', chr(10) + ' {')}]\n")
     try:
         code, _, err = run("check", "r.yaml", "--plugin", "registered_of_the_test")
         assert (code, problem in err) == (1 if problem else 0, True)
         if problem:
-            with pytest.raises(PipelineError, match="no such setting"):
+            with pytest.raises(ConfigError, match="no such setting"):
                 make_loader("r.yaml", plugins=["registered_of_the_test"])
         else:
             assert len(list(make_loader("r.yaml", workers=0))) == 2

@@ -176,10 +176,10 @@ def test_a_stage_of_ones_own_stands_in_yaml_and_in_streams(numbers, tmp_path):
 @pytest.mark.parametrize(
     ("stage", "problem"),
     [
-        ({"shift": {"bye": 1}}, r"shift: bye: no such setting. Did you mean `by`\?"),
+        ({"shift": {"bye": 1}}, r"shift\.bye: no such setting. Did you mean `by`\?"),
         ({"shift": {"by": -1}}, "shift: it cannot be created with these settings: `by` is negative"),
         ({"shift": 3}, r"settings of `shift` are a mapping, as in \{strength: 3\}"),
-        ({"add": {"much": 1}}, r"add: much: no such setting. `add` has `sample` and `by`"),
+        ({"add": {"much": 1}}, r"add\.much: no such setting. `add` has `sample` and `by`"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(numbers, stage, problem):

@@ -34,12 +34,9 @@ def check(config: ConfigArgument, overrides: OverridesOption = None, plugins: Pl
         wdskit config check train.yaml --set loader.workers=4 --plugin my_stages
     """
     from wdskit.pipeline.class_check import check_pipelines
-    from wdskit.stages.registry import check_registered
 
     import_plugins(plugins)
     loaded = _load(config, overrides)
-    for name, stages in loaded.pipelines.items():
-        check_registered(stages, where=f"{loaded.origin}: {name}" if len(loaded.pipelines) > 1 else loaded.origin)
     check_pipelines(loaded.pipelines.values())
     print(f"{escape(str(config))}: ok")
     for name, stages in loaded.pipelines.items():

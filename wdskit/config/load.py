@@ -21,8 +21,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from wdskit.config.order import check_order, check_patterns
+from wdskit.config.order import check_order
 from wdskit.config.types import (
+    Flaw,
     Path,
     Stages,
     StageSpec,
@@ -390,7 +391,7 @@ class _ConfigChecker:
             return item
         spec, flaws = read_item(self._known, item)
         if spec is not None and not isinstance(item, StageSpec):
-            flaws = check_patterns(spec)
+            flaws = [Flaw((spec.name, *flaw.path), flaw.rule) for flaw in spec.flaws()]
         for flaw in flaws:
             self._note((*path, *flaw.path), flaw.rule)
         return spec or (self._known.get(str(flaws[0].path[0])) if flaws[0].path else None)

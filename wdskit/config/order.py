@@ -1,13 +1,9 @@
-"""Check the order of stages in a pipeline, and the shard patterns of sources. No shard is opened."""
+"""Check the order of stages in a pipeline."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-
-from wdskit.config.types import Flaw, Path
-from wdskit.dataset.patterns import expand_parts
-from wdskit.errors import StorageError
 
 _ONCE = {"splitter", "open", "epoch"}
 """Kinds of stages that may appear only once in a pipeline."""
@@ -139,21 +135,3 @@ class _OrderChecker:
             self.batched_at = index
         elif name == "unbatched":
             self.batched_at, self.may_be_batched = None, False
-
-
-def check_patterns(spec: Any) -> list[Flaw]:
-    """Return a flaw for each invalid shard pattern of a stage, such as `a-{0..3.tar`.
-
-    The path of a flaw is the place of the pattern in the configuration, such as `exact.shards`. Only sources have
-    patterns; the list of other stages is empty.
-    """
-    named: dict[Path, Any] = {(): getattr(spec, "shards", None)}
-    named |= {("mixture", at): part.shards for at, part in enumerate(getattr(spec, "mixture", None) or ())}
-    flaws: list[Flaw] = []
-    for path, shards in named.items():
-        for text in [shards] if isinstance(shards, str) else shards or ():
-            try:
-                expand_parts(text)
-            except StorageError as err:
-                flaws.append(Flaw((spec.name, *path, "shards"), " ".join(str(err).split())))
-    return flaws

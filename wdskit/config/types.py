@@ -160,6 +160,10 @@ class StageSpec(BaseModel):
             raise ValueError(f"it takes no arguments, but {show(value)} was given. Write `- {cls.name}`.")
         return {cls.shorthand: value}
 
+    def flaws(self) -> list[Flaw]:
+        """Return what is wrong with valid settings in a configuration, such as a pattern whose braces do not match."""
+        return []
+
     def written(self) -> Any:
         """Return the stage as an item of a list of stages in YAML: `{name: settings}` without settings that are null,
         or only the name if all are. A mapping that is all settings stands alone: `{rename: {image: jpg}}`.
@@ -263,7 +267,8 @@ def read_stage(stages: Stages, name: str, value: object) -> tuple[StageSpec | No
     except ValueError as err:
         return None, [Flaw((name,), str(err))]
     spec, flaws = read_settings(stages[name], settings, stages=stages)
-    return spec, [Flaw((name, *flaw.path), flaw.rule) for flaw in flaws]
+    skipped = int(stages[name].is_mapping)  # the stage itself is this setting
+    return spec, [Flaw((name, *flaw.path[skipped:]), flaw.rule) for flaw in flaws]
 
 
 def _check_text(text: str) -> str:

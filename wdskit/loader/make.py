@@ -70,7 +70,7 @@ def make_loader(
     """
     _check_functions(transforms)
     _import_plugins(plugins)
-    name, stages, settings = open_pipeline(config, pipeline, overrides, transforms or {})
+    name, stages, settings = open_pipeline(config, pipeline, overrides, transforms)
     given = parse_settings(LoaderSpec, loader, where="make_loader")
     spec = settings.loader.model_copy(update=given.model_dump(exclude_unset=True))
     error_spec, cache_spec = settings.errors, settings.cache

@@ -7,7 +7,7 @@ signatures and docstrings into `builder.pyi`, for editors and type checkers.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wdskit.config.order import check_order
@@ -178,7 +178,10 @@ for _stage in STAGES.values():
 
 
 def open_pipeline(
-    config: Any, pipeline: str | None, overrides: Sequence[str], functions: Iterable[str] = ()
+    config: Any,
+    pipeline: str | None,
+    overrides: Sequence[str],
+    functions: Mapping[str, Callable[..., Any]] | None = None,
 ) -> tuple[str, tuple[Any, ...], Config]:
     """Check a configuration or a `Pipeline`. Return the name and the stages of one pipeline, and the configuration. A
     `Pipeline` has the name "pipeline" and default settings.
@@ -187,7 +190,7 @@ def open_pipeline(
         config: The path of a YAML file, the content as a dict, or a `Pipeline`.
         pipeline: Name of the pipeline; None for the only pipeline of the configuration, or with a `Pipeline`.
         overrides: Settings to change, each as `a.b.c=VALUE`, applied in order before any check.
-        functions: Further names to accept as stages.
+        functions: Further functions by name that are stages.
 
     Raises:
         ConfigError: The configuration has problems; the first 100 are listed. Or it has no pipeline with this name, or

@@ -1,6 +1,6 @@
 # `tools/generate.py` writes this file from builder.py and the settings of the stages.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, TypeAlias
 
@@ -606,7 +606,10 @@ class Pipeline:
         """
 
 def open_pipeline(
-    config: Any, pipeline: str | None, overrides: Sequence[str], functions: Iterable[str] = ()
+    config: Any,
+    pipeline: str | None,
+    overrides: Sequence[str],
+    functions: Mapping[str, Callable[..., Any]] | None = None,
 ) -> tuple[str, tuple[Any, ...], Config]:
     """Check a configuration or a `Pipeline`. Return the name and the stages of one pipeline, and the configuration. A
     `Pipeline` has the name "pipeline" and default settings.
@@ -615,7 +618,7 @@ def open_pipeline(
         config: The path of a YAML file, the content as a dict, or a `Pipeline`.
         pipeline: Name of the pipeline; None for the only pipeline of the configuration, or with a `Pipeline`.
         overrides: Settings to change, each as `a.b.c=VALUE`, applied in order before any check.
-        functions: Further names to accept as stages.
+        functions: Further functions by name that are stages.
 
     Raises:
         ConfigError: The configuration has problems; the first 100 are listed. Or it has no pipeline with this name, or

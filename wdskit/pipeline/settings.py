@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -249,7 +249,10 @@ class Config:
 
 
 def load_config(
-    source: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = (), functions: Iterable[str] = ()
+    source: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    overrides: Sequence[str] = (),
+    functions: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Config:
     """Read and check a configuration.
 
@@ -259,14 +262,14 @@ def load_config(
         overrides: Settings to change before the checks, each as `PATH=VALUE`, applied in this order. VALUE is YAML. In
             PATH, an item of a list is named by its position. A stage that appears once in its pipeline may also be
             named by its name: `pipelines.train.stream.seed=3`.
-        functions: Names to accept as stages, besides the built-in and registered stages.
+        functions: Functions and classes by name that are stages too, besides the built-in and registered ones.
 
     Raises:
         ConfigError: The configuration has problems; the first 100 are listed.
         StorageError: The file cannot be read.
     """
     origin = "config dict" if isinstance(source, Mapping) else str(source)
-    pipelines, sections = load(source, overrides, known_stages(functions), SECTIONS)
+    pipelines, sections = load(source, overrides, known_stages(functions or {}), SECTIONS)
     return Config(pipelines, **sections, origin=origin)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.random import Generator
 from pydantic import PlainValidator, WithJsonSchema
 
-from wdskit.config.types import Kind, StageSpec, refuse, show, unknown_setting, wrong_kind
+from wdskit.config.types import Kind, StageSpec, refuse, show, wrong_kind
 from wdskit.errors import PROCESS_ERRORS, PipelineError, SampleError, WdskitError, error_text
 from wdskit.order.buckets import Buckets
 from wdskit.order.keys import PositionRng
@@ -510,7 +510,6 @@ class Context:
         except PipelineError as err:
             raise PipelineError(f"{stage}: {err}") from err
         settings = settings or {}
-        check_settings(stage, function, settings)
         # A class with `__call__` is instantiated; another class, such as `int`, is called for each value.
         if not (isinstance(function, type) and any("__call__" in base.__dict__ for base in function.__mro__)):
             return functools.partial(function, **settings) if settings else function
@@ -595,21 +594,15 @@ def _wants_rng(function: Callable[..., Any]) -> bool:
     return "rng" in list(parameters)[1:] or ("rng" in parameters and parameters["rng"].kind is keyword_only)
 
 
-def check_settings(stage: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
-    """Check that a function, or a class, has a parameter for each name in `settings`. A function with `**kwargs`, or
-    without a known signature, accepts all settings. Parameters without a setting are not checked.
-
-    Raises:
-        PipelineError: The function has no parameter for a setting. The message starts with `stage`.
+def parameters_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    """Return the names of the parameters of a function or class that settings may set; None if it takes any name, or
+    has no known signature.
     """
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # some builtins have no signature
-        return
+        return None
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
-        return
+        return None
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    known = [name for name, each in parameters.items() if each.kind in by_name]
-    unknown = next((each for each in settings if each not in known), None)
-    if unknown is not None:
-        raise PipelineError(f"{stage}: {unknown}: {unknown_setting(unknown, f'`{stage}`', known)}")
+    return tuple(name for name, each in parameters.items() if each.kind in by_name)

@@ -21,10 +21,12 @@ from wdskit.config.types import (
     FieldChoices,
     FieldName,
     FieldNames,
+    Flaw,
     ImageSpec,
     listing,
     refuse,
     show,
+    unknown_setting,
 )
 from wdskit.errors import DecodeError, PipelineError, WdskitError
 from wdskit.limits import MAX_PIXELS
@@ -437,6 +439,9 @@ class UserStage(PerSampleStage):
     is_mapping: ClassVar[bool] = True
     takes_any: ClassVar[bool] = True
 
+    known: ClassVar[tuple[str, ...] | None] = None
+    """The parameters of the function or class; None if it takes any."""
+
     settings: dict[str, Any] = Field({}, description="Its keyword arguments.")
 
     @classmethod
@@ -455,27 +460,33 @@ class UserStage(PerSampleStage):
         """
         return context.call(self.name, context.resolve(self.name, self.name, self.settings), label, is_map=True)
 
-    def __reduce__(self) -> tuple[object, tuple[str, dict[str, Any]]]:
-        """Return the function and the arguments (name, settings) from which pickle makes an equal stage."""
+    def flaws(self) -> list[Flaw]:
+        """Return a flaw for each setting that the function or class has no parameter for."""
+        unknown = () if self.known is None else (name for name in self.settings if name not in self.known)
+        return [Flaw((name,), unknown_setting(name, f"`{self.name}`", [*(self.known or ())])) for name in unknown]
+
+    def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
+        """Return the function and its arguments from which pickle makes an equal stage."""
         # pickle cannot import the class, which `user_stage` makes.
-        return _make_user_stage, (self.name, self.settings)
+        return _make_user_stage, (self.name, self.known, self.settings)
 
 
 @functools.cache
-def user_stage(registered_name: str) -> type[UserStage]:
-    """Return the stage class of a registered function or class. Each call with the same name returns the same stage
-    class. The name is not checked here; `UserStage.bind` raises PipelineError if it is unknown.
+def user_stage(registered_name: str, parameters: tuple[str, ...] | None = None) -> type[UserStage]:
+    """Return the stage class of a registered function or class with these parameters; None if it takes any. Equal
+    arguments give the same class.
     """
 
     class Registered(UserStage):
         __doc__ = f"The registered `{registered_name}`."
         name: ClassVar[str] = registered_name
+        known: ClassVar[tuple[str, ...] | None] = parameters
 
     return Registered
 
 
-def _make_user_stage(name: str, settings: dict[str, Any]) -> UserStage:
-    return user_stage(name)(settings=settings)
+def _make_user_stage(name: str, known: tuple[str, ...] | None, settings: dict[str, Any]) -> UserStage:
+    return user_stage(name, known)(settings=settings)
 
 
 def pick(stage: str, sample: Any, names: str) -> Any:

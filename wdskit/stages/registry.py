@@ -6,13 +6,13 @@ YAML can only name a function: no function runs that was not registered or passe
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from wdskit.config.types import StageSpec, read_stage, require_valid
 from wdskit.errors import PipelineError
 from wdskit.stages import batching, buckets, fields, shard_reader, sources, stream_source, streaming, vision
-from wdskit.stages.base import check_settings, is_function_name
+from wdskit.stages.base import is_function_name, parameters_of
 from wdskit.stages.images import transforms
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -108,20 +108,6 @@ def refuse_stage_name(where: str, name: str) -> None:
         raise PipelineError(f"{where}: `{name}` is a stage of wdskit. Use another name: `my_{name}`.")
 
 
-def check_registered(stages: Iterable[Any], *, where: str) -> None:
-    """Check the settings of the registered stages in `stages`, and in the parts of a mixture. Ignore the stages of
-    wdskit, and names that are not registered.
-
-    Raises:
-        PipelineError: A function or class has no parameter for a setting. The message starts with `where`.
-    """
-    for stage in stages:
-        if isinstance(stage, fields.UserStage) and stage.name in _FUNCTIONS:
-            check_settings(f"{where}: {stage.name}", _FUNCTIONS[stage.name], stage.settings)
-        for part in getattr(stage, "mixture", None) or ():
-            check_registered(part.stages, where=where)
-
-
 def resolve(name: str, extra: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
     """Return the user's function with this name.
 
@@ -147,14 +133,14 @@ def registered_names() -> tuple[str, ...]:
     return tuple(sorted(_FUNCTIONS))
 
 
-def known_stages(functions: Iterable[str] = ()) -> dict[str, type[StageSpec]]:
+def known_stages(functions: Mapping[str, Callable[..., Any]]) -> dict[str, type[StageSpec]]:
     """Return a dict from the name of each stage to its class.
 
-    Registered names, and the names in `functions`, are stages too. If wdskit has a stage with such a name, the name
+    Registered functions, and those in `functions`, are stages too. If wdskit has a stage with such a name, the name
     means the stage of wdskit.
     """
-    own = {name: fields.user_stage(name) for name in (*registered_names(), *functions) if name not in STAGES}
-    return {**STAGES, **own}
+    own = {name: fields.user_stage(name, parameters_of(each)) for name, each in {**_FUNCTIONS, **functions}.items()}
+    return own | STAGES
 
 
 def parse_stage(name: str, value: object = None, *, where: str = "pipeline") -> StageSpec:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal
@@ -22,6 +22,7 @@ from wdskit.config.types import (
     WHOLE,
     Classes,
     Count,
+    Flaw,
     Kind,
     Natural,
     Shards,
@@ -36,11 +37,12 @@ from wdskit.config.types import (
 from wdskit.dataset.classes import check_labels
 from wdskit.dataset.columns import check_column_name
 from wdskit.dataset.index import folder_has_labels
+from wdskit.dataset.patterns import expand_parts
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.dataset.subset import Subset
 from wdskit.dataset.weights import SampleWeights, are_whole
 from wdskit.dataset.where import Where
-from wdskit.errors import PipelineError, SelectionError
+from wdskit.errors import PipelineError, SelectionError, StorageError
 from wdskit.order.base import Order
 from wdskit.order.exact import ExactOrder
 from wdskit.order.keys import philox
@@ -212,6 +214,17 @@ PartStages = Annotated[
 ]
 
 
+def pattern_flaws(shards: str | Sequence[str]) -> list[Flaw]:
+    """Return a flaw for each invalid pattern of the setting `shards`, such as `a-{0..3.tar`."""
+    found = []
+    for text in [shards] if isinstance(shards, str) else shards:
+        try:
+            expand_parts(text)
+        except StorageError as err:
+            found.append(Flaw(("shards",), " ".join(str(err).split())))
+    return found
+
+
 class MixturePart(BaseModel):
     """One data set of a mixture."""
 
@@ -340,6 +353,18 @@ class PlannedSource(StageSpec):
         return self.mixture or (
             MixturePart(shards=self.shards or "", split=self.split, where=self.where, range=self.range),
         )
+
+    def flaws(self) -> list[Flaw]:
+        """Return a flaw for each invalid shard pattern, and for what is wrong in the stages of a part."""
+        if self.shards is not None:
+            return pattern_flaws(self.shards)
+        found = []
+        for number, part in enumerate(self.mixture or ()):
+            inside = pattern_flaws(part.shards)
+            for at, stage in enumerate(part.stages):
+                inside += [Flaw(("stages", at, stage.name, *flaw.path), flaw.rule) for flaw in stage.flaws()]
+            found += [Flaw(("mixture", number, *flaw.path), flaw.rule) for flaw in inside]
+        return found
 
     @abstractmethod
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:

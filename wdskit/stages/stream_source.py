@@ -15,13 +15,14 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from wdskit.config.types import CLASSES, Bool, Classes, Kind, Natural, Shards, Text, Weights, listing, refuse
+from wdskit.config.types import CLASSES, Bool, Classes, Flaw, Kind, Natural, Shards, Text, Weights, listing, refuse
 from wdskit.dataset.classes import check_labels
 from wdskit.dataset.index import read_index
 from wdskit.dataset.patterns import ShardList, check_found, find_shards, refuse_doubles
 from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
 from wdskit.stages.base import Run
+from wdskit.stages.sources import pattern_flaws
 from wdskit.stages.streaming import StreamContext, StreamStage
 
 DRAW = "__draw__"
@@ -87,6 +88,10 @@ class Stream(StreamStage):
             except PipelineError as err:
                 raise refuse(f"`upsampling` {err}") from None
         return self
+
+    def flaws(self) -> list[Flaw]:
+        """Return a flaw for each invalid shard pattern."""
+        return pattern_flaws(self.shards)
 
     def bind(self, context: StreamContext) -> StreamSource:
         """Find the shards and the order of their draws, and return the source. Set `shards`, `draws` and `check` of
