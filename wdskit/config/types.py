@@ -120,6 +120,8 @@ class StageSpec(BaseModel):
         is_starred: Name of the `*arguments` of the Python method, if the method takes the items of `shorthand` as
             separate arguments; else empty.
         takes_any: Whether the stage maps a value of any type to a value of any type, as a user's function may.
+        calls_user: Whether the stage calls a function of the user, or one that only one thread at a time may call.
+        is_light: Whether the stage always holds the GIL, so that several threads only wait for each other.
         is_planned: Whether the stage is a source that knows the position of every sample before the run.
         items: For each setting that is a list of mappings: the class that checks one mapping.
         example: Settings for an example in the documentation, if the required settings alone make no example.
@@ -133,6 +135,8 @@ class StageSpec(BaseModel):
     is_mapping: ClassVar[bool] = False
     is_starred: ClassVar[str] = ""
     takes_any: ClassVar[bool] = False
+    calls_user: ClassVar[bool] = False
+    is_light: ClassVar[bool] = False
     is_planned: ClassVar[bool] = False
     items: ClassVar[dict[str, type[BaseModel]]] = {}
     example: ClassVar[dict[str, Any]] = {}

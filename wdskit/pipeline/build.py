@@ -14,7 +14,7 @@ from wdskit.engine.sample import SampleStages, StreamStages
 from wdskit.engine.stream import Layout, StreamPipeline
 from wdskit.errors import PipelineError
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, describe_small_cache, measure_cache
-from wdskit.stages.base import Context, FunctionLookup, PerSampleStage, RankInfo, Run, Step, bind_steps
+from wdskit.stages.base import Context, FunctionLookup, PerSampleStage, RankInfo, Run, Step, bind_steps, lives
 from wdskit.stages.batching import Unbatched
 from wdskit.stages.epoch import plan_epoch
 from wdskit.stages.foreign import Renumber, is_webdatasets, opens_shards, takes_shards
@@ -101,8 +101,9 @@ def _build_planned(
     context = Context(run, find, buckets=layout.buckets)
     stages = [stage for stage in fuse(specs[1:]) if stage.kind in ("each", "batch")]
     at = next((at for at, spec in enumerate(stages) if spec.kind == "batch"), len(stages))
+    of_part = replace(context, live=lives(stages[:at])[0])
     parts = [
-        bind_steps(fuse(part.stages), replace(context, part=number)) for number, part in enumerate(source.mixture or ())
+        bind_steps(fuse(part.stages), replace(of_part, part=number)) for number, part in enumerate(source.mixture or ())
     ] or [((), context)]
     starts = [after.roles for _, after in parts]
     different = [roles for number, roles in enumerate(starts) if roles not in starts[:number]]
@@ -156,7 +157,7 @@ class _StreamBuilder:
         """Build all stages and return the pipeline, for at most `max_workers` worker processes. Call this once. Raises
         the errors of `build_pipeline`.
         """
-        for at, stage in enumerate(self.stages):
+        for at, (stage, live) in enumerate(zip(self.stages, lives(self.stages)[1:], strict=True)):
             if not isinstance(stage, StageSpec):
                 self._add_foreign(stage, at)
                 continue
@@ -165,7 +166,7 @@ class _StreamBuilder:
             if isinstance(stage, StreamStage):
                 self._add(stage)
             elif isinstance(stage, PerSampleStage):
-                step, self.context.stage_context = stage.step(self.context.stage_context)
+                step, self.context.stage_context = stage.step(replace(self.context.stage_context, live=live))
                 self.steps.append(step)
         self._open_before(len(self.stages))
         self._flush()

@@ -281,6 +281,8 @@ class Pipeline:
     ) -> Self:
         """Decode fields to values. Nothing is unpickled; fields with unknown names stay bytes.
 
+        So do fields that no later stage and not the output uses, damaged or not. A function for whole samples uses all.
+
         webdataset also decodes pickles (`pkl`, `pyd`, `pth`), `mp`, `msg`, `npz`, `ten`, `tb` and `*.gz`. They stay
         bytes, and a warning says so once. Decode them with `map_dict`.
 

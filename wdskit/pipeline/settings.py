@@ -38,7 +38,8 @@ from wdskit.order.weighted import WeightedOrder
 from wdskit.pipeline.ranks import local_ranks
 from wdskit.processes import usable_cores
 from wdskit.stages.base import RankInfo
-from wdskit.stages.registry import STAGES, known_stages
+from wdskit.stages.fields import Decode
+from wdskit.stages.registry import known_stages
 from wdskit.stages.sources import PlannedData, PlannedSource
 from wdskit.storage.cache import PartCache
 from wdskit.text import as_int, format_at_least, format_bytes, parse_bytes, plural
@@ -59,12 +60,6 @@ MAX_TOTAL_THREADS = 16
 """Default limit for the threads of all workers together. With one thread per worker it limits the workers."""
 
 ONE_THREAD = "your functions run in one thread per process unless `threads` is set"
-
-_LIGHT = frozenset({"rename", "to_tuple", "to_dict", "batched", "bucketed", "with_epoch", "with_length"})
-"""Stages that always hold the GIL: with several threads they only wait for each other."""
-
-_CALLS = frozenset({"map", "map_dict", "map_tuple", "select", "torchvision"})
-"""Stages that call a function of the user, or a function that only one thread at a time may call."""
 
 
 class LoaderSpec(BaseModel):
@@ -337,9 +332,9 @@ def calls_functions(stages: Sequence[Any]) -> bool:
     """Return True if a planned pipeline calls functions of the user, also as `collate`, or has a `torchvision` stage.
     `stages` are all stages of the pipeline, the source first.
     """
-    stages = _worker_stages(stages)
-    names = {getattr(stage, "name", None) for stage in stages}
-    return not names <= STAGES.keys() - _CALLS or any(getattr(stage, "collate", None) for stage in stages)
+    return any(
+        getattr(stage, "calls_user", True) or getattr(stage, "collate", None) for stage in _worker_stages(stages)
+    )
 
 
 def _worker_stages(stages: Sequence[Any]) -> list[Any]:
@@ -347,8 +342,7 @@ def _worker_stages(stages: Sequence[Any]) -> list[Any]:
 
 
 def _is_light(stage: Any) -> bool:
-    name = getattr(stage, "name", None)  # a function added by `stage` has no name
-    return name in _LIGHT or (name == "decode" and stage.images is None)
+    return getattr(stage, "is_light", False) or (isinstance(stage, Decode) and stage.images is None)
 
 
 def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:

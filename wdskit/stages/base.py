@@ -27,7 +27,7 @@ from wdskit.errors import PROCESS_ERRORS, PipelineError, SampleError, WdskitErro
 from wdskit.order.buckets import Buckets
 from wdskit.order.keys import PositionRng
 from wdskit.stages.progress import IDLE, Board, Slot
-from wdskit.stages.roles import NO_ROLES, Roles
+from wdskit.stages.roles import EVERYTHING, NO_ROLES, Live, Roles
 from wdskit.stages.timing import Timings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -462,6 +462,7 @@ class Context:
         run: The pipeline that will run.
         find: Takes the name of a function, and returns the function.
         roles: What the stages before say of the fields.
+        live: The fields that the stages after, or the output, use.
         part: Number of the mixture part whose stages are bound; None for the stages of all samples.
         ordinals: For each name, the number of earlier stages with this name.
         buckets: The buckets of a pipeline with `bucketed`; None without.
@@ -470,6 +471,7 @@ class Context:
     run: Run
     find: FunctionLookup
     roles: Roles = NO_ROLES
+    live: Live = EVERYTHING
     part: int | None = None
     ordinals: Mapping[str, int] = field(default_factory=dict)
     buckets: Buckets | None = None
@@ -563,10 +565,28 @@ class PerSampleStage(StageSpec):
         """Return the roles of the fields after this stage; `roles` are those before it."""
         return roles.after_function() if self.takes_any else roles
 
+    def live_before(self, live: Live) -> Live:
+        """Return the fields that this stage or later stages use; `live` are those of the later stages."""
+        return EVERYTHING if self.takes_any else live
+
     @property
     def mask_names(self) -> tuple[str, ...]:
         """The fields that the stage takes as masks. In an item such as `a.png;b.png`, `;` separates alternatives."""
         return ()
+
+
+def lives(stages: Sequence[Any], live: Live = EVERYTHING) -> list[Live]:
+    """Return the fields that are used before each stage, and at the end `live`, those that are used after the last. A
+    stage that is not per sample uses everything if it calls a function of the user, or is not wdskit's.
+    """
+    found = [live]
+    for stage in reversed(stages):
+        if isinstance(stage, PerSampleStage):
+            live = stage.live_before(live)
+        elif not isinstance(stage, StageSpec) or stage.calls_user:
+            live = EVERYTHING
+        found.append(live)
+    return found[::-1]
 
 
 def bind_steps(stages: Sequence[Any], context: Context) -> tuple[tuple[Step, ...], Context]:
@@ -574,8 +594,8 @@ def bind_steps(stages: Sequence[Any], context: Context) -> tuple[tuple[Step, ...
     cannot run in this pipeline.
     """
     steps = []
-    for stage in stages:
-        step, context = stage.step(context)
+    for stage, live in zip(stages, lives(stages, context.live)[1:], strict=True):
+        step, context = stage.step(replace(context, live=live))
         steps.append(step)
     return tuple(steps), context
 

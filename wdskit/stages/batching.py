@@ -19,6 +19,7 @@ class Batched(StreamStage):
     """Make batches of consecutive values. By default, arrays and numbers are stacked; other values become lists."""
 
     name: ClassVar[str] = "batched"
+    is_light: ClassVar[bool] = True
     kind: ClassVar[Kind] = "batch"
     shorthand: ClassVar[str | None] = "size"
     is_counted: ClassVar[bool] = True

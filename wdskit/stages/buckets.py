@@ -119,6 +119,7 @@ class Bucketed(StageSpec):
     """
 
     name: ClassVar[str] = "bucketed"
+    is_light: ClassVar[bool] = True
     kind: ClassVar[Kind] = "batch"
     example: ClassVar[dict[str, Any]] = {"by": "aspect", "shapes": [[512, 512], [384, 640]], "global_size": 256}
 

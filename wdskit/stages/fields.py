@@ -31,7 +31,7 @@ from wdskit.config.types import (
 from wdskit.errors import DecodeError, PipelineError, WdskitError
 from wdskit.limits import MAX_PIXELS
 from wdskit.stages.base import NO_ORIGIN, Context, Function, Origin, PerSampleStage, ValueFunction
-from wdskit.stages.roles import Roles
+from wdskit.stages.roles import NOTHING, Live, Roles
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +46,8 @@ Functions = Annotated[tuple[Function | None, ...], Field(min_length=1)]
 
 class Decode(PerSampleStage):
     """Decode fields to values. Nothing is unpickled; fields with unknown names stay bytes.
+
+    So do fields that no later stage and not the output uses, damaged or not. A function for whole samples uses all.
 
     webdataset also decodes pickles (`pkl`, `pyd`, `pth`), `mp`, `msg`, `npz`, `ten`, `tb` and `*.gz`. They stay
     bytes, and a warning says so once. Decode them with `map_dict`.
@@ -80,7 +82,7 @@ class Decode(PerSampleStage):
             if context.roles.numbers_of(field) == "colours":
                 msg = f"decode: `{field}` is decoded as an image already, so `index` cannot have its numbers."
                 raise PipelineError(f"{msg}\n  Put this `decode` before the `decode` that has no `only`.")
-        return FieldDecoder(self.images, frozenset(self.only or ()), self.max_pixels, image)
+        return FieldDecoder(self.images, frozenset(self.only or ()), self.max_pixels, image, context.live)
 
     def roles_after(self, roles: Roles) -> Roles:
         """Return the roles of the fields after this stage; `roles` are those before it."""
@@ -98,12 +100,14 @@ class FieldDecoder:
         only: The fields to decode; empty for all fields.
         max_pixels: Largest width x height that an image's header may give.
         decode_image: Takes the bytes of an image and `max_pixels`, returns the image. None: images stay bytes.
+        live: The fields that a later stage or the output uses; all others stay bytes.
     """
 
     images: str | None
     only: frozenset[str]
     max_pixels: int
     decode_image: Callable[..., Any] | None
+    live: Live
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
         """Return a copy of `sample` with the values of `decode_one`. `origin` has no effect.
@@ -129,10 +133,11 @@ class FieldDecoder:
             raise WdskitError(f"no field `{names}` (`only`); the sample has: {list_fields(fields)}")
 
     def takes(self, field: str, value: Any) -> bool:
-        """Return whether a field is decoded: its value is bytes, and `only` is empty or has the field. Fields such as
-        `__key__` are never decoded.
+        """Return whether a field is decoded: its value is bytes, `only` is empty or has the field, and the field is
+        used. Fields such as `__key__` are never decoded.
         """
-        return not field.startswith("__") and isinstance(value, bytes) and (not self.only or field in self.only)
+        is_wanted = (not self.only or field in self.only) and self.live.has(field)
+        return is_wanted and isinstance(value, bytes) and not field.startswith("__")
 
     def decode_one(self, field: str, value: Any) -> Any:
         """Return the decoded value of a field. Return `value` itself if `takes` returns False, if the field's name is
@@ -170,6 +175,7 @@ class Map(PerSampleStage):
     """Call a function for each value; its result is the new value."""
 
     name: ClassVar[str] = "map"
+    calls_user: ClassVar[bool] = True
     takes_any: ClassVar[bool] = True
     shorthand: ClassVar[str | None] = "fn"
 
@@ -202,6 +208,7 @@ class MapDict(PerSampleStage):
     """Call a function for each named field; its result is the new value of the field. A missing field is an error."""
 
     name: ClassVar[str] = "map_dict"
+    calls_user: ClassVar[bool] = True
     shorthand: ClassVar[str | None] = "fields"
     is_mapping: ClassVar[bool] = True
 
@@ -219,6 +226,10 @@ class MapDict(PerSampleStage):
     def roles_after(self, roles: Roles) -> Roles:
         """Return the roles of the fields after this stage; `roles` are those before it."""
         return roles.after_function(self.fields)
+
+    def live_before(self, live: Live) -> Live:
+        """Return the fields that this stage or later stages use; `live` are those of the later stages."""
+        return live.using(self.fields)
 
     def bind(self, context: Context, label: str) -> ValueFunction:
         """Return the function that maps a sample (a dict) and its origin to a new dict. `label` is the key of the
@@ -243,6 +254,7 @@ class MapTuple(PerSampleStage):
     """
 
     name: ClassVar[str] = "map_tuple"
+    calls_user: ClassVar[bool] = True
     is_starred: ClassVar[str] = "fns"
     shorthand: ClassVar[str | None] = "fns"
 
@@ -276,6 +288,7 @@ class Rename(PerSampleStage):
     """Give fields new names; other fields stay. A missing field, or a new name that another field has, is an error."""
 
     name: ClassVar[str] = "rename"
+    is_light: ClassVar[bool] = True
     shorthand: ClassVar[str | None] = "names"
     is_mapping: ClassVar[bool] = True
 
@@ -292,6 +305,10 @@ class Rename(PerSampleStage):
     def roles_after(self, roles: Roles) -> Roles:
         """Return the roles of the fields after this stage; `roles` are those before it."""
         return roles.renamed(self.names)
+
+    def live_before(self, live: Live) -> Live:
+        """Return the fields that this stage or later stages use; `live` are those of the later stages."""
+        return live.using(self.names.values(), without=self.names)
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
         """Return a new dict: the other fields of `sample`, then the fields with new names, in the order of `names`.
@@ -331,11 +348,16 @@ class _ChoosesFields(PerSampleStage):
         """The fields that the stage reads, with `;` between alternatives."""
         return self.fields
 
+    def live_before(self, live: Live) -> Live:  # noqa: ARG002 (no other field is left)
+        """Return the fields that this stage or later stages use; `live` are those of the later stages."""
+        return NOTHING.using(self.fields)
+
 
 class ToTuple(_ChoosesFields):
     """Make a tuple of the named fields."""
 
     name: ClassVar[str] = "to_tuple"
+    is_light: ClassVar[bool] = True
 
     def roles_after(self, roles: Roles) -> Roles:
         """Return the roles of the fields after this stage; `roles` are those before it."""
@@ -352,6 +374,7 @@ class ToDict(_ChoosesFields):
     """Make a dict of the named fields, each under the name of its first alternative."""
 
     name: ClassVar[str] = "to_dict"
+    is_light: ClassVar[bool] = True
 
     @field_validator("fields")
     @classmethod
@@ -409,6 +432,10 @@ class MultiHot(PerSampleStage):
         names: Sequence[Any] = range(self.classes) if isinstance(self.classes, int) else self.classes
         return {name: number for number, name in enumerate(names)}
 
+    def live_before(self, live: Live) -> Live:
+        """Return the fields that this stage or later stages use; `live` are those of the later stages."""
+        return live.using([self.source], without=[self.to])
+
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
         """Return a copy of `sample` with the vector in the field `to`.
 
@@ -438,6 +465,7 @@ class UserStage(PerSampleStage):
     shorthand: ClassVar[str | None] = "settings"
     is_mapping: ClassVar[bool] = True
     takes_any: ClassVar[bool] = True
+    calls_user: ClassVar[bool] = True
 
     known: ClassVar[tuple[str, ...] | None] = None
     """The parameters of the function or class; None if it takes any."""

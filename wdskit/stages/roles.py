@@ -107,6 +107,35 @@ class Roles:
         return replace(self, numbers={**self.numbers, **own})
 
 
+@dataclass(frozen=True)
+class Live:
+    """The fields that later stages or the output use; a `decode` leaves all others as bytes.
+
+    Attributes:
+        names: The fields, with the JSON fields of paths. None: all fields.
+        images: Whether a stage looks for the only image of a sample, so that all images are used.
+    """
+
+    names: frozenset[str] | None = None
+    images: bool = False
+
+    def has(self, field: str) -> bool:
+        """Return whether a field is used."""
+        return self.names is None or field in self.names or (self.images and names_image(field))
+
+    def using(self, names: Iterable[str], *, images: bool = False, without: Iterable[str] = ()) -> Live:
+        """Return the fields that are used before a stage that uses `names` and makes the fields `without` new. `names`
+        are fields, paths in JSON or alternatives.
+        """
+        if self.names is None:
+            return self
+        used = {name for each in names for name in each.split(";")}
+        used |= {".".join(name.split(".")[:stop]) for name in used for stop in range(1, name.count(".") + 1)}
+        return Live(self.names.difference(without) | used, self.images or images)
+
+
+EVERYTHING = Live()
+NOTHING = Live(frozenset())
 NO_ROLES = Roles()
 """What is known before the first stage."""
 

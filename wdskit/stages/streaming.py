@@ -192,6 +192,7 @@ class Select(StreamStage):
     """Keep the values for which a function returns true."""
 
     name: ClassVar[str] = "select"
+    calls_user: ClassVar[bool] = True
     kind: ClassVar[Kind] = "stream"
     shorthand: ClassVar[str | None] = "fn"
 
@@ -320,6 +321,7 @@ class WithEpoch(StreamStage):
     """End an epoch after `n` values on each rank. The next epoch continues with the next value."""
 
     name: ClassVar[str] = "with_epoch"
+    is_light: ClassVar[bool] = True
     kind: ClassVar[Kind] = "epoch"
     shorthand: ClassVar[str | None] = "n"
     is_counted: ClassVar[bool] = True
@@ -383,6 +385,7 @@ class WithLength(StreamStage):
     """Set the length that `len(loader)` returns. The values of an epoch do not change."""
 
     name: ClassVar[str] = "with_length"
+    is_light: ClassVar[bool] = True
     kind: ClassVar[Kind] = "epoch"
     shorthand: ClassVar[str | None] = "n"
     is_counted: ClassVar[bool] = True

@@ -17,7 +17,7 @@ from wdskit.config.types import refuse, show, unknown_setting, wrong_kind
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, Origin, PerSampleStage, Run
 from wdskit.stages.fields import check_dict, pick
-from wdskit.stages.roles import Roles
+from wdskit.stages.roles import Live, Roles
 from wdskit.text import install_extra
 
 KINDS = ("image", "mask", "labels", "keypoints")
@@ -163,6 +163,7 @@ class Torchvision(PerSampleStage):
     """
 
     name: ClassVar[str] = "torchvision"
+    calls_user: ClassVar[bool] = True
     shorthand: ClassVar[str | None] = "transforms"
 
     transforms: Transforms = Field(
@@ -188,6 +189,10 @@ class Torchvision(PerSampleStage):
         images = [name for name, kind in kinds.items() if kind == "image"]
         lists = [name for name, kind in kinds.items() if kind not in ("image", "mask")]
         return roles.with_images(images, "colours").with_images(self.mask_names, "mask").with_lists(lists)
+
+    def live_before(self, live: Live) -> Live:
+        """Return the fields that this stage or later stages use; `live` are those of the later stages."""
+        return live.using(self.fields or (), images=not self.fields)
 
     def bind(self, context: Context, label: str) -> BoundTorchvision:
         """Return the function that maps a sample or a batch to a transformed copy. `label` is the key of the random

@@ -22,7 +22,7 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.images import IMAGE_SPECS
 from wdskit.errors import DecodeError, PipelineError
 from wdskit.native import native
-from wdskit.stages.base import Context, Origin, PerSampleStage, Step, StepFailed, bind_steps
+from wdskit.stages.base import Context, Origin, PerSampleStage, Step, StepFailed, bind_steps, lives
 from wdskit.stages.fields import Decode, FieldDecoder, check_dict
 from wdskit.stages.images import geometry
 from wdskit.stages.images.jpeg_crop import (
@@ -49,7 +49,7 @@ from wdskit.stages.images.transforms import (
     pair,
 )
 from wdskit.stages.progress import Slot
-from wdskit.stages.roles import Roles
+from wdskit.stages.roles import Live, Roles
 
 _Known = tuple[str | None, tuple[str, ...]]  # the image field, and all fields to decode
 _MAX_KNOWN = 64  # largest number of cached sets of field names
@@ -61,6 +61,10 @@ class FusedStages(PerSampleStage):
     name: ClassVar[str] = "decode"
 
     stages: tuple[PerSampleStage, ...]
+
+    def live_before(self, live: Live) -> Live:
+        """Return the fields that these stages or later stages use; `live` are those of the later stages."""
+        return lives(self.stages, live)[0]
 
     def step(self, context: Context) -> tuple[Step, Context]:
         """Return the stages as one `Step`, whose name is the names of the stages joined by `-`, and the context of the

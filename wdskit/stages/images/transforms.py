@@ -29,7 +29,7 @@ from wdskit.config.types import (
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, Origin, PerSampleStage, Run
 from wdskit.stages.fields import list_fields
-from wdskit.stages.roles import Roles
+from wdskit.stages.roles import Live, Roles
 
 # The functions import `geometry`, so that settings can be checked without importing Pillow.
 
@@ -86,6 +86,10 @@ class ImageTransform(PerSampleStage):
         images, masks = ([*(self.fields or ())], self.mask_names)
         blended = [name for name in images if self.blends and not roles.is_mask(name)]
         return roles.with_images(images).with_images(blended, "colours").with_images(masks, "mask")
+
+    def live_before(self, live: Live) -> Live:
+        """Return the fields that this stage or later stages use; `live` are those of the later stages."""
+        return live.using((*(self.fields or ()), *self.mask_names), images=not self.fields)
 
 
 class GeometricTransform(ImageTransform):
