@@ -99,9 +99,9 @@ class FakeCluster(types.ModuleType):
 
     Attributes:
         num_cpus: CPUs of the cluster. Actors without a CPU wait.
-        living: The actors that have not ended.
+        living: The actors that have not been killed.
         before: Called with an actor and the name of a method before the method runs. A RayError that it raises ends the
-            actor, except for `ObjectLostError` and `RayTaskError`.
+            process of the actor, which starts again, except for `ObjectLostError` and `RayTaskError`.
     """
 
     def __init__(self, num_cpus: int = 64) -> None:
@@ -109,7 +109,6 @@ class FakeCluster(types.ModuleType):
         kinds = (RayError, RayTaskError, ObjectLostError, RuntimeEnvSetupError, ActorUnschedulableError)
         self.exceptions = types.SimpleNamespace(**{kind.__name__: kind for kind in kinds})
         self.num_cpus = num_cpus
-        self.store_bytes = 1 << 30
         self.living: list[FakeActor] = []
         self.pools: list[ThreadPoolExecutor] = []
         self.num_started = 0
@@ -129,12 +128,9 @@ class FakeCluster(types.ModuleType):
 
     def shutdown(self):
         for actor in [*self.living]:
-            actor.end()
+            self.kill(actor)
         self.calls.append("shutdown")
         self.connected = False
-
-    def nodes(self):
-        return [{"Alive": True, "Resources": {"object_store_memory": self.store_bytes}}]
 
     def cluster_resources(self):
         return {"CPU": float(self.num_cpus)}
@@ -143,61 +139,77 @@ class FakeCluster(types.ModuleType):
         return {"CPU": float(self.num_cpus - len([actor for actor in self.living if actor.has_cpu]))}
 
     def get_runtime_context(self):
-        number = getattr(_RUNNING, "number", 0)
         job = sum(isinstance(call, tuple) and call[0] == "init" for call in self.calls)
-        return types.SimpleNamespace(get_node_id=lambda: f"node{number:04d}", get_job_id=lambda: f"job{job}")
+        return types.SimpleNamespace(get_job_id=lambda: f"job{job}")
 
     def put(self, value):
         return value
 
     def remote(self, **options):
         self.options = options
-        return lambda kind: types.SimpleNamespace(remote=lambda: FakeActor(self, kind))
+        return lambda kind: types.SimpleNamespace(remote=lambda *given: FakeActor(self, kind, given))
 
     def kill(self, actor):
-        actor.end()
+        actor.end(is_killed=True)
 
 
-_RUNNING = threading.local()
+class FakeMethod:
+    """A method of a handle. With `max_task_retries`, a call is repeated if the process of the actor dies."""
+
+    def __init__(self, actor: FakeActor, name: str, num_retries: int = 0) -> None:
+        self.actor, self.name, self.num_retries = actor, name, num_retries
+
+    def options(self, *, max_task_retries: int) -> FakeMethod:
+        return FakeMethod(self.actor, self.name, max_task_retries)
+
+    def remote(self, *given: Any) -> Any:
+        return self.actor.call(self, pickle.dumps(given))
 
 
 class FakeActor:
-    """A handle and its actor, which runs `max_concurrency` calls at a time."""
+    """A handle and its actor, which runs `max_concurrency` calls at a time. It starts again when it dies."""
 
-    def __init__(self, cluster: FakeCluster, kind: Any) -> None:
-        self.cluster, self.kind = cluster, kind
+    def __init__(self, cluster: FakeCluster, kind: Any, given: tuple[Any, ...]) -> None:
+        self.cluster, self.given = cluster, pickle.dumps((kind, given))
         self.number, cluster.num_started = cluster.num_started, cluster.num_started + 1
         self.has_cpu = cluster.available_resources()["CPU"] >= 1
-        self.pool = ThreadPoolExecutor(cluster.options["max_concurrency"])
-        cluster.pools.append(self.pool)
         self.lock = threading.Lock()
-        self.pending: set[Future[Any]] | None = set()
-        self.actor = pickle.loads(pickle.dumps(kind))()
+        self.is_killed, self.num_starts = False, 0
+        self.start()
         cluster.living.append(self)
+
+    def start(self) -> None:
+        self.pool = ThreadPoolExecutor(self.cluster.options["max_concurrency"])
+        self.cluster.pools.append(self.pool)
+        self.pending: dict[Future[Any], tuple[FakeMethod, bytes]] = {}
+        kind, given = pickle.loads(self.given)
+        self.actor = kind(*given)
 
     def __getattr__(self, method: str) -> Any:
         if method.startswith("_"):
             raise AttributeError(method)
-        return types.SimpleNamespace(remote=lambda *given: self.call(method, pickle.dumps(given)))
+        return FakeMethod(self, method)
 
-    def call(self, method: str, given: bytes) -> Any:
+    def call(self, method: FakeMethod, given: bytes) -> Any:
         if not self.cluster.connected:  # as Ray, in the thread that calls
             raise Exception("Failed to submit task to actor.\nCan't find actor.")  # noqa: TRY002
         future: Future[Any] = Future()
         with self.lock:
-            if self.pending is None:
+            if self.is_killed:
                 future.set_exception(ActorDiedError("The actor is dead."))
             else:
-                self.pending.add(future)
-                if self.has_cpu and method != "live":  # `live` ends with the actor
-                    self.pool.submit(self.run, future, method, given)
+                self.send(future, method, given)
         return types.SimpleNamespace(future=lambda: future)
 
-    def run(self, future: Future[Any], method: str, given: bytes) -> None:
-        _RUNNING.number = self.number
+    def send(self, future: Future[Any], method: FakeMethod, given: bytes) -> None:
+        self.pending[future] = method, given
+        if self.has_cpu:
+            self.pool.submit(self.run, future, self.actor, method.name, given)
+
+    def run(self, future: Future[Any], actor: Any, method: str, given: bytes) -> None:
         try:
             self.cluster.before(self, method)
-            value = getattr(self.actor, method)(*pickle.loads(given))
+            value = getattr(actor, method)(*pickle.loads(given))
             buffers: list[pickle.PickleBuffer] = []
             pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
             copies = [bytes(buffer.raw()) for buffer in buffers]
@@ -216,19 +228,29 @@ class FakeActor:
 
     def settle(self, future: Future[Any], value: Any = None, error: Exception | None = None) -> None:
         with self.lock:
-            if self.pending is None:  # the actor has ended meanwhile
+            if self.pending.pop(future, None) is None:  # the process has ended meanwhile
                 return
-            self.pending.discard(future)
         if error is None:
             future.set_result(value)
         else:
             future.set_exception(error)
 
-    def end(self) -> None:
+    def end(self, *, is_killed: bool = False) -> None:
+        """End the process of the actor. Unless it is killed for good, start it again, and repeat calls with retries."""
         with self.lock:
-            lost, self.pending = self.pending, None
-        with contextlib.suppress(ValueError):  # another thread has ended it
-            self.cluster.living.remove(self)
-        for future in lost or ():
+            lost, old = self.pending, self.pool
+            self.num_starts += 1
+            self.is_killed = self.is_killed or is_killed or self.num_starts > self.cluster.options["max_restarts"]
+            self.pending = {}
+            if not self.is_killed:
+                self.start()
+                for future, (method, given) in lost.items():
+                    if method.num_retries:
+                        self.send(future, method, given)
+                lost = {future: call for future, call in lost.items() if future not in self.pending}
+            else:
+                with contextlib.suppress(ValueError):  # another thread has ended it
+                    self.cluster.living.remove(self)
+        for future in lost:
             future.set_exception(ActorDiedError("The actor died unexpectedly."))
-        self.pool.shutdown(wait=False)
+        old.shutdown(wait=False)

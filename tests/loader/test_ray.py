@@ -21,7 +21,7 @@ import pytest
 import torch
 from images import encoded, photo
 from object_server import BUCKET, put, read_from, s3_server
-from rays import ActorDiedError, FakeCluster, ObjectLostError, RayError, RayTaskError, RuntimeEnvSetupError
+from rays import ActorDiedError, FakeCluster, ObjectLostError, RayError, RayTaskError
 from shards import fail_on_7, number_of, write_numbers, write_shard
 
 from wdskit import ConfigError, Pipeline, PipelineError, SampleError, StorageError, make_loader
@@ -40,7 +40,7 @@ def ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", None)
-    monkeypatch.setattr(connections, "_users", {})
+    monkeypatch.setattr(connections, "_addresses", {})
     monkeypatch.setattr(connections, "_check_server", lambda address: None)
     monkeypatch.chdir(Path.cwd())
     states, threads = (random.getstate(), np.random.get_state(), torch.get_rng_state()), torch.get_num_threads()  # noqa: NPY002
@@ -52,7 +52,6 @@ def ray(monkeypatch):
     torch.set_num_threads(threads)
     gc.collect()
     assert not fake.living
-    assert not [thread for thread in threading.enumerate() if thread.name == "wdskit-ray"]
 
 
 CHECK_SERVER = connections._check_server
@@ -86,9 +85,9 @@ def test_the_batches_of_a_cluster_are_those_of_this_machine_to_the_bit(pictures,
             assert [plain(batch) for batch in found] == wanted
             assert found[0][0].is_contiguous(memory_format=torch.channels_last)
             assert found[0][0].dtype == torch.uint8
-    assert ray.calls == [("init", "head:6379"), "shutdown"]
+    assert ray.calls == [("init", "head:6379")]
     assert ray.options["num_cpus"] == way.get("threads", 1)
-    assert (ray.options["max_restarts"], ray.options["max_task_retries"]) == (0, 0)
+    assert (ray.options["max_restarts"], ray.options["max_task_retries"]) == (100, 0)
 
 
 def darker(batch: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +161,7 @@ class Chaos:
     def __call__(self, actor: Any, method: str) -> None:
         if method in self.methods and self.random.random() < 0.2:
             self.num += 1
-            raise self.random.choice(self.errors)("lost")
+            raise self.random.choice(self.errors if method == "make" else [ActorDiedError])("lost")
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -176,30 +175,34 @@ def test_lost_jobs_are_made_again_and_each_batch_comes_once_and_in_order(numbers
     assert ray.before.num
 
 
-def test_an_actor_whose_first_answer_is_lost_is_replaced(numbers, ray):
-    failures = iter([ObjectLostError])
-    ray.before = lambda actor, method: raise_next(failures) if method == "begin" else None
-    with exact(numbers).map(number_of).batched(3).loader(workers=1, on="ray", timeout=30) as loader:
-        assert len([*loader]) == 13
-
-
 def raise_next(errors: Any) -> None:
     for error in errors:
         raise error("lost")
 
 
-def test_an_actor_that_dies_while_it_has_no_job_is_replaced_at_once(numbers, ray):
-    with exact(numbers).map(number_of).batched(3).loader(workers=1, on="ray") as loader:
+def test_an_actor_that_dies_while_it_has_no_job_starts_again(numbers, ray, caplog):
+    with exact(numbers).map(number_of).batched(3).loader(workers=1, on="ray", prefetch=1) as loader:
         batches = iter(loader)
         next(batches)
-        crew = loader._prefetch._pool._crew
-        with crew.changed:
-            assert crew.changed.wait_for(lambda: not crew.actors[0].tickets, 30)
-        dead = crew.actors[0]
         ray.living[0].end()
-        with crew.changed:
-            assert crew.changed.wait_for(lambda: crew.actors[0] is not dead and crew.actors[0].node, 30)
         assert len([*batches]) == 12
+
+
+def test_jobs_of_an_actor_that_has_no_place_any_more_go_to_others(numbers, ray):
+    """A cluster may lose a node for good."""
+    lost: list[Any] = []
+
+    def lose(actor: Any, method: str) -> None:
+        if actor.number == 0 and method == "make":
+            lost.append(actor)
+            actor.has_cpu = False
+            raise ActorDiedError("The node died.")
+
+    ray.before = lose
+    with exact(numbers).map(number_of).batched(3).loader(workers=2, on="ray", timeout=60) as loader:
+        wanted = [batch.tolist() for batch in exact(numbers).map(number_of).batched(3).loader(workers=0)]
+        assert [batch.tolist() for batch in loader] == wanted
+    assert lost
 
 
 def test_a_job_that_ends_each_worker_is_an_error(numbers, ray):
@@ -208,17 +211,16 @@ def test_a_job_that_ends_each_worker_is_an_error(numbers, ray):
             raise ActorDiedError("The worker ran out of memory.")
 
     ray.before = die
-    message = r"^on: a worker died 10 times while it made the same batches, last on .*: The (actor|worker)"
-    loader = exact(numbers).batched(3).loader(workers=2, on="ray")
+    message = r"^on: a worker died 10 times while it made the same batches: worker \d( on \S+)?: The actor died"
     with pytest.raises(PipelineError, match=message):
-        list(loader)
+        list(exact(numbers).batched(3).loader(workers=2, on="ray"))
     assert not ray.living
 
 
 def test_workers_that_never_start_are_an_error(numbers, ray, monkeypatch):
-    monkeypatch.setattr(on_ray, "_MOST_STARTS", 3)
+    monkeypatch.setattr(on_ray, "_MOST_RESTARTS", 3)
     ray.before = lambda actor, method: raise_next([ActorDiedError])
-    with pytest.raises(PipelineError, match=r"^on: a worker died 3 times while it started, last on a node of"):
+    with pytest.raises(PipelineError, match=r"^on: a worker on a node of ray cannot run: The actor died"):
         list(exact(numbers).batched(3).loader(workers=1, on="ray"))
 
 
@@ -250,9 +252,7 @@ def hang_on_5(sample: Any) -> int:
 def test_a_sample_that_hangs_is_named(numbers, ray):
     HUNG.clear()
     try:
-        with pytest.raises(
-            PipelineError, match=r"worker 0 on \S+ \(node0000\) has been at sample .*s-001.tar: n000005"
-        ):
+        with pytest.raises(PipelineError, match=r"worker 0 on \S+ has been at sample .*s-001.tar: n000005"):
             list(Pipeline().sequential(numbers).map(hang_on_5).batched(3).loader(workers=1, on="ray", timeout=2))
     finally:
         HUNG.set()
@@ -274,35 +274,29 @@ def test_errors_of_samples_come_after_the_batches_before_them_with_their_cause(n
 # --- requirements of nodes
 
 
-@pytest.mark.parametrize("name", ["wdskit", "Python", "torch"])
-def test_another_version_is_named(numbers, ray, monkeypatch, name):
-    versions = on_ray.find_versions()
-    monkeypatch.setattr(node, "find_versions", lambda: {**versions, name: "0.0"})
-    message = rf"^on: host \S+ has {name} 0.0, but \S+ has {versions[name]}.\n  Install the same version on all nodes.$"
+def test_another_version_is_named(numbers, ray, monkeypatch):
+    versions = on_ray.describe_versions()
+    assert all(name in versions for name in ("wdskit ", "Python 3.", "torch ", "native code"))
+    monkeypatch.setattr(node, "describe_versions", lambda: "wdskit 0.0")
+    message = (
+        rf"^on: host \S+ cannot run the pipeline: PipelineError: the node has wdskit 0.0, but \S+ has {versions}\."
+    )
     with pytest.raises(PipelineError, match=message):
         list(exact(numbers).batched(3).loader(workers=1, on="ray"))
 
 
 def test_nodes_do_without_native_code_if_the_training_process_does(numbers, ray, monkeypatch):
     """Otherwise its pixels would depend on the node that makes them."""
-    module = types.SimpleNamespace(INTERFACE=native_module.INTERFACE)
-    monkeypatch.setitem(sys.modules, "wdskit._native", module)
-    versions = {**on_ray.find_versions(), "native code": "(not used)"}
-    monkeypatch.setattr(on_ray, "find_versions", lambda: versions)
+    versions = on_ray.describe_versions().replace("with native", "without native")
+    monkeypatch.setattr(on_ray, "describe_versions", lambda: versions)
     monkeypatch.setenv("WDSKIT_NATIVE", "")
     native_module.native.cache_clear()
     try:
-        assert native_module.native() is module
         assert len(list(exact(numbers).batched(3).loader(workers=1, on="ray"))) == 13
         assert os.environ["WDSKIT_NATIVE"] == "0"
         assert native_module.native() is None
     finally:
         native_module.native.cache_clear()
-    versions["native code"] = "(used)"
-    with pytest.raises(
-        PipelineError, match=r"has native code \(not used\), but .* has \(used\).\n.*or set WDSKIT_NATIVE=0"
-    ):
-        list(exact(numbers).batched(3).loader(workers=1, on="ray"))
 
 
 def test_a_module_that_nodes_lack_is_named_with_the_way_to_send_it(numbers, ray, monkeypatch):
@@ -311,22 +305,17 @@ def test_a_module_that_nodes_lack_is_named_with_the_way_to_send_it(numbers, ray,
     monkeypatch.setitem(sys.modules, "only_here", module)
     loader = exact(numbers).map(module.function).batched(3).loader(workers=1, on="ray")
     monkeypatch.delitem(sys.modules, "only_here")
-    with pytest.raises(PipelineError, match=r"^on: \S+ has no module 'only_here'.\n.*`ray.init\(runtime_env=...\)`"):
+    message = r"^on: host \S+ cannot run the pipeline: .*No module named 'only_here'\.\n.*`ray.init\(runtime_env=...\)`"
+    with pytest.raises(PipelineError, match=message):
         list(loader)
 
 
-def test_wdskit_itself_may_be_missing(numbers, ray):
-    error = RayTaskError("...\nModuleNotFoundError: No module named 'wdskit.loader'")
+@pytest.mark.parametrize("error", [RayTaskError("No module named 'wdskit'"), RayTaskError("...\npip failed.")])
+def test_a_node_that_cannot_start_an_actor_is_an_error(numbers, ray, error):
     ray.before = lambda actor, method: (_ for _ in ()).throw(error)
-    with pytest.raises(PipelineError, match=r"^on: a node of the cluster has no module 'wdskit.loader'"):
+    what = str(error).splitlines()[-1].rstrip(".")
+    with pytest.raises(PipelineError, match=rf"^on: a worker on a node of ray cannot run: {what}\.\n  All nodes need"):
         list(exact(numbers).batched(3).loader(workers=1, on="ray"))
-
-
-def test_a_runtime_env_that_fails_is_an_error(numbers, ray):
-    ray.before = lambda actor, method: (_ for _ in ()).throw(RayTaskError("pip failed."))
-    with pytest.raises(PipelineError, match=r"^on: a worker on a node of the cluster cannot run: pip failed.$"):
-        list(exact(numbers).batched(3).loader(workers=1, on="ray"))
-    assert issubclass(RuntimeEnvSetupError, RayError)
 
 
 def test_shards_that_a_node_does_not_see_are_an_error(tmp_path, ray):
@@ -367,7 +356,7 @@ def test_the_number_of_workers_must_be_set(numbers, ray, way, what):
 
 @pytest.mark.parametrize("on", ["dask", "ray:/head:1", "ray://head", 3, "ray://me:secret@head:1"])
 def test_other_addresses_are_refused_and_a_password_is_not_shown(numbers, ray, on):
-    with pytest.raises(ConfigError, match=r"`ray` is needed, or the address of a cluster") as caught:
+    with pytest.raises(ConfigError, match=r"^make_loader: on: ") as caught:
         exact(numbers).loader(workers=1, on=on)
     assert "secret" not in str(caught.value)
 
@@ -396,18 +385,16 @@ def test_ray_that_is_not_installed_is_an_error_when_the_loader_is_made(numbers, 
         exact(numbers).loader(workers=1, on="ray")
 
 
-def test_loaders_share_a_connection_and_the_last_one_ends_it(numbers, ray):
+def test_loaders_share_a_connection(numbers, ray):
     train, val = (exact(numbers).loader(workers=1, on="ray://head:10001") for _ in range(2))
     for loader in (train, val):
         assert len([*loader]) == 39
-    assert ray.calls == [("init", "ray://head:10001")]
     with pytest.raises(PipelineError, match=r"already connected to Ray, but not to ray://other:10001"):
         list(exact(numbers).loader(workers=1, on="ray://other:10001"))
     train.close()
     assert len(ray.living) == 1
-    assert ray.connected
     val.close()
-    assert ray.calls[1:] == ["shutdown"]
+    assert ray.calls == [("init", "ray://head:10001")]
 
 
 def test_a_connection_of_the_program_stays(numbers, ray):
@@ -463,33 +450,10 @@ def answer(server: socket.socket, reply: bytes) -> None:
 # --- bounds and leaks
 
 
-@pytest.mark.parametrize("store_bytes", [1 << 30, 3 << 20, 1])
-def test_what_is_in_flight_is_bounded_in_batches_and_bytes(pictures, ray, store_bytes):
-    """A batch has 480 kB. Half of the store may be in flight, but always one job."""
-    ray.store_bytes = store_bytes
-    with crops(pictures).loader(workers=2, on="ray", prefetch=8) as loader:
-        batches = iter(loader)
-        next(batches)
-        crew, most = loader._prefetch._pool._crew, 0
-        for _ in batches:
-            with crew.changed:
-                most = max(most, len(crew._jobs) - len(crew._queue))
-    limit = min(8, max(1, store_bytes // 2 // 480_000))
-    assert most <= limit
-    assert store_bytes < 1 << 30 or most > 2
-
-
-def test_jobs_that_are_left_are_cancelled(numbers, ray):
-    HUNG.clear()
-    with Pipeline().sequential(numbers).map(hang_on_5).batched(3).loader(workers=1, on="ray", prefetch=4) as loader:
+def test_jobs_that_are_left_do_not_come_in_the_next_epoch(numbers, ray):
+    with Pipeline().sequential(numbers).map(number_of).batched(3).loader(workers=1, on="ray", prefetch=4) as loader:
         for _ in loader:
             break
-        crew = loader._prefetch._pool._crew
-        HUNG.set()
-        with crew.changed:
-            assert crew.changed.wait_for(lambda: not crew.actors[0].tickets, 30)
-            assert not crew._jobs
-            assert not crew.done
         assert len([*loader]) == 13
 
 
@@ -502,7 +466,6 @@ def test_a_dropped_loader_leaves_no_actor(numbers, ray, num_steps):
     del loader, _
     gc.collect()
     assert not ray.living
-    assert not ray.connected
 
 
 def test_a_loader_without_persistent_workers_ends_its_actors_with_the_epoch(numbers, ray):

@@ -263,7 +263,7 @@ def finished(cluster: Cluster, shards: Path, **given: Any) -> tuple[str, str]:
 
 def test_a_module_that_nodes_do_not_have_is_named(cluster, shards):
     _, err = finished(cluster, shards, how="missing module", steps=1)
-    assert "has no module 'only_here'.\n  Install it on all nodes, or send it to them: `ray.init(runtime_env" in err
+    assert "cannot run the pipeline: ModuleNotFoundError: No module named 'only_here'.\n  All nodes need" in err
 
 
 def test_a_function_of_the_script_is_refused_before_ray_is_reached(cluster, shards):

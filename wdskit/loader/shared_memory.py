@@ -312,10 +312,11 @@ class Message(NamedTuple):
         return {part.block for part in parts}
 
 
-class _Pickler(pickle.Pickler):
+class BatchPickler(pickle.Pickler):
     """Pickles arrays and tensors. Their memory goes to the pickler's `buffer_callback` instead of the pickle."""
 
     def reducer_override(self, value: Any) -> Any:
+        """Reduce arrays and tensors; `pickle.Pickler` calls this method."""
         if type(value) is np.ndarray:
             return _reduce_array(value)
         torch = sys.modules.get("torch")
@@ -358,7 +359,7 @@ def pack(value: Any, ring: Ring) -> Message:
         return False
 
     chunks = _Chunks()
-    _Pickler(chunks, protocol=5, buffer_callback=take).dump(value)
+    BatchPickler(chunks, protocol=5, buffer_callback=take).dump(value)
     pickled = b"".join(chunks) if sum(map(len, chunks)) < _INLINE_BYTES else None
     array, places = _copy([] if pickled is not None else chunks, copied, ring)
     message = Message(pickled or places.pop(0), tuple(part or places.pop(0) for part in parts))
@@ -371,7 +372,7 @@ def pack(value: Any, ring: Ring) -> Message:
 def can_pack(value: Any) -> bool:
     """Return True if `pack` can pickle a value, that is, if its pickling raises no Exception."""
     try:
-        _Pickler(_Chunks(), protocol=5, buffer_callback=lambda _: False).dump(value)
+        BatchPickler(_Chunks(), protocol=5, buffer_callback=lambda _: False).dump(value)
     except Exception:  # noqa: BLE001 (a user's `__reduce__` may raise anything)
         return False
     return True

@@ -38,7 +38,7 @@ def fill_on_ray(jobs: Iterable[ShardJob], filler: Filler, on: str) -> Generator[
         PackError: Ray is not installed, the cluster cannot be reached, a node cannot run wdskit, or the worker of a
             shard died four times.
     """
-    ray, disconnect = connect(on, PackError, starts_cluster=True)
+    ray, is_new = connect(on, PackError, starts_cluster=True)
     pending: deque[tuple[str, Any]] = deque()
     try:
         task = ray.remote(max_retries=_MAX_TRIES - 1, num_cpus=1)(fill_on_node)
@@ -61,7 +61,8 @@ def fill_on_ray(jobs: Iterable[ShardJob], filler: Filler, on: str) -> Generator[
             ray.cancel(running, force=True)
         if pending:
             ray.wait([running for _, running in pending], num_returns=len(pending), timeout=_CANCEL_S)
-        disconnect()
+        if is_new:
+            ray.shutdown()
 
 
 def fill_on_node(job: ShardJob, filler: Filler, folder: str, version: str) -> Entry | WdskitError:

@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable
 from types import ModuleType
 
 from wdskit.errors import WdskitError
@@ -20,8 +19,7 @@ _HTTP2_START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, _SETTINGS, 
 _ANSWER_S = 10.0  # longest wait for the server of a cluster
 
 _lock = threading.Lock()
-# Users of the connection that `connect` made, by address and `_job_of`. Ray allows one connection per process.
-_users: dict[tuple[str, str], int] = {}
+_addresses: dict[str, str] = {}  # of the connections that `connect` made, by `_job_of`
 
 
 def import_ray(error: type[WdskitError]) -> ModuleType:
@@ -38,8 +36,9 @@ def import_ray(error: type[WdskitError]) -> ModuleType:
     return found
 
 
-def connect(on: str, error: type[WdskitError], *, starts_cluster: bool) -> tuple[ModuleType, Callable[[], None]]:
-    """Connect this process to a Ray cluster, or use the connection that the process already has.
+def connect(on: str, error: type[WdskitError], *, starts_cluster: bool) -> tuple[ModuleType, bool]:
+    """Connect this process to a Ray cluster, or use the connection that the process already has. The connection stays
+    until the program ends or calls `ray.shutdown`.
 
     Args:
         on: "ray" or the address of a cluster, as `ADDRESS` describes. If the process is already connected, "ray" means
@@ -50,8 +49,7 @@ def connect(on: str, error: type[WdskitError], *, starts_cluster: bool) -> tuple
             error. This process prints the output of the cluster's workers only if `starts_cluster` is False.
 
     Returns:
-        (ray, disconnect): The module, and a function without arguments. Each caller of `connect` must call `disconnect`
-        once. The last call closes the connection, unless the user's program made the connection.
+        The module, and whether the connection is new.
 
     Raises:
         WdskitError: Ray is not installed, the cluster cannot be reached, or `on` is an address and the process already
@@ -59,37 +57,20 @@ def connect(on: str, error: type[WdskitError], *, starts_cluster: bool) -> tuple
     """
     ray = import_ray(error)
     with _lock:
-        job = _job_of(ray)
-        for other in [key for key in _users if key[1] != job]:
-            del _users[other]  # the program has ended this connection
-        if not job:
-            address = (os.environ.get("RAY_ADDRESS") or (None if starts_cluster else "auto")) if on == "ray" else on
-            try:
-                _check_server(address)
-                ray.init(address=address, log_to_driver=not starts_cluster, logging_level="ERROR")
-            except (ConnectionError, OSError, RuntimeError, ValueError) as err:
-                msg = f"on: the cluster {on} cannot be reached: {last_line(err)}."
-                raise error(msg if on != "ray" or starts_cluster else f"{msg}\n  {_DO_START}") from err
-            job = _job_of(ray)
-            _users[on, job] = 0
-        elif on != "ray" and (on, job) not in _users:
-            msg = f"on: this process is already connected to Ray, but not to {on}."
-            raise error(f"{msg} Pass on='ray' to use that connection.")
-        elif not _users:
-            return ray, lambda: None  # the program's own connection
-        used = (on, job) if (on, job) in _users else next(iter(_users))
-        _users[used] += 1
-
-    def disconnect() -> None:
-        with _lock:
-            if used in _users:  # otherwise the program has ended the connection
-                _users[used] -= 1
-                if not _users[used]:
-                    del _users[used]
-                    if _job_of(ray) == used[1]:
-                        ray.shutdown()
-
-    return ray, disconnect
+        if ray.is_initialized():
+            if on not in {"ray", _addresses.get(_job_of(ray))}:
+                msg = f"on: this process is already connected to Ray, but not to {on}."
+                raise error(f"{msg} Pass on='ray' to use that connection.")
+            return ray, False
+        address = (os.environ.get("RAY_ADDRESS") or (None if starts_cluster else "auto")) if on == "ray" else on
+        try:
+            _check_server(address)
+            ray.init(address=address, log_to_driver=not starts_cluster, logging_level="ERROR")
+        except (ConnectionError, OSError, RuntimeError, ValueError) as err:
+            msg = f"on: the cluster {on} cannot be reached: {last_line(err)}."
+            raise error(msg if on != "ray" or starts_cluster else f"{msg}\n  {_DO_START}") from err
+        _addresses[_job_of(ray)] = on
+        return ray, True
 
 
 _DO_START = (
@@ -99,8 +80,8 @@ _DO_START = (
 
 
 def _job_of(ray: ModuleType) -> str:
-    """Return the id of Ray's job, which differs for each connection of this process; "" without a connection."""
-    return str(ray.get_runtime_context().get_job_id()) if ray.is_initialized() else ""
+    """Return the id of Ray's job, which differs for each connection of this process."""
+    return str(ray.get_runtime_context().get_job_id())
 
 
 def _check_server(address: str | None) -> None:
