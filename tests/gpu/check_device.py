@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from wdskit import Pipeline, PipelineError, Ragged, SampleError, gather_valid
 from wdskit.loader import planned
-from wdskit.loader.device import Mover, ToDevice
+from wdskit.loader.device import Pin, ToDevice
 from wdskit.shards.index import index_folder
 
 NUM, BATCH, SIDE = 640, 64, 224
@@ -112,7 +112,7 @@ class NotRecorded(ToDevice):
 def sums_behind_slow_work(folder: str, monkeypatch, kind: type[ToDevice], slow: str) -> bool:
     """Return whether the sums of all batches are right, if slow work comes before each copy or before each sum."""
 
-    def make_mover(program: Any, _: Any) -> tuple[Mover, Any]:
+    def make_mover(program: Any, _: Any) -> tuple[Pin, Any]:
         mover = kind(torch.device("cuda", 0), lambda batch: batch)
         send = mover.send
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import fields, is_dataclass
-from queue import SimpleQueue
-from typing import Any, Protocol
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 
 from wdskit.engine.batch import Batch
-from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Program
 from wdskit.errors import PipelineError
 from wdskit.pipeline.settings import LoaderSpec
@@ -21,38 +19,28 @@ from wdskit.stages.collate import Ragged
 from wdskit.stages.images.jpeg_crop import OutputFormat, finish_batch
 
 _NUM_AHEAD = 2  # one batch is being moved, the other batch waits for the consumer
-_JOIN_S = 0.3  # time for a copy that has just started
-
-
-class Mover(Protocol):
-    """Moves batches to another memory."""
-
-    def send(self, value: Any) -> Any:
-        """Start to move a batch, and return the argument for `receive`. Called in the thread of `move_ahead`."""
-        ...
-
-    def receive(self, sent: Any) -> Any:
-        """Return the moved batch. `sent` is the result of `send`. Called in the consumer's thread."""
-        ...
 
 
 class Pin:
-    """A `Mover` to page-locked memory."""
+    """Moves batches to page-locked memory."""
 
     def send(self, value: Any) -> Any:
-        """Return a copy of the batch with its tensors in page-locked memory. Tensors on a GPU stay there. An object
-        with the methods `to` and `pin_memory`, such as PackedSequence, becomes the result of its `pin_memory`.
+        """Start to move a batch, and return the argument for `receive`. Called in the thread of `move_ahead`.
+
+        An object with the methods `to` and `pin_memory`, such as PackedSequence, becomes the result of its
+        `pin_memory`. Tensors on a GPU stay there.
         """
         # torch's caching host allocator tracks the copies in flight.
         return map_tensors(value, pinned, own=lambda own: own.pin_memory() if hasattr(own, "pin_memory") else own)
 
     def receive(self, sent: Any) -> Any:
-        """Return the batch that `send` returned."""
+        """Return the moved batch. `sent` is the result of `send`. Called in the consumer's thread."""
         return sent
 
 
-class ToDevice:
-    """A `Mover` to a CUDA device. It copies on its own CUDA stream while the consumer computes with the previous batch.
+class ToDevice(Pin):
+    """Moves batches to a CUDA device. It copies on its own CUDA stream while the consumer computes with the previous
+    batch.
 
     Args:
         device: The CUDA device.
@@ -93,12 +81,12 @@ class ToDevice:
         return map_tensors(moved, note, own=lambda value: value.to(self._device))
 
 
-def make_mover(program: Program, spec: LoaderSpec) -> tuple[Mover | None, Program]:
+def make_mover(program: Program, spec: LoaderSpec) -> tuple[Pin | None, Program]:
     """Return (mover, program) for a loader's settings. The returned program must make the batches.
 
     If `spec.device` is set, the mover is a `ToDevice`. The images of the returned program then stay uint8 where
     possible, and the mover normalizes the images on the device. If `spec.device` is None, the mover is the result of
-    `pin_mover`, a `Pin` or None, and `program` is returned unchanged.
+    `pin_mover`, and `program` is returned unchanged.
 
     Raises:
         PipelineError: The device does not exist.
@@ -114,7 +102,7 @@ def make_mover(program: Program, spec: LoaderSpec) -> tuple[Mover | None, Progra
     return ToDevice(device, functools.partial(finish_images, output_format=output_format)), program
 
 
-def pin_mover(spec: LoaderSpec) -> Mover | None:
+def pin_mover(spec: LoaderSpec) -> Pin | None:
     """Return a `Pin` if `pin_memory` is set and a GPU exists; else None."""
     return Pin() if spec.pin_memory and torch.cuda.is_available() else None
 
@@ -146,10 +134,10 @@ def map_tensors(
     *,
     own: Callable[[Any], Any] = lambda value: value,
 ) -> Any:
-    """Return a copy of a batch with `function` applied to the tensors in its tuples, lists, mappings and dataclasses.
+    """Return a copy of a batch with `function` applied to the tensors in its tuples, lists and mappings.
 
-    These containers keep their type, transformers' BatchEncoding too. Dataclasses and mutable mappings keep their other
-    attributes. A mapping that cannot be copied becomes a dict. Other objects are not copied.
+    These containers keep their type, transformers' BatchEncoding too; a mapping that cannot change becomes a dict.
+    Other objects are not copied.
 
     Args:
         value: The batch, or a part of it.
@@ -166,7 +154,12 @@ def map_tensors(
     if isinstance(value, Batch):
         return value._replace(value=each(value.value))
     if isinstance(value, Mapping):
-        return _rebuild_mapping(value, {name: each(part) for name, part in value.items()})
+        items = {name: each(part) for name, part in value.items()}
+        if type(value) is dict or not isinstance(value, MutableMapping):
+            return items
+        rebuilt = copy.copy(value)  # keeps the other attributes of a class
+        rebuilt.update(items)
+        return rebuilt
     if isinstance(value, Ragged):
         return Ragged(function(value.values), function(value.offsets))
     if callable(getattr(value, "to", None)):
@@ -175,30 +168,10 @@ def map_tensors(
         return type(value)(*map(each, value))
     if isinstance(value, (tuple, list)):
         return type(value)(map(each, value))
-    if is_dataclass(value) and not isinstance(value, type):
-        rebuilt = copy.copy(value)
-        for field in fields(value):
-            if hasattr(value, field.name):
-                object.__setattr__(rebuilt, field.name, each(getattr(value, field.name)))  # the dataclass may be frozen
-        return rebuilt
     return value
 
 
-def _rebuild_mapping(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return a copy of a mapping, of the same type, with the values in `items`; a dict if the type cannot be copied."""
-    if type(value) is dict:
-        return items
-    try:
-        if not isinstance(value, MutableMapping):
-            return type(value)(items)  # type: ignore[call-arg]
-        rebuilt = copy.copy(value)
-        rebuilt.update(items)
-    except TypeError:  # torch's pin_memory returns a dict too
-        return items
-    return rebuilt
-
-
-def move_ahead(source: Iterator[Any], mover: Mover, is_ready: Callable[[], bool]) -> Iterator[Any]:
+def move_ahead(source: Iterator[Any], mover: Pin, is_ready: Callable[[], bool]) -> Iterator[Any]:
     """Yield the values of `source` in order, each moved by `mover`. A thread moves the next values before the consumer
     asks for them.
 
@@ -213,50 +186,25 @@ def move_ahead(source: Iterator[Any], mover: Mover, is_ready: Callable[[], bool]
             and an error of `source` that is not an Exception, such as KeyboardInterrupt, are raised at once.
         BaseException: `mover` raised this error. The values before the error are yielded first.
     """
-    unsent: SimpleQueue[Any] = SimpleQueue()
-    sent: SimpleQueue[Outcome[Any]] = SimpleQueue()
-    thread: threading.Thread | None = None
-    num_ahead, error, is_over = 0, None, False
+    # Its thread starts with the first batch: worker processes must be forked before.
+    thread = ThreadPoolExecutor(1, thread_name_prefix="wdskit-device")
+    sent: deque[Future[Any]] = deque()
+    error: Exception | None = None
     try:
         while True:
-            while not is_over and num_ahead <= _NUM_AHEAD and (not num_ahead or is_ready()):
+            while error is None and len(sent) <= _NUM_AHEAD and (not sent or is_ready()):
                 try:
-                    value = next(source, _END)
+                    sent.append(thread.submit(mover.send, next(source)))
                 except Exception as err:  # noqa: BLE001 (raised after the values before the error)
-                    value, error = _END, err
-                if value is _END:
-                    is_over = True
-                    break
-                if thread is None:  # only now: worker processes must be forked before this thread exists
-                    thread = threading.Thread(
-                        target=_send_all, args=(mover, unsent, sent), name="wdskit-device", daemon=True
-                    )
-                    thread.start()
-                unsent.put(value)
-                del value
-                num_ahead += 1
-            if not num_ahead:
+                    error = err
+            if not sent:
                 break
-            outcome = sent.get()
-            num_ahead -= 1
-            yield mover.receive(outcome.result())
-            del outcome
-        if error is not None:
+            yield mover.receive(sent.popleft().result())
+        if error is not None and not isinstance(error, StopIteration):
             raise error
     finally:
         del error
-        unsent.put(_END)
-        if thread is not None:
-            thread.join(_JOIN_S)
+        thread.shutdown(cancel_futures=True)
         close = getattr(source, "close", None)
         if close is not None:
             close()
-
-
-_END = object()
-
-
-def _send_all(mover: Mover, unsent: SimpleQueue[Any], sent: SimpleQueue[Outcome[Any]]) -> None:
-    while (value := unsent.get()) is not _END:
-        sent.put(Outcome.of(mover.send, value))
-        del value
