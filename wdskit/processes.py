@@ -128,15 +128,6 @@ def exit_on_ctrl_c() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def is_stopped(pid: int) -> bool:
-    """Return True if SIGSTOP or a debugger has stopped a process. Return False if the process does not exist, and on
-    systems other than Linux.
-    """
-    with contextlib.suppress(OSError):
-        return (_PROCESSES / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] in {"T", "t"}
-    return False
-
-
 def cpu_s_of_tree() -> float | None:
     """Return the CPU seconds of this process and its living descendants; None on systems other than Linux."""
     if not _PROCESSES.is_dir():

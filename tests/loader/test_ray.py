@@ -249,13 +249,14 @@ def hang_on_5(sample: Any) -> int:
     return number_of(sample)
 
 
-def test_a_sample_that_hangs_is_named(numbers, ray):
+def test_a_sample_that_hangs_is_named_with_its_stack(numbers, ray, caplog):
     HUNG.clear()
     try:
-        with pytest.raises(PipelineError, match=r"worker 0 on \S+ has been at sample .*s-001.tar: n000005"):
+        with pytest.raises(PipelineError, match=r"worker 0 on \S+ for 2 s\. It is at sample .*s-001.tar: n000005"):
             list(Pipeline().sequential(numbers).map(hang_on_5).batched(3).loader(workers=1, on="ray", timeout=2))
     finally:
         HUNG.set()
+    assert " in hang_on_5\n" in caplog.text
 
 
 def test_errors_of_samples_come_after_the_batches_before_them_with_their_cause(numbers, ray):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import os
 import pickle
 import platform
 import socket
+import tempfile
 import threading
 from importlib import metadata
 from types import FunctionType
@@ -120,10 +122,14 @@ class NodeWorker:
         except Exception as err:  # noqa: BLE001 (the consumer receives it)
             return _pack(Outcome(error=err, where=self._where))
 
-    def slots(self) -> NDArray[np.int64]:
-        """Return a copy of `Board.slots`, int64 (slots, 3): for each thread of this actor, its sample (see `Board`)."""
-        found: NDArray[np.int64] = self._board.slots.copy()
-        return found
+    def state(self) -> tuple[NDArray[np.int64], str]:
+        """Return a copy of `Board.slots`, int64 (slots, 3), which has the sample of each thread, and the stacks of the
+        threads.
+        """
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file)
+            file.seek(0)
+            return self._board.slots.copy(), file.read().decode(errors="replace")
 
 
 def _pack(outcome: Outcome[list[Batch]]) -> Answer:

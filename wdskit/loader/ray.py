@@ -55,14 +55,14 @@ class _Actor:
         number: Number of the worker.
         host: Name of its machine; empty while the actor starts.
         num_jobs: Number of jobs that the actor has not answered yet.
-        slots: The running call of `NodeWorker.slots`; None without a call.
+        state: The running call of `NodeWorker.state`; None without a call.
     """
 
     handle: Any
     number: int
     host: str = ""
     num_jobs: int = 0
-    slots: Future[Any] | None = None
+    state: Future[Any] | None = None
 
 
 @dataclass(eq=False)
@@ -281,18 +281,18 @@ class RayPool:
         Raises:
             PipelineError: The wait has lasted for the `timeout`; the pool is closed then.
         """
-        slots, hint = None, ""
+        slots, stack, hint = None, "", ""
         if actor is None:
             who = f"one of {plural(self._num_workers, 'worker')} on {self._on} ({plural(self._num_cpus, 'CPU')} each)"
             total, free = self._ray.cluster_resources().get("CPU", 0), self._ray.available_resources().get("CPU", 0)
             hint = f"The cluster has {plural(round(total), 'CPU')}, {free:g} of them free."
         else:
             who = f"worker {actor.number} on {actor.host}"
-            actor.slots = actor.slots or actor.handle.slots.remote().future()
-            if actor.slots.done():
-                slots, actor.slots = actor.slots.result(), None
+            actor.state = actor.state or actor.handle.state.remote().future()
+            if actor.state.done():
+                (slots, stack), actor.state = actor.state.result(), None
         try:
-            self._watch.look(who, os.getpid(), slots, start_hint=hint)
+            self._watch.look(who, None, slots, start_hint=hint, stack=stack)
         except PipelineError:
             self.close()
             raise

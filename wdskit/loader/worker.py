@@ -25,6 +25,7 @@ from wdskit.engine.batch import Batch, BatchFactory
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.threads import JOIN_S, Threads
 from wdskit.loader.shared_memory import Message, Ring, SharedBlock, can_pack, keep_freed_memory, pack
+from wdskit.loader.watch import print_stack_on_signal
 from wdskit.processes import end_with_parent, when_imported
 from wdskit.stages.progress import BOARD_BYTES, Board
 
@@ -158,6 +159,7 @@ def serve(connection: Connection, start: WorkerSetup, number: int, environment: 
     os.environ.clear()  # under forkserver, they are the variables at the start of the server
     os.environ.update(environment)
     ignore_signals()
+    print_stack_on_signal()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     keep_freed_memory()
     run = program.run
