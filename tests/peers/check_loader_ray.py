@@ -31,7 +31,7 @@ STEPS = 250  # steps of each rank
 BATCH = 4
 
 CLUSTER = """
-import os, random, re, signal, subprocess, sys, time
+import contextlib, os, random, re, signal, socket, subprocess, sys, time
 from pathlib import Path
 from ray._private.internal_api import memory_summary
 from ray.cluster_utils import Cluster
@@ -75,6 +75,12 @@ for line in sys.stdin:
     if what == "client":  # a server, which is a driver of one node
         command = [sys.executable, "-m", "ray.util.client.server", "--address", cluster.address, "--port", "20123"]
         client = subprocess.Popen([*command, "--mode", "specific-server"], stdout=subprocess.DEVNULL)
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", 20123), 1).close()
+                break
+            time.sleep(0.1)
     print(what, len(found), file=out, flush=True)
 if client is not None:
     client.kill()

@@ -290,7 +290,9 @@ class RayPool:
             who = f"worker {actor.number} on {actor.host}"
             actor.state = actor.state or actor.handle.state.remote().future()
             if actor.state.done():
-                (slots, stack), actor.state = actor.state.result(), None
+                if actor.state.exception() is None:  # otherwise the actor is lost, as the answer to its job says
+                    slots, stack = actor.state.result()
+                actor.state = None
         try:
             self._watch.look(who, None, slots, start_hint=hint, stack=stack)
         except PipelineError:
