@@ -274,7 +274,7 @@ def test_a_module_that_nodes_do_not_have_is_named(cluster, shards):
 
 def test_a_function_of_the_script_is_refused_before_ray_is_reached(cluster, shards):
     _, err = finished(cluster, shards, how="script", steps=1)
-    assert "a stage cannot reach the nodes of a cluster: PicklingError: function is defined in the script that runs" in err
+    assert "cluster: PicklingError: function is defined in the script that runs" in err
 
 
 def test_a_cluster_that_is_too_small_is_an_error_with_the_numbers(cluster, shards):
