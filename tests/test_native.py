@@ -11,7 +11,7 @@ import sys
 import venv
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,19 +21,12 @@ from PIL import Image
 
 from wdskit import Pipeline, WdskitError, pack
 from wdskit import native as native_module
+from wdskit.codecs.images import decode_image, jpeg_size
 from wdskit.engine import reader
 from wdskit.native import INTERFACE, native
-from wdskit.stages.base import NO_ORIGIN
 from wdskit.stages.images import fused, geometry
-from wdskit.stages.images.jpeg_crop import (
-    Axis,
-    OutputFormat,
-    WantedPart,
-    decode_part,
-    plan_jpeg,
-    write,
-    write_numbers_as,
-)
+from wdskit.stages.images.fused import Axis, JpegPlan
+from wdskit.stages.images.output import OutputFormat, finish_batch
 
 MAX_PIXELS = 1 << 24
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -55,6 +48,11 @@ module = native()
 needs_native = pytest.mark.skipif(module is None, reason="not built: python setup.py build_ext --inplace")
 
 
+class WantedPart(NamedTuple):
+    rows: Axis
+    columns: Axis
+
+
 def photo(height: int, width: int, *, seed: int = 0, mode: str = "RGB", **options: Any) -> bytes:
     """Return a JPEG with soft shapes and some noise, similar to a photograph."""
     chance = np.random.default_rng([seed, height, width])
@@ -73,14 +71,12 @@ def decode(
     data: bytes, wanted: WantedPart, *, flip: bool = False, form: OutputFormat = FORMS["uint8"], size: Any = None
 ) -> np.ndarray | None:
     """Return the pixels that the module decodes from one file; None if it leaves the file to Python."""
-    plan = plan_jpeg(data, lambda *_: wanted, NO_ORIGIN, max_pixels=MAX_PIXELS)
-    assert plan is not None
+    plan = JpegPlan(size or jpeg_size(data, max_pixels=MAX_PIXELS), *wanted, flip)
     shape = (wanted.rows.size, wanted.columns.size)
     out = np.full((3, *shape, 3), 77, np.uint8 if form.dtype == np.uint8 else np.float32)
-    sides = (side for axis in wanted for side in axis[:4])
-    plans = np.array([(9, 1, *(size or plan.size), *sides, flip)], np.int64)
+    plans = np.array([plan.numbers(9, 1)], np.int64)
     board = np.zeros(3, np.int64)
-    [verdict] = module.decode_jpegs([data], plans, out, *shape, write_numbers_as(form), board)
+    [verdict] = module.decode_jpegs([data], plans, out, *shape, form.factors, board)
     assert board.tolist() == [0, 9, 0]
     assert (out[[0, 2]] == 77).all(), "it wrote beside its row"
     return None if verdict else out[1]
@@ -90,10 +86,15 @@ def decode_in_python(
     data: bytes, wanted: WantedPart, *, flip: bool = False, form: OutputFormat = FORMS["uint8"]
 ) -> np.ndarray:
     """Return the pixels that the code in Python decodes, at full scale."""
-    out = np.zeros((1, wanted.rows.size, wanted.columns.size, 3), form.dtype)
-    part = decode_part(data, None, lambda *_: wanted, NO_ORIGIN, max_pixels=MAX_PIXELS)
-    write(part, form, flip=flip, out=out.transpose(0, 3, 1, 2))
-    return out[0]
+    rows, columns = wanted
+    whole = decode_image(data, "rgb8", max_pixels=MAX_PIXELS)
+    part = geometry.crop(whole, rows.low, columns.low, rows.high - rows.low, columns.high - columns.low)
+    resized = geometry.resize(part, (rows.total, columns.total))
+    pixels = resized[rows.skip : rows.skip + rows.size, columns.skip : columns.skip + columns.size]
+    pixels = torch.from_numpy(np.ascontiguousarray(pixels[:, ::-1] if flip else pixels))
+    if form.dtype == np.uint8:
+        return pixels.numpy()
+    return finish_batch(pixels[None].permute(0, 3, 1, 2), form)[0].permute(1, 2, 0).numpy()
 
 
 # --- which module is used
@@ -310,7 +311,7 @@ PIPELINES: dict[str, Any] = {
     "not decoded": lambda pipe: pipe.to_dict("__key__", "__url__", "bin", "txt").batched(32),
     "columns": lambda pipe: pipe.decode().to_tuple("json", "txt", "cls", "bin", "__key__").batched(9),
     "ragged": lambda pipe: pipe.decode().to_dict("npy", "cls").batched(8, ragged=["npy"]),
-    "no batches": lambda pipe: pipe.decode("rgb8").random_resized_crop(16).to_tuple("jpg", "json"),
+    "no batches": lambda pipe: pipe.decode("rgb8").random_resized_crop(24).to_tuple("jpg", "json"),
 }
 
 

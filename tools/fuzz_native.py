@@ -24,13 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 from make_photos import load_photos
+from numpy.typing import NDArray
 
+from wdskit.codecs.images import decode_image, jpeg_size
 from wdskit.dataset.sample_columns import SampleColumns, read_natively
 from wdskit.dataset.shard import IndexedShard
 from wdskit.errors import DecodeError, ShardError, StorageError
 from wdskit.native import native
-from wdskit.stages.base import NO_ORIGIN, Origin
-from wdskit.stages.images.jpeg_crop import Axis, OutputFormat, WantedPart, decode_part, plan_jpeg, write
+from wdskit.stages.images import geometry
+from wdskit.stages.images.fused import Axis, JpegPlan
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.writer import TarWriter
 
@@ -90,41 +92,50 @@ def random_axis(chance: Chance, side: int, size: int) -> Axis:
     return Axis(low, high, size + 2 * skip, skip, size)
 
 
+def random_plan(size: tuple[int, int], seed: int, *, flip: bool) -> JpegPlan:
+    """Return the plan of a random part of an image of `size`."""
+    chance = np.random.default_rng([seed, *size])
+    rows, columns = (random_axis(chance, side, out) for side, out in zip(size, OUT, strict=True))
+    return JpegPlan(size, rows, columns, flip)
+
+
+def make_in_python(whole: NDArray[np.uint8], plan: JpegPlan) -> NDArray[np.uint8]:
+    """Return the result of a plan for a whole image."""
+    rows, columns = plan.rows, plan.columns
+    part = geometry.crop(whole, rows.low, columns.low, rows.high - rows.low, columns.high - columns.low)
+    resized: Any = geometry.resize(part, (rows.total, columns.total))
+    wanted = resized[rows.skip : rows.skip + rows.size, columns.skip : columns.skip + columns.size]
+    pixels: NDArray[np.uint8] = wanted[:, ::-1] if plan.flip else wanted
+    return pixels
+
+
 def check_images(num: int, chance: Chance) -> Counter[str]:
     """Compare the pixels of damaged JPEGs; count the outcomes. Raises SystemExit at the first difference."""
     module, files, counts = native(), jpegs(), Counter[str]()
     board = memoryview(bytearray(24)).cast("q")
-    output_format = OutputFormat(is_array=True, is_float=False)
     for number in range(num):
         data = damaged(files[number % len(files)], chance)
-        flip = bool(chance.integers(0, 2))
-        draws = chance.integers(0, 1 << 62)
-
-        def choose_part(height: int, width: int, _: Origin, seed: int = int(draws)) -> WantedPart:
-            drawing = np.random.default_rng([seed, height, width])
-            return WantedPart(random_axis(drawing, height, OUT[0]), random_axis(drawing, width, OUT[1]))
-
-        written = np.zeros((1, *OUT, 3), np.uint8)
+        draws, flip = int(chance.integers(0, 1 << 62)), bool(chance.integers(0, 2))
         ours = np.zeros((1, *OUT, 3), np.uint8)
-        verdict = 1
+        verdict, plan = 1, None
         try:
-            plan = plan_jpeg(data, choose_part, NO_ORIGIN, max_pixels=MAX_PIXELS)
-            if plan is not None:
-                sides = (side for axis in plan.wanted for side in axis[:4])
-                plans = np.array([(number, 0, *plan.size, *sides, flip)], np.int64)
+            size = jpeg_size(data, max_pixels=MAX_PIXELS)
+            if size is not None:
+                plan = random_plan(size, draws, flip=flip)
+                plans = np.array([plan.numbers(number, 0)], np.int64)
                 [verdict] = module.decode_jpegs([data], plans, ours, *OUT, None, board)
                 assert board[1] == number
-            part = decode_part(data, plan, choose_part, NO_ORIGIN, max_pixels=MAX_PIXELS)
-            write(part, output_format, flip=flip, out=written.transpose(0, 3, 1, 2))
+            whole: Any = decode_image(data, "rgb8", max_pixels=MAX_PIXELS)
         except DecodeError as err:
             if verdict == 0:
                 raise SystemExit(f"image {number}: native gives pixels, Python fails: {err}\n{data.hex()}") from err
             counts["refused by both"] += 1
             continue
         counts["left to Python" if verdict else "native"] += 1
-        theirs = written[0]
-        is_scaled = plan is not None and min((axis.high - axis.low) / axis.total for axis in plan.wanted) >= 2
-        if verdict == 0 and not is_scaled and not np.array_equal(ours[0], theirs):
+        if verdict or plan is None or min((axis.high - axis.low) / axis.total for axis in plan[1:3]) >= 2:
+            continue  # there are no native pixels, or of a smaller scale
+        theirs = make_in_python(whole, plan)
+        if not np.array_equal(ours[0], theirs):
             raise SystemExit(
                 f"image {number}: pixels differ by {np.abs(ours[0].astype(int) - theirs).max()} levels\n{data.hex()}"
             )

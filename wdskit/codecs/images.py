@@ -2,9 +2,6 @@
 
 simplejpeg decodes JPEG. Pillow decodes the other formats, and JPEG files that simplejpeg refuses. A file's format is
 read from its first bytes.
-
-A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size. Each pixel is then the rounded mean of a square of full-size
-pixels.
 """
 
 from __future__ import annotations
@@ -99,12 +96,6 @@ _OPACITY = 150
 _HASH_FACTOR = 0x9E3779B1  # 2**32 divided by the golden ratio; odd, so that only 0 becomes 0
 _BACKGROUND = (128, 128, 128)  # shown through transparent pixels
 
-STEPS = (8, 4, 2)
-"""The values of `step` with which `decode_jpeg` saves time. At 1/step of its size, a JPEG of 1600x1200 at q90 takes
-2.6, 3.2 or 3.9 ms; the whole takes 5.4. Other scales take longer than the next larger power of two (3/8 4.5 ms, 5/8
-7.5, 7/8 12.1): libjpeg-turbo has vector code for powers of two only."""
-
-_MIN_SIDE = 8  # simplejpeg gets a size, not a scale; from 8 pixels on, each scale in eighths has a different size
 _JPEG_DAMAGE = ("premature end", "bad huffman code", "instead of rst")
 """Parts of libjpeg's messages about cut or garbled pixel data. Pillow would paint the rest of the image grey."""
 
@@ -332,37 +323,6 @@ def jpeg_size(data: Buffer, *, max_pixels: int) -> tuple[int, int] | None:
     return (header.height, header.width) if header else None
 
 
-def decode_jpeg(
-    data: Buffer, size: tuple[int, int], step: int, *, buffer: NDArray[np.uint8] | None = None
-) -> NDArray[np.uint8] | None:
-    """Decode a JPEG to RGB at 1/step of its height and width, rounded up.
-
-    Each pixel is the mean of step x step full-size pixels. Pixel (row, column) begins at the full-size pixel
-    (row * step, column * step).
-
-    Args:
-        data: The whole file.
-        size: Height and width of the full-size image, from `jpeg_size`.
-        step: 1 or a value of `STEPS`.
-        buffer: Receives the pixels from its start on. It may have any shape, and at least as many bytes as the pixels.
-
-    Returns:
-        Array (height, width, 3), uint8, C-contiguous, in `buffer` or owned by the caller. None if the image is too
-        small for this scale, or if simplejpeg refuses the file. After None, call `decode_image`: it decodes the file,
-        or raises the error of a damaged file.
-    """
-    if step > 1 and max(size) < _MIN_SIDE:
-        return None
-    height, width = (-(-side // step) for side in size)
-    try:
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
-            data, "RGB", min_height=height, min_width=width, buffer=buffer
-        )
-    except ValueError:
-        return None
-    return pixels if pixels.shape[:2] == (height, width) else None
-
-
 def make_thumbnail(data: Buffer, *, side: int, max_pixels: int) -> tuple[bytes, tuple[int, int]]:
     """Return a JPEG of at most side x side pixels, and the (width, height) of the original image.
 
@@ -372,14 +332,8 @@ def make_thumbnail(data: Buffer, *, side: int, max_pixels: int) -> tuple[bytes, 
         ImageTooLarge: The header promises more than `max_pixels`.
         DecodeError: `decode_image` cannot decode the file.
     """
-    image: Any
-    found = jpeg_size(data, max_pixels=max_pixels)
-    step = next((step for step in STEPS if max(found) >= 2 * side * step), 0) if found else 0
-    if found and step and (pixels := decode_jpeg(data, found, step)) is not None:
-        image, size = Image.fromarray(pixels).convert("RGBA"), found[::-1]
-    else:
-        image = decode_image(data, "pilrgba", max_pixels=max_pixels)
-        size = image.size
+    image: Any = decode_image(data, "pilrgba", max_pixels=max_pixels)
+    size = image.size
     image.thumbnail((side, side))
     thumbnail = Image.new("RGB", image.size, _BACKGROUND)
     thumbnail.paste(image, mask=image.getchannel("A"))

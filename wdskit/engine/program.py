@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from wdskit.stages.collate import Collate
 from wdskit.stages.epoch import EpochLayout
 from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple
 from wdskit.stages.images.fused import FusedStep
-from wdskit.stages.images.jpeg_crop import OutputFormat
+from wdskit.stages.images.output import OutputFormat
 from wdskit.stages.timing import TimingSampler
 
 _BYTES_A_JOB = 4 << 20
@@ -255,8 +254,7 @@ class Program:
         writer = self.writer
         if writer is None or self.batch_stages is not None or writer.output_format.dtype == np.uint8:
             return self, None
-        changed = copy.copy(writer)
-        changed.write_uint8()
+        changed = writer.write_uint8()
         stages = (
             [replace(step, function=changed) if step.function is writer else step for step in each.steps]
             for each in self.stages

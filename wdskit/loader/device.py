@@ -16,7 +16,7 @@ from wdskit.engine.program import Program
 from wdskit.errors import PipelineError
 from wdskit.pipeline.settings import LoaderSpec
 from wdskit.stages.collate import Ragged
-from wdskit.stages.images.jpeg_crop import OutputFormat, finish_batch
+from wdskit.stages.images.output import OutputFormat, finish_batch
 
 _NUM_AHEAD = 2  # one batch is being moved, the other batch waits for the consumer
 

@@ -290,8 +290,8 @@ class Pipeline:
             images: What images become, in webdataset's terms such as `rgb8` or `pil`; `index`: the numbers that masks
                 store, one per pixel. Default: images stay bytes.
             only: The fields to decode. Default: all.
-            fuse: Whether decoding and the crop directly after it run as one step, which decodes a large JPEG only as
-                large as the crop needs. Its pixels then differ by about 1 of 255. Float images (`rgb`, ...) are then
+            fuse: Whether decoding and the crop directly after it run as one step. Native code then decodes a large JPEG
+                only as large as the crop needs; its pixels differ by about 1 of 255. Float images (`rgb`, ...) are
                 resized as uint8 and become floats after it.
             max_pixels: Largest width x height that an image's header may give.
         """

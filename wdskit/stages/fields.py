@@ -65,8 +65,8 @@ class Decode(PerSampleStage):
     only: FieldNames | None = Field(None, description="The fields to decode. Default: all.")
     fuse: Bool = Field(
         True,
-        description="Whether decoding and the crop directly after it run as one step, which decodes a large JPEG only "
-        "as large as the crop needs. Its pixels then differ by about 1 of 255. Float images (`rgb`, ...) are then "
+        description="Whether decoding and the crop directly after it run as one step. Native code then decodes a large "
+        "JPEG only as large as the crop needs; its pixels differ by about 1 of 255. Float images (`rgb`, ...) are "
         "resized as uint8 and become floats after it.",
     )
     max_pixels: Count = Field(MAX_PIXELS, description="Largest width x height that an image's header may give.")

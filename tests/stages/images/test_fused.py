@@ -23,11 +23,12 @@ from wdskit import Pipeline
 from wdskit.codecs.images import IMAGE_SPECS, decode_image
 from wdskit.engine.sample import StreamStages
 from wdskit.errors import DecodeError, ImageTooLarge, PipelineError, SampleError
+from wdskit.native import native
 from wdskit.pipeline.build import build_pipeline
-from wdskit.stages.base import RankInfo, StepFailed
+from wdskit.stages.base import RankInfo
 from wdskit.stages.batching import Batched
 from wdskit.stages.fields import Decode, Map, Rename, ToTuple
-from wdskit.stages.images import jpeg_crop
+from wdskit.stages.images import fused as fused_module
 from wdskit.stages.images.fused import FusedStages, fuse
 from wdskit.stages.images.geometry import draw_crop
 from wdskit.stages.images.transforms import (
@@ -40,6 +41,8 @@ from wdskit.stages.images.transforms import (
 from wdskit.stages.registry import STAGES
 from wdskit.stages.stream_source import Stream
 from wdskit.stages.streaming import Shuffle
+
+needs_native = pytest.mark.skipif(native() is None, reason="only native code decodes at a smaller scale")
 
 
 @pytest.mark.parametrize("images", SPECS)
@@ -178,10 +181,9 @@ def test_what_fails_behind_decoding_is_the_crops_error(monkeypatch):
 
     for is_fused in (True, False):
         each = each_of(*CROPS["random"], fuse=is_fused)
-        resize = torch._C._nn if is_fused else torch.nn.functional
-        monkeypatch.setattr(resize, "_upsample_bilinear2d_aa" if is_fused else "interpolate", fail)
+        monkeypatch.setattr(torch.nn.functional, "interpolate", fail)
         with pytest.raises(SampleError, match=r"a.tar: k0: random_resized_crop failed: MemoryError: no room") as caught:
-            each.apply({"jpg": FILES["jpeg"]}, at())
+            each.apply({"jpg": FILES["png"]}, at())
         monkeypatch.undo()
         assert caught.value.stage == "random_resized_crop"
         assert isinstance(caught.value.__cause__, MemoryError)
@@ -283,7 +285,7 @@ def test_a_second_run_draws_with_its_own_ordinal():
     """random_flip:1 is another stage than random_flip:0, fused or not."""
     specs = [RandomResizedCrop(size=12), FLIP, ToTensor(), FLIP]
     first, second = each_of(*specs).steps
-    assert first.function.transforms["random_flip"].stage == "random_flip:0"
+    assert first.function.moves[1].stage == "random_flip:0"
     assert second.function.stage == "random_flip:1"
     for number in range(12):
         one, apart = (each_of(*specs, fuse=is_fused).apply({"jpg": PICTURE}, at(number)) for is_fused in (True, False))
@@ -306,9 +308,7 @@ def test_a_step_reaches_workers_by_pickle():
 
 
 def test_a_decoder_of_another_size_than_the_header_draws_again(monkeypatch):
-    """Pillow decodes this picture, not simplejpeg, and Pillow's size counts."""
-    monkeypatch.setattr(jpeg_crop, "jpeg_size", lambda data, max_pixels: (500, 700))
-    monkeypatch.setattr(jpeg_crop, "decode_jpeg", lambda *args, **options: None)
+    monkeypatch.setattr(fused_module, "jpeg_size", lambda data, max_pixels: (500, 700))
     one, apart = (
         each_of(*CROPS["random"], fuse=is_fused).apply({"jpg": FILES["jpeg"]}, at(1)) for is_fused in (True, False)
     )
@@ -348,18 +348,6 @@ def test_the_shape_is_known_before_any_image_where_it_is_the_same_for_all(crop):
     assert expected is None or {(3, *shape[:2]) for shape in shapes} == {expected}
 
 
-def test_a_slot_of_another_shape_or_memory_is_our_own_mistake():
-    step = each_of(*CROPS["random"]).steps[0].function
-    for out in (
-        np.zeros((3, 12, 12), np.uint8),
-        np.zeros((3, 12, 12), np.float32),
-        np.zeros((13, 12, 3), np.uint8).transpose(2, 0, 1),
-    ):
-        with pytest.raises(StepFailed) as caught:
-            step({"jpg": FILES["jpeg"]}, at(), out)
-        assert isinstance(caught.value.err, AssertionError)
-
-
 @pytest.mark.parametrize("ending", ["", "flip", "flip normalize tensor"])
 def test_samples_that_are_prepared_together_are_those_that_are_done_one_by_one(ending):
     """A sample does not affect the next one: not by its draws, its header, or its memory."""
@@ -370,19 +358,6 @@ def test_samples_that_are_prepared_together_are_those_that_are_done_one_by_one(e
     prepared = [step.prepare(sample, at(number)) for number, sample in enumerate(samples)]
     for number in (3, 0, 7, 1, 2, 6, 5, 4):
         assert_same(step.carry_out(prepared[number]), alone[number])
-
-
-def test_an_error_of_a_field_behind_the_image_waits_for_the_images_own():
-    step = each_of(*CROPS["random"]).steps[0].function
-    for image, message in ((FILES["jpeg"], "cls: not an integer"), (FILES["jpeg"][:300], "JPEG image")):
-        prepared = step.prepare({"jpg": image, "cls": b"x"}, at())
-        with pytest.raises(StepFailed) as caught:
-            step.carry_out(prepared)
-        assert caught.value.stage == "decode"
-        assert message in str(caught.value.err)
-    with pytest.raises(StepFailed) as caught:
-        step.prepare({"cls": b"x", "jpg": FILES["jpeg"][:300]}, at())
-    assert "cls: not an integer" in str(caught.value.err)
 
 
 # --- in a pipeline
@@ -447,7 +422,7 @@ def test_photographs_decoded_whole_are_within_one_level_of_pillow(name, pictures
     data = encoded(pictures[name].resize((455, 385), Image.Resampling.BICUBIC), "JPEG", quality=95)
     image = Image.fromarray(decode_image(data, "rgb8", max_pixels=10**6))
     each = each_of(RandomResizedCrop(size=224))
-    rng = each.steps[0].function.transforms["random_resized_crop"]
+    rng = each.steps[0].function.moves[0]
     for number in range(8):
         top, left, height, width = draw_crop(rng.rng_at(at(number)), 385, 455, (0.08, 1.0), (3 / 4, 4 / 3))
         part = image.crop((left, top, left + width, top + height))
@@ -465,9 +440,10 @@ def difference(one, other):
     return 10 * np.log10(255**2 / max((levels**2).mean(), 1e-9)), levels.mean(), levels.max()
 
 
+@needs_native
 @pytest.mark.parametrize("quality", [75, 95])
 def test_photographs_decoded_at_a_smaller_scale_are_close(quality, pictures):
-    """Measured: 43.6 dB, 1.2 levels, at worst 34.8 and 3.2. Crops rounded to decoded pixels give 37.4 and 25.5."""
+    """Measured: 44.0 dB, 1.2 levels, at worst 35.1 and 3.2."""
     found = []
     for name, picture in pictures.items():
         sample = {"jpg": encoded(picture, "JPEG", quality=quality, subsampling=0 if quality == 75 else 2)}
@@ -502,6 +478,7 @@ def hard_edges(size):
     yield np.kron(squares, np.ones((4, 4), int))[:size, :size]
 
 
+@needs_native
 @pytest.mark.parametrize("size", [256, 301])
 def test_hard_edges_decoded_at_a_smaller_scale_are_within_140_levels_of_pillow(size):
     """Measured over 4,992 images, qualities and sizes: at most 132, with colour at half the resolution. Decoded at full
@@ -543,7 +520,7 @@ def compare(data, size, count=2, decoded=None):
     image = decoded or rgb_of(data)
     worst = 0
     for number in range(count):
-        rng, flip = (step.transforms[name].rng_at(at(number)) for name in ("random_resized_crop", "random_flip"))
+        rng, flip = (move.rng_at(at(number)) for move in step.moves)
         top, left, height, width = draw_crop(rng, image.height, image.width, SCALE, RATIO)
         part = image.crop((left, top, left + width, top + height)).resize(size[::-1], Image.Resampling.BILINEAR)
         if flip.random() < 0.5:

@@ -1,45 +1,33 @@
 """Fusion of `decode` with the crop, flip and normalize after it, into one step.
 
-The step gives the results of the single stages: the same draws, types, dtypes, memory layouts and errors. uint8 values
-are equal to the bit. Float images differ by up to one level of 255, because they are resized as uint8.
-
-JPEGs that are decoded at a smaller scale give other pixels. PSNR on photographs at q75 to q95, 4:4:4 and 4:2:0: random
-crops have 42 to 44 dB in the mean (1.0 to 1.4 levels of 255), at worst 34 dB. `resize` with `center_crop` has 38 to 42
-dB, at worst 31 dB (a lawn, 5.4 levels). Single values differ by up to 62 levels.
+The code in C makes JPEGs in this step. It makes the same draws as the single stages, and uint8 values that are equal to
+the bit, but decodes a JPEG that is at least twice as large as its result at 1/2, 1/4 or 1/8 of its size
+(docs/pipelines.md). Without that code, and for images that it leaves, the functions of the single stages run one after
+another. Both resize as uint8 and make floats of the result: a float image differs from the single stages' by up to one
+level of 255.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.codecs.formats import is_image_field
-from wdskit.codecs.images import IMAGE_SPECS
-from wdskit.errors import DecodeError, PipelineError
+from wdskit.codecs.images import IMAGE_SPECS, decode_image, jpeg_size
+from wdskit.errors import DecodeError
 from wdskit.native import native
 from wdskit.stages.base import Context, Origin, PerSampleStage, Step, StepFailed, bind_steps, lives
-from wdskit.stages.fields import Decode, FieldDecoder, check_dict
+from wdskit.stages.fields import Decode, FieldDecoder
 from wdskit.stages.images import geometry
-from wdskit.stages.images.jpeg_crop import (
-    Axis,
-    JpegPlan,
-    OutputFormat,
-    WantedPart,
-    as_value,
-    decode_part,
-    finish,
-    plan_jpeg,
-    write,
-    write_numbers_as,
-)
+from wdskit.stages.images.output import OutputFormat, as_value, to_numbers
 from wdskit.stages.images.transforms import (
-    BoundTransform,
     CenterCrop,
+    GeometricTransform,
     ImageTransform,
     Normalize,
     RandomFlip,
@@ -50,9 +38,6 @@ from wdskit.stages.images.transforms import (
 )
 from wdskit.stages.progress import Slot
 from wdskit.stages.roles import Live, Roles
-
-_Known = tuple[str | None, tuple[str, ...]]  # the image field, and all fields to decode
-_MAX_KNOWN = 64  # largest number of cached sets of field names
 
 
 class FusedStages(PerSampleStage):
@@ -72,9 +57,8 @@ class FusedStages(PerSampleStage):
         """
         single_steps, after = bind_steps(self.stages, context)
         name = "-".join(step.name for step in single_steps)
-        return Step(
-            name, FusedStep(self.stages, single_steps, context.roles), single_steps[0].ordinal, context.part
-        ), after
+        fused = FusedStep(self.stages, single_steps, context.roles)
+        return Step(name, fused, single_steps[0].ordinal, context.part), after
 
 
 def fuse(stages: Sequence[Any]) -> list[Any]:
@@ -127,25 +111,59 @@ def _run_at(stages: Sequence[Any], at: int) -> list[Any]:
     return run
 
 
+class Axis(NamedTuple):
+    """How the rows, or the columns, of a result are made: resize a part of the image, and keep a part of the result.
+
+    Attributes:
+        low: First row or column of the image to resize.
+        high: Last row or column of the image to resize, + 1.
+        total: Number of rows or columns after the resize.
+        skip: Number of resized rows or columns to drop before the first wanted row or column.
+        size: Number of wanted rows or columns.
+    """
+
+    low: int
+    high: int
+    total: int
+    skip: int
+    size: int
+
+
+class JpegPlan(NamedTuple):
+    """What the code in C makes of one JPEG: see `Plan` in native/images.h.
+
+    Attributes:
+        size: Height and width in the file's header.
+        rows: How the rows of the result are made.
+        columns: How the columns of the result are made.
+        flip: Whether to mirror the result.
+    """
+
+    size: tuple[int, int]
+    rows: Axis
+    columns: Axis
+    flip: bool = False
+
+    def numbers(self, position: int, row: int) -> tuple[int, ...]:
+        """Return the plan as the code in C reads it. `position` is that of the sample, `row` that in the batch."""
+        return (position, row, *self.size, *self.rows[:4], *self.columns[:4], self.flip)
+
+
 class Prepared(NamedTuple):
     """One sample before its pixels are decoded.
 
     Attributes:
         origin: Origin of the sample.
         values: All fields of the sample: the image as bytes or a memoryview, the other fields decoded. If `field` is
-            None, no field is decoded.
+            None, the sample as it was.
         field: The image field; None if the stages must process the sample one after the other.
-        plan: The plan to decode the image; None if the image is not a grey or RGB JPEG, or if `field` is None.
-        flip: Whether to mirror the image.
-        failed: Error of a field after the image, to raise unless decoding the image raises an error. None: no error.
+        plan: What the code in C makes of the image; None if it cannot make this image.
     """
 
     origin: Origin
-    values: dict[str, Any]
+    values: Any
     field: str | None = None
     plan: JpegPlan | None = None
-    flip: bool = False
-    failed: StepFailed | None = None
 
 
 class FusedStep:
@@ -158,8 +176,7 @@ class FusedStep:
 
     Args:
         stages: `decode`, the crop, and the other stages of a run that `fuse` has found.
-        single_steps: One step for each of `stages`. They process samples with several image fields, and samples whose
-            image is decoded already.
+        single_steps: One step for each of `stages`.
         roles: What the stages before say of the fields.
     """
 
@@ -167,20 +184,12 @@ class FusedStep:
         decoder: Any = single_steps[0].function
         self.decode: FieldDecoder = decoder
         self.single_steps = tuple(single_steps)
-        self.transforms: dict[str, Any] = {step.name: step.function for step in single_steps[1:]}
-        self.crop = stages[1].name
-        self.field: str | None = next(iter(stages[1].fields or ()), None)
-        by_kind: dict[type, Any] = {type(stage): stage for stage in stages}
-        crop, middle = stages[1], by_kind.get(CenterCrop)
-        if isinstance(crop, RandomResizedCrop):
-            self.choose_part = functools.partial(_draw_part, crop, self.transforms[self.crop])
-        else:
-            self.choose_part = functools.partial(_middle_part, crop, pair(middle.size) if middle else None)
-        flip, normalize = by_kind.get(RandomFlip), by_kind.get(Normalize)
-        self.flip: float | None = flip.p if flip else None
-        self.roles = roles
-        self._known: dict[tuple[str, ...], _Known] = {}
-        image = IMAGE_SPECS[stages[0].images]
+        by_kind = {type(stage): stage for stage in stages}
+        transforms: list[Any] = [step.function for step in single_steps[1:]]
+        self.moves = [each for each in transforms if isinstance(each.transform, GeometricTransform)]
+        self._field = next(iter(stages[1].fields or ()), None)
+        self._roles = roles
+        image, normalize = IMAGE_SPECS[stages[0].images], by_kind.get(Normalize)
         self.output_format = OutputFormat(
             is_array=image.kind == "numpy",
             is_float=image.is_float,
@@ -188,15 +197,17 @@ class FusedStep:
             normalize=normalize.numbers if normalize else None,
         )
         self.batch_format = self.output_format
-        self.out_shape: tuple[int, int, int] | None = None
-        if middle or isinstance(crop, RandomResizedCrop) or not isinstance(crop.size, int):
-            self.out_shape = (3, *pair((middle or crop).size))
+        last = by_kind.get(CenterCrop, stages[1])
+        has_size = not (isinstance(last, Resize) and isinstance(last.size, int))
+        self.out_shape = (3, *pair(last.size)) if has_size else None
 
-    def write_uint8(self) -> None:
-        """Make later calls with `out`, and later calls of `carry_out_many`, write images into batches as uint8. The
-        caller then converts the batches with `jpeg_crop.finish_batch`.
+    def write_uint8(self) -> FusedStep:
+        """Return a step that writes images into batches as uint8. The caller then converts the batches with
+        `output.finish_batch`.
         """
-        self.batch_format = replace(self.output_format, is_float=False, to_tensor=False, normalize=None)
+        changed = copy.copy(self)
+        changed.batch_format = self.output_format.as_uint8
+        return changed
 
     @property
     def is_native(self) -> bool:
@@ -205,15 +216,9 @@ class FusedStep:
 
     def value_of(self, written: NDArray[Any]) -> Any:
         """Convert an image that `carry_out` has written to `out` into the image that `carry_out` without `out` puts
-        into a sample.
-
-        Args:
-            written: The written image, (1, *out_shape), of `batch_format.dtype`.
-
-        Returns:
-            An array or a tensor, as `output_format` says. The result may be a view of `written`.
+        into a sample: an array or a tensor, perhaps a view of `written`, which is (1, *out_shape).
         """
-        return as_value(written, self.batch_format, self.output_format)
+        return as_value(written[0].transpose(1, 2, 0), self.output_format)
 
     def __call__(self, sample: Any, origin: Origin, out: NDArray[Any] | None = None) -> Any:
         """Return the sample after all stages. If `out` is given, the image is written to `out`, which then is the image
@@ -231,35 +236,19 @@ class FusedStep:
             origin: Origin of the sample.
 
         Returns:
-            The argument of `carry_out`.
-
-        Raises:
-            StepFailed: A stage failed. The error has the name of the stage and the original error.
+            The argument of `carry_out`. If a field cannot be decoded, `carry_out` raises the error.
         """
-        try:
-            check_dict("decode", sample)
-        except PipelineError as err:
-            raise StepFailed("decode", err) from err
-        field, to_decode = self._fields_of(tuple(sample))
-        if field is None or not isinstance(sample[field], (bytes, memoryview)):
-            return Prepared(origin, _as_bytes(sample))
-        values = _as_bytes(sample, but=field)
-        plan = None
-        for at, name in enumerate(to_decode):
-            try:
-                if name == field:
-                    plan = self._plan(field, sample[field], origin)
-                else:
-                    values[name] = self.decode.decode_one(name, values[name])
-            except StepFailed:
-                raise
-            except Exception as err:
-                failed = StepFailed("decode", err)
-                if field not in to_decode[:at]:
-                    raise failed from err
-                return Prepared(origin, values, field, plan, failed=failed)  # an error of the image has precedence
-        flip = self.flip is not None and self.transforms["random_flip"].rng_at(origin).random() < self.flip
-        return Prepared(origin, values, field, plan, flip)
+        field = self._field_of(sample) if isinstance(sample, dict) else None
+        if field is not None:
+            with contextlib.suppress(Exception):  # the single stages raise it again, in the order of the fields
+                values = {
+                    name: value if name == field else self.decode.decode_one(name, _as_bytes(value))
+                    for name, value in sample.items()
+                }
+                return Prepared(origin, values, field, self._plan(values[field], origin))
+        if isinstance(sample, dict):
+            sample = {name: _as_bytes(value) for name, value in sample.items()}
+        return Prepared(origin, sample)
 
     def carry_out(self, prepared: Prepared, out: NDArray[Any] | None = None) -> Any:
         """Return the sample after all stages: its fields decoded and its image cropped.
@@ -274,29 +263,26 @@ class FusedStep:
         Raises:
             StepFailed: A stage failed. The error has the name of the stage and the original error.
         """
-        origin, values, field, plan, flip, failed = prepared
+        origin, values, field, plan = prepared
         if field is None:
-            sample: Any = values
+            sample = values
             for step in self.single_steps:
                 try:
                     sample = step.function(sample, origin)
                 except Exception as err:
                     raise StepFailed(step.name, err) from err
             return sample
-        try:
-            part = decode_part(values[field], plan, self.choose_part, origin, max_pixels=self.decode.max_pixels)
-            if out is None:
-                values[field] = finish(part, self.output_format, flip=flip)
-            else:
-                write(part, self.batch_format, flip=flip, out=out)
-                values[field] = out
-        except DecodeError as err:
-            err.field = field
-            raise StepFailed("decode", err) from err
-        except Exception as err:
-            raise StepFailed(self.crop, err) from err
-        if failed:
-            raise failed from failed.err
+        if plan is not None:
+            written = _empty((plan.rows.size, plan.columns.size), self.batch_format) if out is None else out
+            if self.carry_out_many([prepared], written, [0], memoryview(bytearray(16)).cast("q"))[0]:
+                values[field] = self.value_of(written) if out is None else out
+                return values
+        pixels = self._make_pixels(values[field], field, origin)
+        if out is None:
+            values[field] = as_value(pixels, self.output_format)
+        else:
+            out[0] = to_numbers(pixels, self.batch_format).transpose(2, 0, 1)
+            values[field] = out
         return values
 
     def carry_out_many(
@@ -314,97 +300,102 @@ class FusedStep:
             For each of `prepared`, whether its image was written. Call `carry_out` for the other samples: it decodes
             them, or raises their error.
         """
-        module = native()
-        plans, files, numbers = [], [], []
-        for at, (each, row) in enumerate(zip(prepared, rows, strict=True)):
-            plan = each.plan
-            if (
-                plan is None
-                or each.field is None
-                or each.failed
-                or plan.wanted.rows.skip < 0
-                or plan.wanted.columns.skip < 0
-            ):
-                continue
-            sides = (side for axis in plan.wanted for side in axis[:4])
-            plans.append((each.origin.minor, row, *plan.size, *sides, each.flip))
-            files.append(each.values[each.field])
-            numbers.append(at)
         done = [False] * len(prepared)
-        if not files:
+        planned = [at for at, each in enumerate(prepared) if each.plan is not None]
+        if not planned:
             return done
+        files, plans = [], []
+        for at in planned:
+            origin, values, field, plan = prepared[at]
+            assert field is not None
+            assert plan is not None
+            files.append(values[field])
+            plans.append(plan.numbers(origin.minor, rows[at]))
         out = images.transpose(0, 2, 3, 1)
-        values_as = write_numbers_as(self.batch_format)
-        verdicts = module.decode_jpegs(files, np.array(plans, np.int64), out, *out.shape[1:3], values_as, slot)
-        for at, verdict in zip(numbers, verdicts, strict=True):
+        numbers = np.array(plans, np.int64)
+        verdicts = native().decode_jpegs(files, numbers, out, *out.shape[1:3], self.batch_format.factors, slot)
+        for at, verdict in zip(planned, verdicts, strict=True):
             done[at] = verdict == 0
         return done
 
-    def _plan(self, field: str, data: bytes, origin: Origin) -> JpegPlan | None:
+    def _plan(self, data: Any, origin: Origin) -> JpegPlan | None:
+        """Return the plan of an image for the code in C. Return None without that code, for a file that is not a grey
+        or RGB JPEG or has a damaged header, and for an image that must be padded.
+        """
+        size = None
+        if native() is not None:
+            with contextlib.suppress(DecodeError):  # decoding the image raises it again
+                size = jpeg_size(data, max_pixels=self.decode.max_pixels)
+        if size is None:
+            return None
+        crop, *others = self.moves
+        rows, columns = self._axes(crop, size, origin)
+        if min(rows.skip, columns.skip) < 0:
+            return None
+        last = others[-1] if others else None
+        flip = (
+            last is not None and isinstance(last.transform, RandomFlip) and last.transform.draw(last.rng_at(origin), {})
+        )
+        return JpegPlan(size, rows, columns, flip)
+
+    def _axes(self, crop: Any, size: tuple[int, int], origin: Origin) -> list[Axis]:
+        """Return how rows and columns of the result are made of an image of `size` = (height, width). `crop` is the
+        running form of the first transform.
+        """
+        if isinstance(crop.transform, RandomResizedCrop):
+            draws = geometry.draw_crop(crop.rng_at(origin), *size, crop.transform.scale, crop.transform.ratio)
+            sizes = pair(crop.transform.size)
+            return [
+                Axis(low, low + side, total, 0, total)
+                for low, side, total in zip(draws[:2], draws[2:], sizes, strict=True)
+            ]
+        totals = crop.transform.size_of(*size)
+        wanted = totals if self.out_shape is None else self.out_shape[1:]
+        return [
+            Axis(0, side, total, geometry.middle(total, part), part)
+            for side, total, part in zip(size, totals, wanted, strict=True)
+        ]
+
+    def _make_pixels(self, data: Any, field: str, origin: Origin) -> Any:
+        """Return the image of a file after the transforms that move pixels, a uint8 array (height, width, 3).
+        StepFailed: The file cannot be decoded, or a transform failed.
+        """
+        name = "decode"
         try:
-            return plan_jpeg(data, self.choose_part, origin, max_pixels=self.decode.max_pixels)
-        except DecodeError as err:
-            err.field = field
-            raise
+            image: Any = decode_image(data, "rgb8", max_pixels=self.decode.max_pixels)
+            for move in self.moves:
+                name = move.transform.name
+                drawn = move.transform.draw(move.rng_at(origin), {field: image}) if move.transform.draws else None
+                image = move.transform.change(image, drawn, nearest=False)
         except Exception as err:
-            raise StepFailed(self.crop, err) from err
+            if isinstance(err, DecodeError):
+                err.field = field
+            raise StepFailed(name, err) from err
+        return image
 
-    def _fields_of(self, names: tuple[str, ...]) -> _Known:
-        """Return the image field and the fields to decode of a sample with the fields `names`. The image field may be
-        None.
+    def _field_of(self, sample: Mapping[str, Any]) -> str | None:
+        """Return the image field of a sample, or None if the stages must process the sample one after the other.
+
+        With the setting `fields`, the image field is the first alternative that the sample has. Without it, the image
+        field is the only field that is an image. Return None if there is no such field, if there are several, or if
+        `decode` does not decode the field.
         """
-        # Most samples have the same fields.
-        known = self._known.get(names)
-        if known is None:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            to_decode = tuple(name for name in names if self.decode.takes(name, b""))
-            known = self._known[names] = (self._field_of(names), to_decode)
-        return known
-
-    def _field_of(self, names: tuple[str, ...]) -> str | None:
-        """Return the image field of a sample with the fields `names`, or None.
-
-        With the setting `fields`, the image field is the first alternative that is in `names`. Without it, the image
-        field is the only field that is an image (`Roles.is_image`). Return None if there is no such field, if there are
-        several, if the alternative does not have such a name, or if `decode` does not decode the field.
-        """
-        if self.field is None:
-            images = [name for name in names if self.roles.is_image(name)]
+        if self._field is None:
+            images = [name for name in sample if self._roles.is_image(name)]
             field = images[0] if len(images) == 1 else None
         else:
-            field = next((name for name in self.field.split(";") if name in names), None)
+            field = next((name for name in self._field.split(";") if name in sample), None)
         if field is None or not is_image_field(field) or not self.decode.takes(field, b""):
             return None
-        return field
+        return field if isinstance(sample[field], (bytes, memoryview)) else None
 
 
-def _as_bytes(sample: Mapping[str, Any], *, but: str = "") -> dict[str, Any]:
-    """Return a copy of a sample in which bytes replace memoryviews, except in the field `but`."""
-    return {
-        name: bytes(value) if isinstance(value, memoryview) and name != but else value for name, value in sample.items()
-    }
+def _as_bytes(value: Any) -> Any:
+    return bytes(value) if isinstance(value, memoryview) else value
 
 
-def _draw_part(crop: RandomResizedCrop, bound: BoundTransform, height: int, width: int, origin: Origin) -> WantedPart:
-    """Return the part of an image of `height` x `width` that the stage `crop` draws for the position of `origin`.
-    `bound` is the running form of `crop`.
-    """
-    rows, columns = pair(crop.size)
-    rng = bound.rng_at(origin)
-    top, left, crop_height, crop_width = geometry.draw_crop(rng, height, width, crop.scale, crop.ratio)
-    return WantedPart(Axis(top, top + crop_height, rows, 0, rows), Axis(left, left + crop_width, columns, 0, columns))
-
-
-def _middle_part(resize: Resize, middle: tuple[int, int] | None, height: int, width: int, _: Origin) -> WantedPart:
-    """Return the part of an image that is left after `resize` and `center_crop`.
-
-    `height` and `width` are those of the image before `resize`. `middle` is the height and width of `center_crop`; None
-    without `center_crop`.
-    """
-    totals = resize.size_of(height, width)
-    rows, columns = (
-        Axis(0, side, total, geometry.middle(total, part), part)
-        for side, total, part in zip((height, width), totals, middle or totals, strict=True)
-    )
-    return WantedPart(rows, columns)
+def _empty(size: tuple[int, int], output_format: OutputFormat) -> NDArray[Any]:
+    """Return new memory for one image, (1, 3, *size), channels_last."""
+    memory: NDArray[Any] = np.empty((1, *size, 3), output_format.dtype)
+    images: NDArray[Any] = memory.transpose(0, 3, 1, 2)
+    return images

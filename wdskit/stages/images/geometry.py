@@ -181,13 +181,6 @@ def normalize(image: Image, mean: Sequence[float], std: Sequence[float]) -> Arra
     return (pixels.float() * scale).add_(shift).reshape(pixels.shape)
 
 
-def normalize_into(out_hwc: torch.Tensor, pixels: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> None:
-    """Write `normalize` of uint8 pixels (height, width, channels) to a contiguous float32 tensor of the same shape."""
-    rows = out_hwc.copy_(pixels).view(out_hwc.shape[0], -1)
-    scale, shift = _affine(tuple(mean), tuple(std), 255.0, rows.shape[1])
-    rows.mul_(scale).add_(shift)
-
-
 @lru_cache(maxsize=32)
 def channel_affine(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device

@@ -1,0 +1,102 @@
+"""The form of an image that leaves the stages from `decode` to `normalize` and `to_tensor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdskit.stages.images import geometry
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class OutputFormat:
+    """The form of an image: an array (height, width, 3) or a tensor (3, height, width), normalized or not.
+
+    Attributes:
+        is_array: Whether `decode` makes an array; otherwise a tensor.
+        is_float: Whether `decode` makes float32 0..1; otherwise uint8.
+        to_tensor: Whether `to_tensor` makes a float tensor of the array.
+        normalize: Mean and standard deviation of `normalize`, for values 0..1; None without `normalize`.
+    """
+
+    is_array: bool
+    is_float: bool
+    to_tensor: bool = False
+    normalize: tuple[Sequence[float], Sequence[float]] | None = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the image, float32 or uint8."""
+        return np.dtype(np.float32 if self.is_float or self.to_tensor or self.normalize else np.uint8)
+
+    @property
+    def as_uint8(self) -> OutputFormat:
+        """The format of the same images as uint8."""
+        return replace(self, is_float=False, to_tensor=False, normalize=None)
+
+    @property
+    def factors(self) -> bytes | None:
+        """The argument with which the code in C writes values of this format. None: uint8. Empty bytes: value / 255.
+        Otherwise value * scale + shift, with three scales and three shifts as bytes of float32.
+        """
+        if self.dtype == np.uint8:
+            return None
+        if self.normalize is None:
+            return b""
+        mean, std = self.normalize
+        numbers = np.concatenate(geometry.affine_numbers(tuple(mean), tuple(std), 255.0))
+        return np.repeat(numbers, 6 // len(numbers)).tobytes()
+
+
+def finish_batch(images: torch.Tensor, output_format: OutputFormat) -> torch.Tensor:
+    """Convert uint8 images to the float32 values of a format.
+
+    Args:
+        images: (batch, 3, height, width), uint8, on any device.
+        output_format: A format of float32.
+
+    Returns:
+        float32 of the same shape, device and memory layout. On the CPU the bits are equal to those of images that the
+        code in C writes with `output_format.factors`; on other devices the last bit may differ.
+    """
+    values = images.float()
+    if output_format.normalize is None:
+        return values.div_(255)
+    mean, std = output_format.normalize
+    scale, shift = geometry.channel_affine(tuple(mean), tuple(std), images.device)
+    return values.mul_(scale).add_(shift)
+
+
+def to_numbers(pixels: NDArray[np.uint8], output_format: OutputFormat) -> NDArray[Any]:
+    """Return the values of one uint8 image, (height, width, 3), in a format: uint8, or the bits of `finish_batch`."""
+    if output_format.dtype == np.uint8:
+        return pixels
+    if output_format.normalize is None:
+        unit: NDArray[np.float32] = np.divide(pixels, np.float32(255), dtype=np.float32)
+        return unit
+    values: Any = geometry.normalize(pixels, *output_format.normalize)  # whole rows: faster than `finish_batch`
+    numbers: NDArray[np.float32] = values
+    return numbers
+
+
+def as_value(image: NDArray[Any], output_format: OutputFormat) -> Any:
+    """Return an image in the form that a sample has: an array (height, width, 3) or a tensor (3, height, width).
+
+    Args:
+        image: The values of `output_format`, or uint8 to convert to it, (height, width, 3). The result may be a view.
+        output_format: The format of the result.
+    """
+    values = to_numbers(image, output_format) if image.dtype == np.uint8 else image
+    if output_format.is_array and not output_format.to_tensor:
+        return values
+    import torch
+
+    tensor = torch.from_numpy(values).permute(2, 0, 1)
+    return tensor if output_format.is_array else tensor.contiguous()
