@@ -106,8 +106,7 @@ PIPES: dict[str, Callable[[Pipeline], Pipeline]] = {
     "raw tuple": lambda p: p.to_tuple("__url__", "bin", "bin").batched(4),
     "dict": lambda p: p.decode().to_dict("x;npy", "n.json", "__key__").batched(4),
     "rename": lambda p: p.rename(text="json", image="x;npy").decode().batched(4),
-    "rename behind": lambda p: p.decode().rename(jpg="npy", **{"a.png": "i.npy"}).to_dict("jpg", "a.png").batched(4),
-    "an image's place": lambda p: p.decode().rename(jpg="npy").to_tuple("jpg", "npy;jpg").batched(4),
+    "rename behind": lambda p: p.decode().rename(seg="npy", **{"a.b": "i.npy"}).to_dict("seg", "a.b").batched(4),
     "behind": lambda p: p.decode().batched(4).map(batch_keys),
     "draws behind": lambda p: p.batched(4).map(batch_draw),
 }
@@ -122,7 +121,9 @@ def test_every_kind_of_pipeline(folder: Path, name: str, source: str) -> None:
 
 def test_images_functions_and_other_collates_are_left_to_samples_one_by_one(folder: Path, tmp_path: Path) -> None:
     base = Pipeline().exact(str(folder))
-    for pipe in (base.map(key_of).batched(4), base.batched(4, collate=len), base, base.map_dict(cls=int).batched(4)):
+    to_image = base.decode().rename(jpg="npy").to_tuple("jpg").batched(4)
+    others = (base.map(key_of).batched(4), base.batched(4, collate=len), base, base.map_dict(cls=int).batched(4))
+    for pipe in (*others, to_image):
         assert pipe.build(rank=0, world_size=1).columns is None
     png = png_of(np.zeros((2, 3, 3), np.uint8))
     write_shard(tmp_path / "s.tar", {f"k{at}": {"png": png, "cls": b"%d" % at} for at in range(4)})

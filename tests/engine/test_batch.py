@@ -338,15 +338,17 @@ def test_a_failing_reader_is_an_outcome_with_the_batches_before_it(
 ) -> None:
     program = program_of(FORMS[form](Pipeline().sequential(pictures)), threads=threads)
     whole = seen(batches_of(run(program)))
-    read = SampleReader.read
+    read, read_columns = SampleReader.read, SampleReader.read_columns
 
     def fails(self: SampleReader, shard: int, sample: int, *more: Any) -> Any:
         if (shard, sample) == (1, 4):  # sample 10, in the fourth batch
             raise ShardError(shard="s.tar", offset=7, problem="planned", remedy="")
         return read(self, shard, sample, *more)
 
-    def fails_many(*_: Any, **__: Any) -> Any:
-        raise ShardError(shard="s.tar", offset=7, problem="planned", remedy="")
+    def fails_many(self: SampleReader, shards: Any, samples: Any) -> Any:
+        if (1, 4) in zip(shards, samples, strict=True):
+            raise ShardError(shard="s.tar", offset=7, problem="planned", remedy="")
+        return read_columns(self, shards, samples)
 
     monkeypatch.setattr(SampleReader, "read", fails)
     monkeypatch.setattr(SampleReader, "read_columns", fails_many)

@@ -62,10 +62,6 @@ class NpyColumn:
         self._raw = raw
         self._headers = headers
 
-    def part(self, at: slice) -> NpyColumn:
-        """Return the arrays of the samples in a slice."""
-        return NpyColumn(self._field, self._raw[at], self._headers[at])
-
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Shape of each array."""

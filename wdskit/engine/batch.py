@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import WHOLE_BATCH, Job, OpenJob, Program
+from wdskit.engine.sample import add_advice
 from wdskit.engine.threads import Threads
 from wdskit.errors import PROCESS_ERRORS, FolderIndexError, PipelineError, SampleError, ShardError, StorageError
 from wdskit.order.steps import AnySteps
@@ -35,8 +36,6 @@ _MAX_SUBSTITUTES = 100
 """Number of samples that are tried in place of a bad sample. If all are bad, the pipeline is probably wrong."""
 
 _NUM_VOTES = 9  # samples that decide between groups of one size
-
-_DO_DECODE = "Pack it again without this sample (`--skip-bad`), or allow some: `errors: {max_bad: 10}`."
 
 
 class Batch(NamedTuple):
@@ -247,8 +246,7 @@ def _make(
     slot[1] = first if columns is not None else IDLE
     column_batches = None
     if columns is not None:
-        has_origins = program.batch_stages is not None
-        column_batches = columns.make(job.reader, numbers, shards, samples, bounds, memory, has_origins=has_origins)
+        column_batches = columns.make(job.reader, numbers, shards, samples, bounds, memory)
     if columns is not None and column_batches is None and len(bounds) > 1:  # a batch must be made sample by sample
         total = Timings()
         for number in range(len(bounds)):
@@ -257,8 +255,6 @@ def _make(
     total = Timings(bytes_read=program.reader.mean_bytes(shards))
     collated: Iterable[_Collated]
     if column_batches is not None:
-        if timings is not None:
-            timings.lap("read-to-batched", len(numbers))
         collated = ((value, origin, True, (), None) for value, origin in column_batches)
     else:
         rows = _SampleFactory(program, job, memory)
@@ -277,8 +273,8 @@ def _make(
                 raise PipelineError(f"{msg} name.\n  `rename` it.")
             value = copy.copy(value)  # the user's `collate` may keep its dict
             value[BUCKET] = label
-        if timings is not None and column_batches is None and program.collate is not None:
-            timings.lap("batched", len(mask))
+        if timings is not None and program.collate is not None:
+            timings.lap("batched" if column_batches is None else "read-to-batched", len(mask))
         has_arrays = program.collate is not None and isinstance(program.collate.collate, Collate)
         if program.batch_stages is not None:
             value = as_tensors(value) if has_arrays else value
@@ -459,8 +455,7 @@ class _SampleFactory:
             return *self._read_and_make(place, shard, sample, out, timings), None
         except SampleError as err:
             if not self._forgives(err):
-                if err.stage == "decode" and not isinstance(err.__cause__, PROCESS_ERRORS):
-                    err.args = (f"{err}\n  {_DO_DECODE}",)
+                add_advice(err)
                 raise
             return self._substitute(err.with_traceback(None), place, out, timings)
 

@@ -1,25 +1,24 @@
 """Make batches field by field in place of sample by sample, if only wdskit's field stages precede `batched`.
 
-The batches are equal to the batches that the same stages make sample by sample. If the samples of a batch differ in
-their fields, or a sample is bad, `engine.batch` makes the batch sample by sample.
+The batches are equal to the batches that the same stages make sample by sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
-
-from numpy.typing import NDArray
 
 from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import is_path
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.sample_columns import RawColumn
-from wdskit.engine.reader import SampleReader
+from wdskit.engine.reader import ColumnarSamples, SampleReader
+from wdskit.engine.sample import SampleStages, add_advice
+from wdskit.errors import SampleError, WdskitError
 from wdskit.order.base import Ints
-from wdskit.stages.base import NO_ORIGIN, Origin, Step
+from wdskit.stages.base import Origin
 from wdskit.stages.batching import Batcher
-from wdskit.stages.collate import Collate, Memory, RaggedArrays, has_torch_dtype, make_ragged, offsets_of
+from wdskit.stages.collate import Collate, Memory, RaggedArrays, has_torch_dtype, offsets_of
 from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple, warn_of_bytes
 
 Column: TypeAlias = NpyColumn | list[Any]
@@ -29,20 +28,18 @@ _LISTED = frozenset({str, bytes, dict, list, type(None)})
 """Types of values whose batch is a list."""
 
 
-class _NotColumns(Exception):
-    """This batch cannot be made by columns."""
-
-
 class BatchColumns:
     """Makes batches field by field.
 
     Args:
-        steps: The stages before `batched`.
-        collate: wdskit's own collate function.
+        stages: The stages before `batched`: only field stages of wdskit.
+        batched: Has wdskit's own collate function, `collate`.
+        collate: The same function.
     """
 
-    def __init__(self, steps: Sequence[FieldDecoder | Rename | ToTuple | ToDict], collate: Collate) -> None:
-        self.steps = tuple(steps)
+    def __init__(self, stages: SampleStages, batched: Batcher, collate: Collate) -> None:
+        self.stages = stages
+        self.batched = batched
         self.collate = collate
 
     def make(
@@ -53,13 +50,11 @@ class BatchColumns:
         samples: Ints,
         bounds: Sequence[slice],
         memory: Memory,
-        *,
-        has_origins: bool,
-    ) -> list[tuple[Any, Origin]] | None:
-        """Return (batch, origin) for each batch. The origin's `members` are the origins of its first and last sample.
+    ) -> Iterator[tuple[Any, Origin]] | None:
+        """Return an iterator over (batch, origin). The origin's `members` are those of its first and last sample.
 
-        Return None if the batches must be made sample by sample: the samples differ in their fields, or an error
-        occurred, for example because a sample is bad. No Exception is raised.
+        Return None if the batches must be made sample by sample, because C cannot read the samples together: they
+        differ in their fields, or have a header that is not plain.
 
         Args:
             reader: Reads the samples.
@@ -68,118 +63,111 @@ class BatchColumns:
             samples: Numbers of the samples in their shards, (n,).
             bounds: The rows of each batch.
             memory: Gives the memory of batches.
-            has_origins: Whether the origins are needed. If False, each origin is `NO_ORIGIN`.
+
+        Raises:
+            ShardError: A shard is damaged.
+            StorageError, FolderIndexError: A shard cannot be opened.
+            SampleError: From the iterator: a stage failed on a sample, or the samples cannot be collated.
         """
         try:
             found = reader.read_columns(shards, samples)
-            if found is None:
-                return None
-            columns: Any = {"__key__": found.keys, "__url__": found.paths, **found.fields}
-            for step in self.steps:
-                columns = _apply_step(step, columns)
-            self.collate.check_ragged(columns)
-            slots = list(columns.items() if isinstance(columns, dict) else enumerate(columns))
-            batches: list[tuple[Any, Origin]] = []
-            for bound in bounds:
-                batch = {
-                    slot: _collate_column(self.collate, slot, _part(column, bound), memory) for slot, column in slots
-                }
-                origin = NO_ORIGIN
-                if has_origins:
-                    first, last = (
-                        Origin(found.paths[at], found.keys[at], 0, int(places[at]), reader.part(int(shards[at])))
-                        for at in (bound.start, bound.stop - 1)
-                    )
-                    origin = last._replace(members=(first, last))
-                batches.append((batch if isinstance(columns, dict) else tuple(batch.values()), origin))
-        except Exception:  # noqa: BLE001 (raised again when the samples are made one by one)
+        except (WdskitError, OSError):
+            if len(bounds) == 1:
+                raise
+            return None  # each batch alone: those before the damaged shard are made
+        if found is None:
             return None
-        return batches
+
+        def origin_of(at: int) -> Origin:
+            return Origin(found.paths[at], found.keys[at], 0, int(places[at]), reader.part(int(shards[at])))
+
+        return (self._make_one(found, bound, origin_of, memory) for bound in bounds)
+
+    def _make_one(
+        self, found: ColumnarSamples, bound: slice, origin_of: Callable[[int], Origin], memory: Memory
+    ) -> tuple[Any, Origin]:
+        """Return the batch of the rows `bound`, and its origin. `origin_of` returns the origin of a row."""
+        raw: dict[str, list[Any]] = {"__key__": found.keys[bound], "__url__": found.paths[bound]}
+        raw |= {name: RawColumn(data[bound]) for name, data in found.fields.items()}
+        try:
+            columns: Any = raw
+            for step in self.stages.steps:
+                columns = _apply(step.function, columns)
+            self.collate.check_ragged(columns)
+            slots = columns.items() if isinstance(columns, dict) else enumerate(columns)
+            batch = {slot: self._collate(slot, column, memory) for slot, column in slots}
+        except Exception:
+            # The error of the first bad sample: only one by one they have names.
+            origins = [origin_of(at) for at in range(bound.start, bound.stop)]
+            rows = [dict(zip(raw, row, strict=True)) for row in zip(*raw.values(), strict=True)]
+            try:
+                values = [self.stages.apply(row, origin) for row, origin in zip(rows, origins, strict=True)]
+            except SampleError as err:
+                add_advice(err)
+                raise
+            self.batched.collated(values, origins, memory)
+            raise
+        ends = origin_of(bound.start), origin_of(bound.stop - 1)
+        value = batch if isinstance(columns, dict) else tuple(batch.values())
+        return value, ends[1]._replace(members=ends)
+
+    def _collate(self, slot: str | int, column: Column, memory: Memory) -> Any:
+        """Return the batch of one column, equal to the batch that `Collate` makes. PipelineError: The values cannot be
+        collated.
+        """
+        if isinstance(column, NpyColumn):
+            is_ragged = self.collate.is_ragged(slot)
+            joined = _ragged(column, memory) if is_ragged else _stacked(column, memory)
+            if joined is not None:
+                return joined
+            column = column.arrays()
+        elif set(map(type, column)) <= _LISTED and not self.collate.is_ragged(slot):
+            return [*column]
+        return self.collate.column(slot, column, memory)
 
 
-def columns_of(steps: Sequence[Step], batched: Batcher | None) -> BatchColumns | None:
+def columns_of(stages: SampleStages, batched: Batcher | None) -> BatchColumns | None:
     """Return the `BatchColumns` of the stages before `batched`; None if the samples must be made one by one.
 
-    Batches can be made by columns if all stages are field stages of wdskit, no stage decodes images or reads a path in
-    JSON, and `batched` has no collate function of the user.
+    Batches can be made by columns if all stages are field stages of wdskit, no stage decodes images, gives a field the
+    name of an image or reads a path in JSON, and `batched` has no collate function of the user.
     """
     if batched is None or not isinstance(batched.collate, Collate):
         return None
-    functions = [step.function for step in steps]
-    field_steps = [each for each in functions if isinstance(each, (FieldDecoder, Rename, ToTuple, ToDict))]
-    decoders = [each for each in field_steps if isinstance(each, FieldDecoder) and each.images is not None]
-    if len(field_steps) < len(functions):
+    if not all(_is_columnar(step.function) for step in stages.steps):
         return None
-    if any(not each.only or any(map(is_image_field, each.only)) for each in decoders):
-        return None
-    names = [name for each in field_steps if not isinstance(each, FieldDecoder) for name in each.sources]
-    if any(is_path(name) for alternatives in names for name in alternatives.split(";")):
-        return None
-    return BatchColumns(field_steps, batched.collate)
+    return BatchColumns(stages, batched, batched.collate)
 
 
-def _part(column: Column, at: slice) -> Column:
-    """Return the column of the samples in a slice."""
-    if isinstance(column, NpyColumn):
-        return column.part(at)
-    return RawColumn(column[at]) if isinstance(column, RawColumn) else column[at]
+def _is_columnar(function: object) -> bool:
+    if isinstance(function, FieldDecoder):
+        return function.images is None or (bool(function.only) and not any(map(is_image_field, function.only)))
+    if not isinstance(function, (Rename, ToTuple, ToDict)):
+        return False
+    if isinstance(function, Rename) and any(map(is_image_field, function.names)):
+        return False
+    return not any(is_path(name) for names in function.sources for name in names.split(";"))
 
 
-def _apply_step(step: FieldDecoder | Rename | ToTuple | ToDict, columns: Any) -> Any:
-    """Return the columns after a stage. `columns` is a dict by field name, or a tuple; it does not change.
-
-    Raises:
-        _NotColumns: A column has images that the stage decodes.
-        Exception: The stage fails.
-    """
-    if not isinstance(step, FieldDecoder):
-        return step(columns)
-    step.check_fields(columns)
-    return {name: _decoded(step, name, column) for name, column in columns.items()}
+def _apply(function: Any, columns: Any) -> Any:
+    """Return the columns after a stage. `columns` is a dict by field name, or a tuple; it does not change."""
+    if not isinstance(function, FieldDecoder):
+        return function(columns)
+    function.check_fields(columns)
+    return {name: _decoded(function, name, column) for name, column in columns.items()}
 
 
 def _decoded(decode: FieldDecoder, name: str, column: Column) -> Column:
-    if not isinstance(column, RawColumn) or not decode.takes(name, b""):
+    if not isinstance(column, RawColumn) or not decode.takes(name, b"") or is_image_field(name):
         return column
-    if is_image_field(name):
-        if decode.images is None:
-            return column
-        raise _NotColumns
     warn_of_bytes(name)
     return decode_column(name, column)
 
 
-def _collate_column(collate: Collate, slot: str | int, column: Column, memory: Memory) -> Any:
-    """Return the batch of one column, equal to the batch that `Collate` makes.
-
-    Args:
-        collate: Says which slots are ragged, and which are images.
-        slot: The field name or tuple index of the column.
-        column: One value for each sample. Decoded images are not allowed.
-        memory: Gives the memory of the batch.
-
-    Raises:
-        _NotColumns: The column has bytes, and `slot` is ragged.
-        Exception: The values cannot be collated.
-    """
-    if collate.is_ragged(slot):
-        if isinstance(column, RawColumn):
-            raise _NotColumns  # bytes cannot be ragged
-        found = _ragged(column, memory) if isinstance(column, NpyColumn) else None
-        return found or make_ragged(column.arrays() if isinstance(column, NpyColumn) else column, str(slot), memory)
-    if isinstance(column, RawColumn):
-        return [*column]
-    if isinstance(column, NpyColumn) and not collate.roles.is_image(collate.roles.names_at(slot)):
-        shapes = column.shapes
-        if len(set(shapes)) == 1:
-            stacked = _joined(column, (len(shapes), *shapes[0]), memory)
-            if stacked is not None:
-                return stacked
-    if isinstance(column, NpyColumn):
-        column = column.arrays()
-    if set(map(type, column)) <= _LISTED:
-        return column
-    return collate.column(slot, column, memory)
+def _stacked(column: NpyColumn, memory: Memory) -> Any:
+    """Return the arrays of a column as one array. Return None if their shapes differ, or if `_joined` cannot."""
+    shapes = column.shapes
+    return _joined(column, (len(shapes), *shapes[0]), memory) if len(set(shapes)) == 1 else None
 
 
 def _ragged(column: NpyColumn, memory: Memory) -> RaggedArrays | None:
@@ -187,15 +175,14 @@ def _ragged(column: NpyColumn, memory: Memory) -> RaggedArrays | None:
     more than the size of the first axis, or if `_joined` cannot join them.
     """
     shapes = column.shapes
-    rests = {shape[1:] if shape else None for shape in shapes}
-    if len(rests) > 1 or None in rests:
+    if not all(shapes) or len({shape[1:] for shape in shapes}) > 1:
         return None
     offsets = offsets_of([shape[0] for shape in shapes])
     values = _joined(column, (int(offsets[-1]), *shapes[0][1:]), memory)
     return None if values is None else RaggedArrays(values, offsets)
 
 
-def _joined(column: NpyColumn, shape: tuple[int, ...], memory: Memory) -> NDArray[Any] | None:
+def _joined(column: NpyColumn, shape: tuple[int, ...], memory: Memory) -> Any:
     """Return the arrays of a column, one after the other, as one array of `shape`. Return None if `column.dtype` is
     None, or if torch has no such dtype or byte order.
     """

@@ -116,7 +116,8 @@ class Program:
         forgives_functions: Whether samples on which a transform or a user's function fails are replaced too.
         num_ahead: Parts of shards are fetched in advance, up to this number of positions after a job. The positions of
             all ranks count. 0 fetches nothing in advance.
-        columns: Makes batches field by field; None if the stages do not allow it, or differ between parts.
+        columns: Makes batches field by field. None if the stages do not allow it or differ between parts, if bad
+            samples are replaced, if a shard is remote, or without native code.
         first: The first stage, if it decodes images; None otherwise, or if parts differ.
         writer: The stage that writes its image straight into the batch; None without such a stage, if parts differ, or
             if `batched` has a collate function of the user.
@@ -141,14 +142,15 @@ class Program:
     pace: TimingSampler = field(init=False, default_factory=TimingSampler)
 
     def __post_init__(self) -> None:
-        native()  # so that `WDSKIT_NATIVE=require` fails here, and not in a worker
+        is_native = native() is not None  # with `WDSKIT_NATIVE=require`, the error is raised here, not in a worker
         steps = self.stages[0].steps
         is_uniform = all(each == self.stages[0] for each in self.stages)
         collates = self.collate is not None and isinstance(self.collate.collate, Collate)
+        has_columns = is_uniform and is_native and not self.reader.is_remote and not self.forgives
         first = steps[0].function if steps and is_uniform else None
         writers = [_writer(each.steps) for each in self.stages] if collates else [None]
         found = {
-            "columns": columns_of(steps, self.collate) if is_uniform else None,
+            "columns": columns_of(self.stages[0], self.collate) if has_columns else None,
             "first": first if isinstance(first, FusedStep) else None,
             "writer": writers[0] if all(each is writers[0] for each in writers) else None,
         }

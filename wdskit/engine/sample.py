@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wdskit.engine.threads import Threads
-from wdskit.errors import SampleError
+from wdskit.errors import PROCESS_ERRORS, SampleError
 from wdskit.stages.base import Origin, Run, Step, StepFailed, add_origin_note, cause_of, stage_error
 from wdskit.stages.timing import Timings, TimingSampler
 
@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wdskit.stages.images.fused import FusedStep
+
+
+_SKIP = "Pack it again without this sample (`--skip-bad`), or allow some: `errors: {max_bad: 10}`."
+
+
+def add_advice(err: SampleError) -> None:
+    """Add a second line to the error of a sample that cannot be decoded, before the error ends a run."""
+    if err.stage == "decode" and not isinstance(err.__cause__, PROCESS_ERRORS):
+        err.args = (f"{err}\n  {_SKIP}",)
 
 
 @dataclass(frozen=True)
