@@ -10,15 +10,13 @@ import base64
 import hashlib
 import html
 import json
-import math
 import os
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,16 +29,16 @@ from wdskit.engine.reader import SampleReader
 from wdskit.errors import DecodeError, PipelineError, StorageError, WdskitError
 from wdskit.files import explain_unwritable, publish_bytes
 from wdskit.limits import MAX_SHOWN_PIXELS
+from wdskit.order.base import Ints
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.shards.listing import class_name
 from wdskit.shards.shares import check_seed
-from wdskit.stages.registry import parse_stage
-from wdskit.stages.sources import PlannedData, Sequential
-from wdskit.storage.urls import read_bytes, shown_url
+from wdskit.stages.sources import PlannedData, PlannedSource, Sequential
+from wdskit.storage.urls import shown_url
 from wdskit.text import format_bytes, format_count, plural, printable, shorten
 
 SIDE = 256
-MAX_BOXES, MAX_IMAGES, MAX_ROWS = 100, 4, 12
+MAX_BOXES, MAX_IMAGES = 100, 4
 MAX_CHARS = 4000
 """Most characters of a field that are shown."""
 
@@ -48,30 +46,17 @@ _LISTS = ("annotations", "objects")
 _NAMES = ("category", "label", "class", "name", "category_name", "category_id")
 
 
-class Card(NamedTuple):
-    """A sample on the page: HTML, and what the charts count. `name` is the class; empty if unknown. `size` is width and
-    height of the first image; (0, 0) without an image. `num_bytes` are those of all fields, or of all arrays that a
-    pipeline made.
-    """
-
-    html: str
-    name: str = ""
-    size: tuple[int, int] = (0, 0)
-    num_bytes: int = 0
-
-
 def view(
     data: str | os.PathLike[str] | Mapping[str, Any] | Pipeline,
     *,
     out: str | os.PathLike[str] | None = None,
     num: int = 48,
-    seed: int | None = None,
+    seed: int = 0,
     where: str | None = None,
     pipeline: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Path:
-    """Write one HTML page that shows samples, with charts of classes, sizes and bytes: `wdskit view`. The page needs
-    no network and has no script.
+    """Write one HTML page that shows samples: `wdskit view`. The page needs no network and has no script.
 
     Of a folder, samples drawn at random are shown: image, masks and boxes, class, text and JSON. Masks are further
     images that store numbers, boxes are `bbox`, `boxes` or `annotations` in JSON, as in COCO. Of a pipeline, the first
@@ -80,10 +65,10 @@ def view(
     Args:
         data: Shards with an index: a folder or a pattern, several joined by `::`. Or a pipeline: a YAML file, its
             content as a dict, or a `Pipeline`.
-        out: The file to write; None makes a temporary file. Only an HTML file is replaced.
+        out: The file to write, whose name ends in .html; None makes a temporary file. It may exist.
         num: Most samples to show.
-        seed: Draws the samples of a folder (default 0); replaces the seed of a pipeline.
-        where: Only samples for which this condition on columns is true.
+        seed: Draws other samples of a folder.
+        where: Only samples of a folder for which this condition on columns is true.
         pipeline: Name of the pipeline, if the configuration has several.
         overrides: Settings of the configuration to change, each as `a.b.c=VALUE`.
 
@@ -91,53 +76,49 @@ def view(
         The path of the page.
 
     Raises:
-        ConfigError, PipelineError: A setting is invalid, or a pipeline cannot run.
+        ConfigError, PipelineError: A setting is invalid, a pipeline cannot run, or an argument is of the other kind.
         StorageError: The shards cannot be found or read, or the page cannot be written.
         FolderIndexError, SelectionError: The index, a column or the condition is invalid, or no sample is selected.
         ShardError, SampleError: A sample of a pipeline is damaged. Of a folder, the page names it.
     """
-    check_seed(seed or 0)
-    target = Path(out) if out is not None else None
-    if target is not None and (problem := explain_unwritable(target) or _in_the_way(target)):
+    check_seed(seed)
+    target = Path(tempfile.mkdtemp(prefix="wdskit-")) / "view.html" if out is None else Path(out)
+    problem = explain_unwritable(target) or ("" if target.suffix == ".html" else "its name does not end in .html")
+    if problem:
         raise StorageError(f"{target}: the page cannot be written: {problem}.", url=str(target))
-    if not isinstance(data, str | os.PathLike) or str(data).endswith((".yaml", ".yml")):
-        title, total, cards = _open_pipeline(data, pipeline, overrides, where, seed)
-        shown = [*islice(cards, num)]
-    elif pipeline is not None or overrides:
+    is_folder = isinstance(data, str | os.PathLike) and not str(data).endswith((".yaml", ".yml"))
+    if is_folder and (pipeline is not None or overrides):
         raise PipelineError(f"{data}: `pipeline` and `overrides` belong to a configuration, a .yaml file.")
-    else:
-        title, total, shown = _read_folder(str(data), num, seed or 0, where)
-    page = _page(title, total, shown).encode()
+    if not is_folder and (seed or where is not None):
+        raise PipelineError("`seed` and `where` belong to a folder. Change the source, as in pipeline.exact.where=...")
+    title, total, cards = (
+        _read_folder(str(data), num, seed, where) if is_folder else _open_pipeline(data, pipeline, overrides)
+    )
+    shown = [*islice(cards, num)]
     try:
-        if target is None:
-            target = Path(tempfile.mkdtemp(prefix="wdskit-")) / "view.html"
-        publish_bytes(target, page)
+        publish_bytes(target, _page(title, total, shown).encode())
     except OSError as err:
         raise StorageError(f"{target}: the page cannot be written: {err.strerror}.", url=str(target)) from err
     return target
 
 
-def _in_the_way(path: Path) -> str:
-    """Return why the file at `path` is not replaced; "" if it is HTML or empty, or if there is no file."""
-    if path.exists() and read_bytes(str(path), limit=1 << 40)[:14].lower() not in {b"", b"<!doctype html"}:
-        return "another file is here, and it is not a page"
-    return ""
-
-
-def _read_folder(shards: str, num: int, seed: int, where: str | None) -> tuple[str, int, list[Card]]:
+def _read_folder(shards: str, num: int, seed: int, where: str | None) -> tuple[str, int, Iterator[str]]:
     """Return the title, the number of selected samples, and the cards of samples drawn at random."""
     source = parse_settings(Sequential, {"shards": shards, "where": where, "classes": "any"}, where="view")
     data = source.plan()
     total = data.num_samples or 0
     places = data.order.take(np.sort(np.random.default_rng(seed).permutation(total)[:num]).astype(np.int64))
-    reader = SampleReader(data.tables, data.parts).request(*places)
+    return shown_url(shards), total, _folder_cards(data, *places)
+
+
+def _folder_cards(data: PlannedData, shards: Ints, numbers: Ints) -> Iterator[str]:
+    reader = SampleReader(data.tables, data.parts).request(shards, numbers)
     classes = _classes_of(data)
-    cards = []
-    for shard, number in zip(*(each.tolist() for each in places), strict=True):
+    for shard, number in zip(shards.tolist(), numbers.tolist(), strict=True):
         try:
             path, key, _, fields = reader.read(shard, number)
         except WdskitError as err:
-            cards.append(Card(_figure("", [("problem", shorten(str(err)))])))
+            yield _figure("", [("problem", shorten(str(err)))])
             continue
         values: dict[str, Any] = {"__key__": key}
         for name, data_of in fields.items():
@@ -147,34 +128,24 @@ def _read_folder(shards: str, num: int, seed: int, where: str | None) -> tuple[s
                 values[name] = str(err)
         boxes = [box for name in filter(is_json_field, fields) for box in _boxes(values[name])]
         num_bytes = sum(map(len, fields.values()))
-        cards.append(_card(values, classes.get(path.rpartition("/")[0], ()), num_bytes, boxes[:MAX_BOXES]))
-    return shown_url(shards), total, cards
+        yield _card(values, classes.get(path.rpartition("/")[0], ()), num_bytes, boxes[:MAX_BOXES])
 
 
 def _classes_of(data: PlannedData) -> dict[str, tuple[str, ...]]:
     return {folder: read_classes(folder) or () for table in data.tables for folder in table.folders}
 
 
-def _open_pipeline(
-    config: Any, pipeline: str | None, overrides: Sequence[str], where: str | None, seed: int | None
-) -> tuple[str, int, Iterator[Card]]:
+def _open_pipeline(config: Any, pipeline: str | None, overrides: Sequence[str]) -> tuple[str, int, Iterator[str]]:
     """Return the title, the number of samples of an epoch (0 if unknown), and the cards of a pipeline's samples."""
-    name, items, _ = open_pipeline(config, pipeline, overrides)
-    source: Any = items[0]
-    changes = {name: value for name, value in (("where", where), ("seed", seed)) if value is not None}
-    if changes:
-        if where is not None and getattr(source, "where", None):
-            changes["where"] = f"({source.where}) and ({where})"
-        settings = {name: value for name, value in source if value is not None}
-        source = parse_stage(source.name, {**settings, **changes}, where="view")
-    data = source.plan() if getattr(source, "is_planned", False) else None
+    name, stages, _ = open_pipeline(config, pipeline, overrides)
+    data = stages[0].plan() if isinstance(stages[0], PlannedSource) else None
     known = set(_classes_of(data).values()) if data else set()
     title = name if isinstance(config, Mapping | Pipeline) else f"{Path(config).name}, pipeline {name}"
-    cards = _pipeline_cards([source, *items[1:]], known.pop() if len(known) == 1 else ())
+    cards = _pipeline_cards(stages, known.pop() if len(known) == 1 else ())
     return title, (data.num_samples or 0) if data else 0, cards
 
 
-def _pipeline_cards(stages: Sequence[Any], classes: Sequence[str]) -> Iterator[Card]:
+def _pipeline_cards(stages: Sequence[Any], classes: Sequence[str]) -> Iterator[str]:
     is_batched = any(getattr(stage, "kind", "") == "batch" for stage in stages)
     names = next((stage.fields for stage in reversed(stages) if getattr(stage, "name", "") == "to_tuple"), ())
     with Pipeline(stages).loader(workers=0, threads=1, rank=0, world_size=1) as loader:
@@ -185,12 +156,13 @@ def _pipeline_cards(stages: Sequence[Any], classes: Sequence[str]) -> Iterator[C
                 items = made if isinstance(made, tuple | list) else [made]
                 slots = {names[at] if at < len(names) else f"[{at}]": item for at, item in enumerate(items)}
             num_rows = next((len(value) for value in slots.values() if hasattr(value, "__len__")), 0)
-            for row in range(num_rows) if is_batched else ():
-                own = {name: value[row] if _is_column(value, num_rows) else value for name, value in slots.items()}
+            for row in range(num_rows) if is_batched else [None]:
+                own = {
+                    name: value if row is None or not _is_column(value, num_rows) else value[row]
+                    for name, value in slots.items()
+                }
                 if own.get("__valid__", True):
                     yield _card(own, classes)
-            if not is_batched:
-                yield _card(slots, classes)
 
 
 def _is_column(value: Any, num_rows: int) -> bool:
@@ -199,14 +171,13 @@ def _is_column(value: Any, num_rows: int) -> bool:
 
 def _card(
     values: Mapping[str, Any], classes: Sequence[str], num_bytes: int = 0, boxes: Sequence[tuple[list[float], str]] = ()
-) -> Card:
+) -> str:
     """Return the card of a sample. Images are the bytes of files, or arrays. The first image has all masks and the
     boxes over it.
     """
     images: list[bytes] = []
     masks: list[bytes] = []
-    label, texts, fields = "", [], []
-    size = (0, 0)
+    label, size, texts, fields = "", "", [], []
     for name, value in values.items():
         array = _array(value) if hasattr(value, "shape") else np.zeros(())
         if isinstance(value, bytes | memoryview) and is_image_field(name):
@@ -226,14 +197,14 @@ def _card(
     try:
         for data in (images or masks)[:MAX_IMAGES]:
             over = ((), ()) if pictures else (masks[:MAX_IMAGES] if images else (), boxes)
-            picture, size_of = _picture(data, *over)
-            size = size if pictures else size_of
+            picture, (width, height) = _picture(data, *over)
+            size = size or f"{width} x {height} · "
             pictures.append(picture)
     except DecodeError as err:
         texts.append(("problem", shorten(str(err))))
-    sizes = f"{'{} x {} · '.format(*size) if pictures else ''}{format_bytes(num_bytes)}"
+    sizes = f"{size}{format_bytes(num_bytes)}"
     lines = [("name", shorten(label)), ("key", shorten(str(values.get("__key__", "")))), ("size", sizes), *texts]
-    return Card(_figure("".join(pictures), lines, fields), label, size, num_bytes)
+    return _figure("".join(pictures), lines, fields)
 
 
 def _figure(pictures: str, lines: Iterable[tuple[str, str]], fields: Sequence[tuple[str, str]] = ()) -> str:
@@ -359,19 +330,11 @@ def _escape(text: str) -> str:
     return html.escape("\n".join(map(printable, shown.split("\n"))))
 
 
-def _page(title: str, total: int, shown: Sequence[Card]) -> str:
+def _page(title: str, total: int, shown: Sequence[str]) -> str:
     """Return the page. `total` is the number of samples from which the cards come; 0 if it is unknown."""
     style = resources.files("wdskit").joinpath("page.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    names = Counter(card.name for card in shown if card.name)
-    more = f", the {MAX_ROWS} most common" if len(names) > MAX_ROWS else ""
-    charts = [_chart("Classes", f"{len(names):,}{more}", names.most_common(MAX_ROWS))] if names else []
-    charts += [
-        _histogram("Width in pixels", [card.size[0] for card in shown], format_count),
-        _histogram("Height in pixels", [card.size[1] for card in shown], format_count),
-        _histogram("Bytes of a sample", [card.num_bytes for card in shown], format_bytes),
-    ]
     facts = f"{plural(len(shown), 'sample')}{f' of {format_count(total)}' if total else ''} shown"
     switches = "".join(
         f'<label><input type="checkbox" id="{name}" checked> {name}</label>' for name in ("masks", "boxes")
@@ -382,31 +345,7 @@ def _page(title: str, total: int, shown: Sequence[Card]) -> str:
 <meta name="referrer" content="no-referrer"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{_escape(title)} · wdskit view</title><style>{style}</style></head>
 <body><header><h1><bdi>{_escape(title)}</bdi></h1><p>{facts}</p></header>
-<section class="charts">{"".join(charts)}</section>
 <div class="switches">{switches}</div>
 <main class="grid">
-{"".join(card.html for card in shown)}</main></body></html>
+{"".join(shown)}</main></body></html>
 """
-
-
-def _histogram(title: str, numbers: Iterable[int], show: Callable[[float], str]) -> str:
-    """Return a chart of the numbers above 0; "" without such a number."""
-    values = [number for number in numbers if number]
-    if not values:
-        return ""
-    low, high = min(values), max(values) + 1
-    counts, edges = np.histogram(values, bins=min(MAX_ROWS, high - low), range=(low, high))
-    rows = [(show(math.floor(edge)), count) for edge, count in zip(edges.tolist(), counts.tolist(), strict=False)]
-    return _chart(title, f"median {show(int(np.median(values)))}", rows)
-
-
-def _chart(title: str, note: str, rows: Sequence[tuple[str, int]]) -> str:
-    """Return a chart with one bar for each (label, count)."""
-    most = max(count for _, count in rows)
-    bars = "".join(
-        f'<bdi title="{_escape(shorten(label))}">{_escape(shorten(label))}</bdi><svg viewBox="0 0 100 1" '
-        f'preserveAspectRatio="none"><rect class="bar" width="{100 * count / most:.2f}" height="1"/></svg>'
-        f"<span>{format_count(count)}</span>"
-        for label, count in rows
-    )
-    return f'<div class="chart"><h2>{title} <span>{note}</span></h2><div class="rows">{bars}</div></div>'

@@ -17,15 +17,14 @@ def view_command(
         str, typer.Argument(metavar="FOLDER|CONFIG", help="Indexed shards, or a YAML configuration of a pipeline.")
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The page to write. Default: a temporary file.")
+        Path | None, typer.Option(metavar="FILE", help="The page to write, FILE.html. Default: a temporary file.")
     ] = None,
     opens: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
     num: Annotated[int, typer.Option(metavar="N", min=1, help="Most samples to show.")] = 48,
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Draws other samples. Default: 0, or as configured.")
-    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Draws other samples of a folder.")] = 0,
     where: Annotated[
-        str | None, typer.Option(metavar="CONDITION", help="Only such samples: 'width >= 256 and cls in [1, 2]'.")
+        str | None,
+        typer.Option(metavar="CONDITION", help="Only such samples of a folder: 'width >= 256'."),
     ] = None,
     pipeline: PipelineOption = None,
     overrides: OverridesOption = None,
@@ -33,8 +32,8 @@ def view_command(
 ) -> None:
     """Show samples on a page in the browser.
 
-    Writes one HTML file with images, masks and boxes over them, classes, text and JSON, and charts. Of a pipeline it
-    shows what the stages make of the samples. The page holds everything and needs no network.
+    Writes one HTML file with images, masks and boxes over them, classes, text and JSON. Of a pipeline it shows
+    what the stages make of the samples. The page holds everything and needs no network.
 
     Masks are further images of a sample that store numbers (`seg.png`). Boxes are `bbox`, `boxes` or `annotations` in
     the JSON of a sample, as in COCO: x, y, width, height in pixels.
