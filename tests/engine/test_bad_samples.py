@@ -316,7 +316,7 @@ def test_the_budget_covers_what_one_sample_can_cause(
     loader = pipe.loader(errors=errors, **way)
     items = list(loader)
     assert len(items) == len(loader)
-    [line] = (tmp_path / "bad-rank00000.jsonl").read_text().splitlines()
+    [line] = (tmp_path / "bad-pipeline-rank00000.jsonl").read_text().splitlines()
     assert json.loads(line)["key"] == LABEL
     if way == PLANNED["here"]:
         with pytest.raises(SampleError, match=r"s[4-7]") as caught:

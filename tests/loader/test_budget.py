@@ -13,7 +13,7 @@ from wdskit.stages.base import RejectedSample
 
 
 def test_a_list_of_bad_samples_that_cannot_be_written_names_its_setting_and_file(tmp_path: Any) -> None:
-    budget = Budget(ErrorsSpec(max_bad=3, dir=str(tmp_path / "file" / "bad")), rank=0, num_samples=10)
+    budget = Budget(ErrorsSpec(max_bad=3, dir=str(tmp_path / "file" / "bad")), name="pipeline", rank=0, num_samples=10)
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"errors\.dir: .*bad-rank00000\.jsonl cannot be written"):
+    with pytest.raises(StorageError, match=r"errors\.dir: .*bad-pipeline-rank00000\.jsonl cannot be written"):
         budget.spend(0, [RejectedSample(1, "s.tar", "k", "broken")])

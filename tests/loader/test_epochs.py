@@ -118,7 +118,10 @@ def test_the_number_of_the_running_epoch_changes_nothing(numbers, kind):
         assert loader.state_dict() == state
         seen += plain([batch])
     assert seen == zero[:2]
-    assert [plain(loader), plain(loader)] == [zero, one]  # after a break the same epoch again
+    if kind == "planned":  # the iteration that was left is an epoch; a stream starts it again
+        assert plain(loader) == one
+    else:
+        assert [plain(loader), plain(loader)] == [zero, one]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,6 +134,7 @@ def test_a_state_that_is_loaded_inside_an_epoch_is_where_the_next_iteration_begi
     next(batches)
     state = loader.state_dict()
     batches.close()
+    loader.set_epoch(0)
     assert plain(loader) == zero
     for number, _ in enumerate(loader):
         if number == 1:

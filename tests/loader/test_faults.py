@@ -950,7 +950,7 @@ def test_a_batch_that_the_budget_refuses_is_not_counted(tmp_path):
     loader = make(3)
     loader.load_state_dict(state)
     assert len(list(loader)) == 4
-    assert len((tmp_path / "bad-rank00000.jsonl").read_text().splitlines()) == 3
+    assert len((tmp_path / "bad-pipeline-rank00000.jsonl").read_text().splitlines()) == 3
 
 
 def test_a_loader_that_is_dropped_in_the_midst_of_a_sample_leaves_nothing(six):

@@ -366,18 +366,6 @@ def test_a_state_of_other_data_or_settings_is_refused_by_name(numbers, pictures)
     moved.load_state_dict(state)  # neither ranks nor workers nor the size of batches matter
 
 
-def test_a_second_live_iterator_is_refused_and_a_break_starts_again(numbers):
-    loader = labels(SOURCES["exact"](numbers)).batched(4).loader(workers=0)
-    first = iter(loader)
-    head = [plain(next(first)) for _ in range(3)]
-    with pytest.raises(PipelineError, match="already has an iterator in use"):
-        next(iter(loader))
-    first.close()
-    assert loader.remaining == len(loader) - 3
-    assert [plain(item) for item in loader][:3] == head
-    assert loader.epoch == 1
-
-
 # Data: mixtures, ranges, indexes.
 
 
@@ -513,7 +501,9 @@ def test_a_bad_sample_is_replaced_and_no_other_moves(damaged, tmp_path, settings
     for at in bad:  # a good sample of the same window replaces it
         others = {keys[p] for p in range(at % 3, 30, 3) if p // 3 // 5 == at // 3 // 5}  # two windows of five
         assert found[at][1] in others - {keys[p] for p in bad}
-    lines = [json.loads(line) for line in (tmp_path / "listed" / "bad-rank00000.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "listed" / "bad-pipeline-rank00000.jsonl").read_text().splitlines()
+    ]
     assert [(line["epoch"], line["position"], line["key"]) for line in lines] == [(0, at, keys[at]) for at in bad]
     assert all("b.tar" in line["shard"] and "failed" in line["reason"] for line in lines)
     assert loader.state_dict()["bad"] == 0
@@ -642,4 +632,4 @@ def test_a_configuration_says_the_same(numbers, damaged, tmp_path):
     told = items_of(pipe.loader(rank=1, world_size=2, workers=0, errors={"max_bad": 9}), 2)
     assert items_of(make_loader(tmp_path / "c.yaml", rank=1, world_size=2), 2) == told
     assert load_config(tmp_path / "c.yaml").errors.max_bad == "20%"
-    assert (tmp_path / "e" / "bad-rank00001.jsonl").exists()
+    assert (tmp_path / "e" / "bad-train-rank00001.jsonl").exists()

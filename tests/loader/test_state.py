@@ -36,11 +36,18 @@ def test_a_pass_ends_by_advancing_the_epoch_with_its_last_batch():
     assert seen == [(0, 4, 4), (0, 8, 3), (0, 12, 2), (0, 16, 1), (1, 0, 5)]
 
 
-def test_after_a_break_the_same_epoch_starts_again():
+def test_a_pass_that_is_left_is_an_epoch_and_one_without_a_step_is_none():
     counter = passes()
-    list(consume(counter, 2))
-    assert counter.state_dict()["consumed"] == 8
-    assert next(consume(counter)) == {0, 1, 2, 3}
+    counter.end(counter.begin())
+    assert counter.epoch == 0
+    running = counter.begin()
+    counter.received(running, 0)
+    state = counter.state_dict()
+    counter.end(running)
+    assert (counter.epoch, counter.remaining, counter.state_dict()) == (1, 5, state)
+    assert next(consume(counter)) == {20, 21, 22, 23}
+    counter.load_state_dict(state)
+    assert next(consume(counter)) == {4, 5, 6, 7}
 
 
 @pytest.mark.parametrize("tail", ["drop", "pad"])

@@ -39,7 +39,9 @@ def test_bad_samples_are_skipped_counted_and_listed(shards: str, tmp_path: Path,
         numbers = sorted(int(number) for classes, _ in loader for number in classes)
         assert numbers == [number for number in range(40) if number not in BAD]
         assert loader.stats().replaced == 5
-        listed = [json.loads(line) for line in (tmp_path / "bad" / "bad-rank00000.jsonl").read_text().splitlines()]
+        listed = [
+            json.loads(line) for line in (tmp_path / "bad" / "bad-pipeline-rank00000.jsonl").read_text().splitlines()
+        ]
         found = [each for each in listed if each["epoch"] == epoch]
         assert sorted(each["key"] for each in found) == [f"k{number:02d}" for number in BAD]
         assert all("not an integer" in each["reason"] for each in found)

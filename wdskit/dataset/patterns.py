@@ -120,6 +120,7 @@ def find_shards(
     open_index: OpenIndex | None = None,
     *,
     needs_index: bool = False,
+    is_absolute: bool = False,
 ) -> list[FolderShards]:
     """Find the shards that a user named. `check_found` checks that they exist.
 
@@ -133,6 +134,7 @@ def find_shards(
             them.
         open_index: Called once for each folder; its exceptions are not caught. Default: `local_index`.
         needs_index: Refuse URLs that name only a file, with a query, so that no index belongs to them.
+        is_absolute: Make the paths of local folders absolute, for a program that changes its folder later.
 
     Raises:
         StorageError: `shards` is empty, a pattern matches no shard, a pattern or a URL is invalid, or a folder or
@@ -150,6 +152,8 @@ def find_shards(
             paths = [place.folder if place.is_glob else join_url(place.folder, place.name) for place in places]
             if needs_index and is_local(pattern) and not any(os.path.exists(path or ".") for path in paths):
                 raise nothing_matches(pattern)
+            if is_absolute and is_local(pattern):
+                places = [place._replace(folder=os.path.abspath(place.folder)) for place in places]
             ones = [_match(pattern, place, open_once(place.folder), part) for place in places]
             if not any(one.names for one in ones):
                 raise nothing_matches(pattern)

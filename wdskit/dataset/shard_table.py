@@ -64,7 +64,7 @@ class ShardTable:
     ) -> None:
         needs_columns = has_columns or split is not None or where is not None
         names = [COLUMNS_NAME] if needs_columns else []
-        found = find_shards(shards, functools.partial(_open_index, names=names), needs_index=True)
+        found = find_shards(shards, functools.partial(_open_index, names=names), needs_index=True, is_absolute=True)
         check_found(found)
         refuse_doubles(found, "make a `mixture` of parts with `repeat` or `weight`")
         pairs = [(one.index, one.names) for one in found if one.index is not None]

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -246,7 +246,7 @@ def _make(
     slot[1] = first if columns is not None else IDLE
     column_batches = None
     if columns is not None:
-        column_batches = columns.make(job.reader, numbers, shards, samples, bounds, memory)
+        column_batches = columns.make(job.reader, numbers, shards, samples, bounds, memory, epoch=job.epoch)
     if columns is not None and column_batches is None and len(bounds) > 1:  # a batch must be made sample by sample
         total = Timings()
         for number in range(len(bounds)):
@@ -267,12 +267,11 @@ def _make(
     labels = job.labels or [None] * len(bounds)
     for bound, label, (value, origin, good, bad, raw) in zip(bounds, labels, collated, strict=True):
         mask = is_sample[bound]
-        if label is not None and isinstance(value, dict):
+        if label is not None and isinstance(value, Mapping):
             if BUCKET in value:
                 msg = f"`{BUCKET}` is the name of the bucket that `bucketed` adds, but the samples have a field of this"
                 raise PipelineError(f"{msg} name.\n  `rename` it.")
-            value = copy.copy(value)  # the user's `collate` may keep its dict
-            value[BUCKET] = label
+            value = with_item(value, BUCKET, label)
         if timings is not None and program.collate is not None:
             timings.lap("batched" if column_batches is None else "read-to-batched", len(mask))
         has_arrays = program.collate is not None and isinstance(program.collate.collate, Collate)
@@ -307,6 +306,7 @@ class _SampleFactory:
         self._program = program
         self._job_samples = places = job.places
         self._reader = job.reader
+        self._epoch = job.epoch
         rows = zip(places.numbers.tolist(), places.shards.tolist(), places.samples.tolist(), strict=True)
         self._locations: list[tuple[int, int, int]] = list(rows)  # position, shard and sample
         self._memory = memory
@@ -396,7 +396,7 @@ class _SampleFactory:
             with contextlib.suppress(Exception):
                 one = samples[at - rows.start] if samples else self._reader.read(shard, sample, names_image)
                 path, key, part, fields = one
-                read.append((at, Origin(path, key, 0, place, part), fields))
+                read.append((at, Origin(path, key, 0, place, part, epoch=self._epoch), fields))
         if timings is not None:
             timings.lap("read", len(rows))
         for at, origin, fields in read:
@@ -494,7 +494,7 @@ class _SampleFactory:
                 if not self._forgives(err):
                     raise
             else:
-                return value, Origin(bad.shard, bad.key, 0, place, 0), str(bad)
+                return value, Origin(bad.shard, bad.key, 0, place, 0, epoch=self._epoch), str(bad)
         reason = f"all {num_tried} are bad" if num_tried else "there is no other"
         msg = f"{bad}\n  No sample near it can replace it: {reason}."
         raise SampleError(msg, stage=bad.stage, shard=bad.shard, key=bad.key) from bad
@@ -510,7 +510,7 @@ class _SampleFactory:
         path, key, part, fields = self._reader.read(shard, sample)
         if timings is not None:
             timings.lap("read")
-        origin = Origin(path, key, 0, place, part)
+        origin = Origin(path, key, 0, place, part, epoch=self._epoch)
         stages = self._program.stages[part]
         return stages.apply({"__key__": key, "__url__": path, **fields}, origin, out, timings), origin
 
@@ -724,19 +724,32 @@ def _check_rows(value: Any, num_rows: int, origin: Origin) -> None:
             )
 
 
+def with_item(value: Mapping[Any, Any], name: str, item: Any) -> Any:
+    """Return a copy of a mapping with one more item. The copy has the class of the mapping, such as transformers'
+    BatchEncoding, or is a dict if this class cannot be copied or changed.
+    """
+    if type(value) is not dict and isinstance(value, MutableMapping):
+        with contextlib.suppress(Exception):  # `__setitem__` of a user's class may raise anything
+            changed = copy.copy(value)
+            changed[name] = item
+            if name not in value:
+                return changed
+    return {**value, name: item}
+
+
 def with_mask(value: Any, mask: Any) -> Any:
     """Return a batch or sample with a mask in addition. The argument does not change.
 
-    A dict gets the field `__valid__`, a tuple gets a last element. Any other value becomes (value, mask).
+    A mapping gets the field `__valid__`, a tuple gets a last element. Any other value becomes (value, mask).
 
     Raises:
-        PipelineError: The dict has a field `__valid__` already.
+        PipelineError: The mapping has a field `__valid__` already.
     """
     if isinstance(value, Mapping):
         if VALID in value:
             msg = f"`{VALID}` is the mask that `tail: pad` adds, but the samples have a field of this name."
             raise PipelineError(f"{msg}\n  `rename` it, or use `tail: drop`.")
-        return {**value, VALID: mask}
+        return with_item(value, VALID, mask)
     if isinstance(value, tuple):
         return (*value, mask)
     return (value, mask)

@@ -50,6 +50,8 @@ class BatchColumns:
         samples: Ints,
         bounds: Sequence[slice],
         memory: Memory,
+        *,
+        epoch: int,
     ) -> Iterator[tuple[Any, Origin]] | None:
         """Return an iterator over (batch, origin). The origin's `members` are those of its first and last sample.
 
@@ -63,6 +65,7 @@ class BatchColumns:
             samples: Numbers of the samples in their shards, (n,).
             bounds: The rows of each batch.
             memory: Gives the memory of batches.
+            epoch: Number of the epoch, for the origins.
 
         Raises:
             ShardError: A shard is damaged.
@@ -79,7 +82,9 @@ class BatchColumns:
             return None
 
         def origin_of(at: int) -> Origin:
-            return Origin(found.paths[at], found.keys[at], 0, int(places[at]), reader.part(int(shards[at])))
+            return Origin(
+                found.paths[at], found.keys[at], 0, int(places[at]), reader.part(int(shards[at])), epoch=epoch
+            )
 
         return (self._make_one(found, bound, origin_of, memory) for bound in bounds)
 

@@ -47,12 +47,14 @@ class Job:
         steps: The steps of the epoch.
         first: The first step.
         stop: The step after the last step.
+        epoch: Number of the epoch.
     """
 
     start: int
     steps: AnySteps
     first: int
     stop: int
+    epoch: int = 0
 
 
 class SampleLocations(NamedTuple):
@@ -81,12 +83,14 @@ class OpenJob(NamedTuple):
         reader: Reads the samples.
         bounds: For each batch, the slice of the rows of `places` that belong to it.
         labels: Shape or largest length of each batch's bucket; None without buckets.
+        epoch: Number of the epoch.
     """
 
     places: SampleLocations
     reader: SampleReader
     bounds: list[slice]
     labels: list[Any] | None = None
+    epoch: int = 0
 
     def part(self, number: int) -> OpenJob:
         """Return the job with only the batch `number` of this job."""
@@ -219,8 +223,9 @@ class Program:
         bounds = [slice(*pair) for pair in itertools.pairwise(edges)]
         buckets = self.epoch.buckets
         if buckets is None or not isinstance(job.steps, BucketSteps):
-            return OpenJob(places, reader, bounds)
-        return OpenJob(places, reader, bounds, [buckets.labels[job.steps.bucket_at(step)] for step in numbers])
+            return OpenJob(places, reader, bounds, epoch=job.epoch)
+        labels = [buckets.labels[job.steps.bucket_at(step)] for step in numbers]
+        return OpenJob(places, reader, bounds, labels, job.epoch)
 
     @property
     def needs_torch(self) -> bool:

@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import get_worker_info
+
 from wdskit.errors import PipelineError, RankError
 from wdskit.loader.stats import LoaderStats, Meter
 from wdskit.pipeline.ranks import group_rank, initialised_rank
@@ -20,14 +22,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_NEW_ITERATION = "a new iteration of this loader began, which ended this one. Two at a time need two loaders."
 _MAX_EPOCH = 10**9  # a stream numbers its draws with 63 bits, of which 30 hold the epoch
 
 
 class Loader(ABC):
     """The loader that `make_loader` returns. Each iteration is one epoch and yields the items of the pipeline.
 
-    An item is a batch, or a sample if the pipeline has no stage `batched`. The iteration after a whole epoch runs the
-    next epoch; after a `break`, the same epoch starts again from its beginning. The loader makes no collective call.
+    An item is a batch, or a sample if the pipeline has no stage `batched`. Each iteration that yielded an item is an
+    epoch, as with a DataLoader: the next iteration runs the next epoch, also after a `break`. The loader makes no
+    collective call.
 
     Args:
         rank_info: The rank and world size for which the pipeline reads.
@@ -61,9 +65,9 @@ class Loader(ABC):
         self._rank_info = rank_info
         self._process_group = process_group
         self._is_rank_given = is_rank_given
-        self._running: weakref.ref[Any] | None = None
+        self._running: weakref.ref[Any] | None = None  # the items of the running iteration
         self._is_in_epoch = False  # False once a state is loaded during the running iteration
-        self._was_closed = False  # during the running iteration
+        self._why_ended = ""  # set when something else ends the running iteration
         self._next_epoch: int | None = None  # from `set_epoch` during the running iteration
         self._meter = Meter(name=name, rank=rank_info.rank)
 
@@ -92,16 +96,14 @@ class Loader(ABC):
     def epoch(self) -> int:
         """Number of the running epoch. Between two iterations: number of the epoch that the next iteration runs.
 
-        The number of the next epoch is set just before the last item is yielded. If a stream has no known length, the
-        number is set after the last item.
+        The number of the next epoch is set just before the last item is yielded, or when an iteration is left early. If
+        a stream has no known length, the number is set after the last item.
         """
 
     @property
     @abstractmethod
     def remaining(self) -> int:
         """Number of items of the running or next epoch (see `epoch`) that the consumer has not received yet.
-
-        A `break` does not change the number.
 
         Raises:
             TypeError: The stages of a stream do not define the length of an epoch.
@@ -117,7 +119,9 @@ class Loader(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the consumer for `load_state_dict`, as a dict of plain JSON values."""
+        """Return the position of the consumer for `load_state_dict`, as a dict of plain JSON values. After an iteration
+        that was left early, until the next one begins, it is the position in the epoch that was left.
+        """
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -148,17 +152,25 @@ class Loader(ABC):
     def close(self) -> None:
         """End the running iteration, the threads and the worker processes, within a second even if a worker hangs.
 
-        The next `next()` of the ended iteration raises PipelineError. A new iteration starts new workers and runs the
-        interrupted epoch again from its beginning. A `with` statement closes the loader at its end:
-        `with wdskit.make_loader("train.yaml") as loader: ...`.
+        The next `next()` of the ended iteration raises PipelineError. A new iteration starts new workers. A `with`
+        statement closes the loader at its end: `with wdskit.make_loader("train.yaml") as loader: ...`.
+        """
+        self._end_running("this loader was closed in the middle of an epoch. Start a new iteration.")
+        self._close_pool()
+
+    def _end_running(self, why: str) -> bool:
+        """End the running iteration, whose next `next()` then raises a PipelineError with the text `why`. Return False
+        if it ends only later, because a signal handler or another thread calls this method while it waits for an item.
         """
         running = self._running() if self._running is not None else None
-        if running is not None and running.gi_frame is not None:
-            self._was_closed = True
-            if not running.gi_running:  # it waits for a batch if a signal handler or another thread calls this method
-                running.close()
-                self._end_epoch()
-        self._close_pool()
+        if running is None or running.gi_frame is None:
+            return True
+        self._why_ended = why
+        if running.gi_running:
+            return False
+        running.close()
+        self._end_epoch()
+        return True
 
     def __reduce_ex__(self, _: object) -> Any:
         """Raise PipelineError: a copy would share the position of this loader, and its workers cannot be pickled."""
@@ -213,42 +225,45 @@ class Loader(ABC):
         """Return an iterator over the items of one epoch. The iterator does nothing before its first `next()`.
 
         Raises:
-            PipelineError: At the first `next()`: another iteration of this loader is still running. At any `next()`:
-                the loader was closed during this iteration, a worker died, or a wait lasted for the `timeout`.
-            RankError: At the first `next()`: the process group has another rank or world size than this loader.
+            PipelineError: At the first `next()`: a worker of torch's DataLoader runs the loader, or another thread
+                waits for an item of it. At any `next()`: the loader was closed or a new iteration began during this
+                iteration, a worker died, or a wait lasted for the `timeout`.
+            RankError: At the first `next()`: the process group has another rank or world size than this loader, or the
+                loaders of other ranks read another sequence of samples.
             SampleError, ShardError, StorageError: An item cannot be made. All items before this item were yielded.
         """
         return self._run()
 
     def _run(self) -> Iterator[Any]:
-        running = self._running() if self._running is not None else None
-        if running is not None and running.gi_frame is not None:
+        if get_worker_info() is not None:
             raise PipelineError(
-                "this loader already has an iterator in use. Finish or delete that iterator, or make a second loader."
+                "a loader in a worker of torch's DataLoader: each of these workers would yield every sample.\n"
+                "  Use the loader in place of the DataLoader, with `workers`."
             )
+        if not self._end_running(_NEW_ITERATION):
+            raise PipelineError("another thread waits for an item of this loader. Make a second loader.")
         self._check_rank()
         items = self._items()
         own = self._running = weakref.ref(items)
         self._is_in_epoch, self._next_epoch = True, None
-        self._was_closed = False
+        self._why_ended = ""
         error: Exception | None = None
         try:
             for item in items:
-                if self._was_closed:  # by a signal handler or another thread
+                if self._why_ended:  # by a signal handler or another thread
                     break
                 yield item
                 del item
         except Exception as err:
-            if not self._was_closed:
+            if not self._why_ended:
                 raise
             error = err
         finally:
             items.close()
             if self._running is own:
                 self._end_epoch()
-        if self._was_closed or self._running is not own:  # a new iteration began after `close`
-            msg = "this loader was closed in the middle of an epoch. Start a new iteration."
-            raise PipelineError(msg) from error
+        if self._why_ended or self._running is not own:
+            raise PipelineError(self._why_ended or _NEW_ITERATION) from error
         logger.info("%s", self._meter.stats().line())
 
     def _check_rank(self) -> None:

@@ -18,6 +18,7 @@ class Budget:
 
     Args:
         spec: The settings `errors`.
+        name: Name of the pipeline, for the list of the bad samples.
         rank: Rank of the loader, for the name of the file that lists the bad samples.
         num_samples: Number of samples of this rank in an epoch. A limit in per cent is a share of this number.
 
@@ -29,12 +30,12 @@ class Budget:
         PipelineError: `errors.dir` is a file, or is below a file.
     """
 
-    def __init__(self, spec: ErrorsSpec, *, rank: int, num_samples: int) -> None:
+    def __init__(self, spec: ErrorsSpec, *, name: str, rank: int, num_samples: int) -> None:
         self.count = 0
         self.limit = _limit(spec.max_bad, num_samples)
         self._max_bad = spec.max_bad
-        self._rank = rank
-        self._path = None if spec.dir is None else Path(spec.dir) / f"bad-rank{rank:05d}.jsonl"
+        self._name, self._rank = name, rank
+        self._path = None if spec.dir is None else Path(spec.dir).absolute() / f"bad-{name}-rank{rank:05d}.jsonl"
         for folder in () if self._path is None else self._path.parents:
             if folder.exists():
                 if not folder.is_dir():
@@ -67,7 +68,8 @@ class Budget:
         if self._path is not None:
             try:
                 make_folders(self._path.parent)
-                append_lines(self._path, [json.dumps({"epoch": epoch, **each._asdict()}) for each in bad])
+                records = [{"pipeline": self._name, "epoch": epoch, **each._asdict()} for each in bad]
+                append_lines(self._path, [json.dumps(record) for record in records])
             except OSError as err:
                 msg = f"errors.dir: {self._path} cannot be written: {err.strerror or err}."
                 raise StorageError(

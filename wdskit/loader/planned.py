@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import itertools
+import json
 import logging
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,19 +17,22 @@ from numpy.typing import NDArray
 
 from wdskit.engine.batch import PlannedBatches
 from wdskit.engine.program import Job, Program
-from wdskit.errors import PipelineError
+from wdskit.errors import PipelineError, RankError
 from wdskit.loader.base import Loader
 from wdskit.loader.budget import Budget
 from wdskit.loader.device import make_mover, move_ahead
 from wdskit.loader.pools import Pool, make_pool
 from wdskit.loader.prefetch import Prefetch, jobs_ahead
 from wdskit.loader.start_method import start_method_of
-from wdskit.loader.state import EpochCounter, Pass
+from wdskit.loader.state import EpochCounter, Pass, plain_state
 from wdskit.loader.watch import Watch
 from wdskit.order.steps import Steps
+from wdskit.pipeline.ranks import group_store
 from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec
 
 logger = logging.getLogger(__name__)
+
+_numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)  # of this process's loaders of each name
 
 
 class PlannedLoader(Loader):
@@ -64,12 +71,15 @@ class PlannedLoader(Loader):
         if logs_dropped and (dropped := layout.steps(self._rank_info.world_size).describe_dropped()):
             logger.warning("%s: %s", self._meter.name, dropped)
         self._last: tuple[Pass, int] | None = None
+        self._number, self._num_iterations = next(_numbers[self._meter.name]), 0
         self._own_rank = [self._rank_info.rank, self._rank_info.world_size]
         self._steps_per_job, num_ahead = jobs_ahead(spec, self.program)
         steps = layout.steps(self._rank_info.world_size)
         num_samples = steps.num_samples - (steps.num_dropped if isinstance(steps, Steps) else 0)
         num_samples //= self._rank_info.world_size
-        self._budget = Budget(errors or ErrorsSpec(), rank=self._rank_info.rank, num_samples=num_samples)
+        self._budget = Budget(
+            errors or ErrorsSpec(), name=self._meter.name, rank=self._rank_info.rank, num_samples=num_samples
+        )
         self._prefetch = Prefetch(self._make_pool(), num_ahead)
         self.most_ahead = num_ahead * self._steps_per_job + self._steps_per_job - 1
 
@@ -91,7 +101,7 @@ class PlannedLoader(Loader):
     @property
     def epoch(self) -> int:
         """Number of the running epoch. Between two iterations: number of the epoch that the next iteration runs. The
-        number of the next epoch is set just before the last item is yielded.
+        number of the next epoch is set just before the last item is yielded, or when an iteration is left early.
         """
         return self._counter.epoch
 
@@ -148,12 +158,15 @@ class PlannedLoader(Loader):
                 sequence of samples. The message names the difference.
         """
         self._counter.load_state_dict(state, strict=strict)
+        state = plain_state(state)
         self._is_in_epoch = False
         self._budget = copy.copy(self._budget)  # a running iteration keeps the old budget
         self._budget.count = state["bad"] if state.get("bad_rank") == self._own_rank else 0
 
     def _items(self) -> Any:
         running, budget = self._counter.begin(), self._budget
+        self._compare_ranks(running)
+        self.program.run.epoch = running.epoch  # workers that start now seed their generators with it
         if not running.steps.consumed:
             budget.count = 0
         num_steps = len(running.steps)
@@ -176,10 +189,47 @@ class PlannedLoader(Loader):
                 del value
                 self._meter.asked()
         finally:
+            self._counter.end(running)
             if not self.spec.persistent_workers:
                 self._prefetch.close()
             self._prefetch.free_memory(is_left_early=step < num_steps)
         assert step == num_steps
+
+    def _compare_ranks(self, running: Pass) -> None:
+        """Raise RankError if a rank of the process group that began its iteration earlier reads other samples.
+
+        There is no collective call: a rank writes what it reads into the store of the group, and goes on. It compares
+        the first value of the same iteration of this loader, and the last value of the same epoch if it belongs to a
+        later iteration: that rank has begun to read alone.
+        """
+        store = None if self._is_rank_given else group_store(self._process_group)
+        if store is None:
+            return
+        layout, steps = self.program.epoch, running.steps
+        self._num_iterations += 1
+        own = {
+            **layout.fingerprint,
+            "epoch": running.epoch,
+            "start": running.start,
+            "consumed": steps.consumed,
+            "batch": layout.batch,
+            "tail": layout.tail,
+            "steps": len(steps),
+            "iteration": self._num_iterations,
+        }
+        loader = f"{self._meter.name}/{self._number}"
+        for key in (f"{loader}/iteration/{self._num_iterations}", f"{loader}/epoch/{running.epoch}"):
+            found = own
+            with contextlib.suppress(RuntimeError):  # the rank that has the store has ended
+                found = json.loads(store.compare_set(key, "", json.dumps(own)))
+                if found["iteration"] < self._num_iterations:
+                    store.set(key, json.dumps(own))
+                    continue
+            names = [name for name in own if name != "iteration" and own[name] != found.get(name)]
+            if names:
+                differing = "; ".join(f"{name} is {own[name]!r} here and {found.get(name)!r} there" for name in names)
+                msg = f"{self._meter.name}: this rank and another one read different samples: {differing}."
+                raise RankError(f"{msg}\n  Give all ranks the same settings, data, epoch and state.")
 
     def _close_pool(self) -> None:
         self._prefetch.close()
@@ -187,7 +237,7 @@ class PlannedLoader(Loader):
     def _jobs(self, running: Pass) -> Iterator[Job]:
         """Yield the jobs of a pass. If the workers stay alive between epochs, the jobs of the next pass follow."""
         next_passes = [self._counter.following(running)] if self.spec.persistent_workers else []
-        for _, start, steps in (running, *next_passes):
+        for epoch, start, steps in (running, *next_passes):
             for first in range(0, len(steps), self._steps_per_job):
                 stop = min(first + self._steps_per_job, len(steps))
-                yield Job(start, steps, first, stop)
+                yield Job(start, steps, first, stop, epoch)

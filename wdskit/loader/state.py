@@ -43,8 +43,9 @@ class Pass(NamedTuple):
 class EpochCounter:
     """Counts the epochs and samples of a planned loader.
 
-    A pass starts at the position of a loaded state that was not used yet, otherwise at the start of the current epoch.
-    The epoch advances before the last batch of a pass is yielded.
+    A pass starts at the position of a loaded state of which no batch was received yet, otherwise at the start of the
+    current epoch. The epoch advances before the last batch of a pass is yielded, and at the end of a pass that is left
+    early. The state still has the consumer's position in the epoch that was left, until the next pass begins.
 
     Args:
         layout: Number of samples, batch size and fingerprint of the epochs.
@@ -63,6 +64,7 @@ class EpochCounter:
         self._loaded_samples: tuple[int, int] | None = None  # the epoch of a loaded state, and its positions
         self._is_loaded = False
         self._running: Pass | None = None
+        self._left: dict[str, Any] | None = None  # the consumer's state in an epoch that was left early
         self.epoch = 0
         self.consumed = 0
 
@@ -101,20 +103,28 @@ class EpochCounter:
             logger.warning("the rest of epoch %d is not read: the framework continues with the next epoch", self.epoch)
         self.epoch = epoch
         self.consumed = 0
+        self._left = None
 
     def begin(self) -> Pass:
         """Start a pass and return it. If the current epoch has no steps left, the pass is empty, and the next epoch
         becomes the current epoch.
         """
-        if not self._is_loaded:
-            self.consumed = 0
-        self._is_loaded = False
+        self._left = None
         start = self._start_of(self.epoch)
         steps = self._steps(start, self._samples_of(self.epoch), self.consumed)
-        self._running = Pass(self.epoch, start, steps)
+        running = self._running = Pass(self.epoch, start, steps)
         if not len(steps):
             self._roll_over()
-        return self._running
+        return running
+
+    def end(self, running: Pass) -> None:
+        """End a pass. If the consumer received a batch of the pass, and left the pass early, the next epoch becomes the
+        current epoch. Do nothing if a state was loaded, or another pass was started, since `running` started.
+        """
+        if running is self._running and not self._is_loaded and self.consumed:
+            left = self.state_dict()
+            self._roll_over()
+            self._left = left
 
     def following(self, running: Pass) -> Pass:
         """Return the pass over the whole epoch after `running`. The pass is not started. A later call of `set_epoch` or
@@ -131,6 +141,7 @@ class EpochCounter:
         """
         if running is not self._running:
             return
+        self._is_loaded = False
         self.consumed = running.steps.consumed_after(step)
         if step + 1 == len(running.steps):
             self._roll_over()
@@ -140,6 +151,7 @@ class EpochCounter:
         stop = self._start_of(self.epoch) + self._samples_of(self.epoch)
         self.epoch += 1
         self.consumed = 0
+        self._is_loaded, self._running = False, None
         self._anchor = (self.epoch, stop)
 
     def _samples_of(self, epoch: int) -> int:
@@ -160,6 +172,8 @@ class EpochCounter:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the consumer's position as plain JSON (see `PlannedLoader.state_dict`). `bad` is always 0 here."""
+        if self._left is not None:
+            return dict(self._left)
         return {
             "version": STATE_VERSION,
             "epoch": self.epoch,
@@ -182,6 +196,7 @@ class EpochCounter:
             StateError: `state` is not a state of a planned loader, or `strict` is True and the state belongs to another
                 sequence of samples. The message names the difference.
         """
+        state = plain_state(state)
         numbers = _check_numbers(state)
         is_same = compare_fingerprints(self._layout.fingerprint, state["fingerprint"], strict=strict)
         self.epoch, self.consumed, start, samples, _ = numbers
@@ -191,7 +206,18 @@ class EpochCounter:
         self._anchor = (self.epoch, start)
         self._loaded_samples = (self.epoch, samples)
         self._is_loaded = True
-        self._running = None
+        self._running = self._left = None
+
+
+def plain_state(state: Any) -> dict[str, Any]:
+    """Return a copy of a state as plain JSON. StateError: `state` is not plain JSON."""
+    try:
+        plain = json.loads(json.dumps(_with_whole_numbers(state)))
+    except (TypeError, ValueError, RecursionError) as err:
+        raise StateError(f"this is not the state of a loader, which is plain JSON: {err}.") from err
+    if not isinstance(plain, dict):
+        raise StateError(f"this is not the state of a loader, but {type(state).__name__}.")
+    return plain
 
 
 def _check_numbers(state: Any) -> list[int]:
@@ -200,8 +226,8 @@ def _check_numbers(state: Any) -> list[int]:
     Raises:
         StateError: `state` is damaged or not from a planned loader.
     """
-    if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
-        version = state.get("version") if isinstance(state, Mapping) else type(state).__name__
+    if state.get("version") != STATE_VERSION:
+        version = state.get("version")
         raise StateError(f"this is not the state of a planned loader of version {STATE_VERSION}, but {version!r}.")
     if "consumed" not in state and "epoch" in state:
         raise StateError("this is the state of a stream, not of a planned source such as `exact`.")
@@ -281,7 +307,7 @@ def _differences(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
         for name in names
         if own.get(name) != saved.get(name)
     ]
-    if not differing and saved_digest not in {None, own_digest}:
+    if not differing and saved_digest not in (None, own_digest):
         differing.append("the state has a setting that this loader lacks, such as `where`, `repeat` or `weights`")
     digests = zip(own_digests, saved_digests, strict=True)
     if not differing and any(None not in pair and pair[0] != pair[1] for pair in digests):

@@ -57,7 +57,7 @@ class StreamLoader(Loader):
         self._started_epoch: int | None = None  # the epoch that began last
         self._num_received = 0  # items of this epoch
         self._has_warned = False
-        self._budget = Budget(errors or ErrorsSpec(), rank=self._rank_info.rank, num_samples=0)
+        self._budget = Budget(errors or ErrorsSpec(), name=self._meter.name, rank=self._rank_info.rank, num_samples=0)
         self._waiting: deque[tuple[int, Any]] = deque()  # workers and the tickets of their jobs, in turn
         layout, count = pipeline.layout, self._num_items()
         check_splits(pipeline.pipeline, layout, self._rank_info.world_size, max(1, spec.workers))

@@ -192,11 +192,11 @@ def _work_or_exit(channel: _Channel, factory: BatchFactory) -> None:
 def seed_worker(program: Any, number: int, num_workers: int) -> None:
     """Seed the generators of `random`, numpy and torch, and set torch's `get_worker_info`, as torch's DataLoader does.
 
-    The seeds depend on the seed and the rank of `program.run`, and on the number of the worker. Torch is also limited
-    to one thread. If torch is not imported yet, torch is prepared in this way when it is imported.
+    The seeds depend on the seed, the rank and the epoch of `program.run`, and on the number of the worker. Torch is
+    also limited to one thread. If torch is not imported yet, torch is prepared in this way when it is imported.
     """
     run = program.run
-    words = np.random.SeedSequence([run.seed, run.rank_info.rank, number]).generate_state(3)
+    words = np.random.SeedSequence([run.seed, run.rank_info.rank, number, run.epoch]).generate_state(3)
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))  # noqa: NPY002 (users may draw from the global generator)
 

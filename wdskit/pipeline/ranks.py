@@ -189,6 +189,19 @@ def as_group(process_group: Any) -> Any:
     return process_group.get_group()
 
 
+def group_store(process_group: Any) -> Any:
+    """Return the store that the ranks of a process group share, of torch's class `Store`. Its keys belong to this
+    group. Return None if there is no process group, or if its backend has no store.
+    """
+    if initialised_rank() is None:
+        return None
+    import torch.distributed as dist
+
+    store: Any = dist.distributed_c10d._get_default_store()  # noqa: SLF001 (torch has no public way)
+    ranks = dist.get_process_group_ranks(as_group(process_group))  # groups side by side may read different data
+    return store and dist.PrefixStore(f"wdskit/{ranks}", store)  # type: ignore[attr-defined]
+
+
 def _number(environ: Mapping[str, str], name: str) -> int:
     """Return the whole number, 0 or more, in an environment variable. Raise RankError if the variable is not set or has
     another value.

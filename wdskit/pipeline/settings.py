@@ -174,7 +174,7 @@ class CacheSpec(BaseModel):
             StorageError: The folder cannot be created or written, belongs to another user, or other users may write to
                 it.
         """
-        return None if self.dir is None or self.size is None else PartCache(self.dir, self.size)
+        return None if self.dir is None or self.size is None else PartCache(str(Path(self.dir).absolute()), self.size)
 
 
 SECTIONS: dict[str, type[BaseModel]] = {"loader": LoaderSpec, "errors": ErrorsSpec, "cache": CacheSpec}

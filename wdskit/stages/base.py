@@ -65,6 +65,7 @@ class Origin(NamedTuple):
         key: Key of the sample; empty if unknown.
         members: For a batch, the origins of all its samples; empty for a sample. A batch has the `url`, the `key` and
             the position of its last sample.
+        epoch: The epoch of the sample.
     """
 
     url: str
@@ -73,6 +74,7 @@ class Origin(NamedTuple):
     minor: int
     part: int
     members: tuple[Origin, ...] = ()
+    epoch: int = 0
 
     def __str__(self) -> str:
         """Return "shard: key" for a sample, and "first sample to last sample" for a batch. Return "a value" if shard
@@ -387,12 +389,13 @@ Function = Annotated[str | Callable[..., Any], PlainValidator(_check_function), 
 
 
 class BoundFunction:
-    """A user's function in a pipeline. If it has a parameter `rng`, it gets the Generator of the value's position.
+    """A user's function in a pipeline. If it has a parameter `rng`, it gets the Generator of the value's position; with
+    a parameter `epoch`, the number of the value's epoch.
 
     Args:
         run: The running pipeline.
         stage: The key of the stage's random numbers; see `Context.label`.
-        function: Takes the value, and `rng` if it has this parameter.
+        function: Takes the value, and `rng` and `epoch` if it has these parameters.
         global_rng: Whether to seed random, numpy and torch by position before each call.
         is_map: Whether the result replaces the value. If so, a result of None (a forgotten `return`) is an error.
     """
@@ -411,7 +414,8 @@ class BoundFunction:
         self.function = function
         self.global_rng = global_rng
         self.is_map = is_map
-        self.wants_rng = _wants_rng(function)
+        self.wants_rng = _wants(function, "rng")
+        self.wants_epoch = _wants(function, "epoch")
 
     def __call__(self, value: Any, origin: Origin) -> Any:
         """Return the function's result for `value`.
@@ -419,7 +423,9 @@ class BoundFunction:
         Raises:
             FunctionFailed: The function raised an Exception, or it returned None and `is_map` is set.
         """
-        options = {"rng": self.run.rng_of(self.stage)(origin)} if self.wants_rng else {}
+        options: dict[str, Any] = {"rng": self.run.rng_of(self.stage)(origin)} if self.wants_rng else {}
+        if self.wants_epoch:
+            options["epoch"] = origin.epoch
         try:
             with (
                 self.run.call_lock(self.function, origin),
@@ -600,18 +606,18 @@ def bind_steps(stages: Sequence[Any], context: Context) -> tuple[tuple[Step, ...
     return tuple(steps), context
 
 
-def _wants_rng(function: Callable[..., Any]) -> bool:
-    """Return True if `function` takes a random Generator: if it has a parameter `rng` that is keyword-only or after its
-    first parameter. A keyword `rng` that a partial has set does not count.
+def _wants(function: Callable[..., Any], name: str) -> bool:
+    """Return True if `function` has the parameter `name`, keyword-only or after its first parameter. A keyword that a
+    partial has set does not count.
     """
-    if isinstance(function, functools.partial) and "rng" in function.keywords:
+    if isinstance(function, functools.partial) and name in function.keywords:
         return False
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # some builtins have no signature
         return False
     keyword_only = inspect.Parameter.KEYWORD_ONLY
-    return "rng" in list(parameters)[1:] or ("rng" in parameters and parameters["rng"].kind is keyword_only)
+    return name in list(parameters)[1:] or (name in parameters and parameters[name].kind is keyword_only)
 
 
 def parameters_of(function: Callable[..., Any]) -> tuple[str, ...] | None:

@@ -84,7 +84,7 @@ class Renumber:
         epoch = run.epoch if self.each_epoch else run.first_epoch
         for number, value in enumerate(source):
             url, key = (value.get("__url__", ""), value.get("__key__", "")) if isinstance(value, dict) else ("", "")
-            run.origin = Origin(str(url), str(key), number, epoch, part)
+            run.origin = Origin(str(url), str(key), number, epoch, part, epoch=run.epoch)
             yield value
 
 

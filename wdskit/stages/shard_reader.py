@@ -88,7 +88,7 @@ class ShardOpener:
             slot[0], slot[1] = draw, 0
             index = -1
             for index, sample in enumerate(self.read(item["url"])):
-                run.origin = Origin(shown, sample["__key__"], draw, index, 0)
+                run.origin = Origin(shown, sample["__key__"], draw, index, 0, epoch=run.epoch)
                 slot[2] += 1
                 self._report(1)
                 yield sample

@@ -103,7 +103,7 @@ class Stream(StreamStage):
                 a remote folder or glob; a run of `wdskit pack` in a folder without an index is unfinished; a
                 `classes.json` is invalid; or the labels of two folders mean different classes.
         """
-        found = find_shards(self.shards, read_index if self.check == "sha256" else None)
+        found = find_shards(self.shards, read_index if self.check == "sha256" else None, is_absolute=True)
         check_found(found)
         refuse_doubles(found, "`resampled: true` with `upsampling` or `weights`")
         shards = ShardList.of(found)
