@@ -522,21 +522,6 @@ def test_what_can_change_is_written_before_write_returns(tmp_path: Path, kind) -
     assert temp.sha256 == hashlib.sha256(b"".join(LARGE)).hexdigest()
 
 
-def test_a_buffer_that_was_handed_over_comes_back_only_when_its_bytes_are_written(tmp_path: Path) -> None:
-    disk = HeldDisk()
-    path = tmp_path / "large"
-    first, second = bytearray(LARGE[3]), bytearray(LARGE[0])
-    with publish(path, disk=disk) as temp:
-        assert temp.hand_over(first, len(first)) is None
-        threading.Timer(0.05, disk.go.set).start()
-        assert temp.hand_over(second, len(second) - 1) is first
-        [draft] = tmp_path.glob(f".*{TEMP_SUFFIX}")
-        assert draft.stat().st_size >= len(LARGE[3])
-        first[:] = bytes(len(first))
-        assert temp.hand_over(first, 3) is second
-    assert path.read_bytes() == LARGE[3] + LARGE[0][:-1] + bytes(3)
-
-
 def test_the_device_is_given_each_large_piece_at_once(tmp_path: Path) -> None:
     """Errors of these early flushes do not matter: only the flush at the end counts."""
     begun: list[bytes] = []

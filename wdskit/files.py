@@ -136,8 +136,8 @@ def _flush(fd: int) -> None:
 class TempFile:
     """The temporary file that `publish` writes and then renames.
 
-    A thread writes the large pieces of `hand_over`, and of `write` if they are bytes, one at a time, while the caller
-    continues. If a write in the thread fails, the next `write`, `hand_over`, `wait` or `sha256` raises its OSError.
+    A thread writes large pieces of `bytes`, one at a time, while the caller continues. If a write in the thread fails,
+    the next `write`, `wait` or `sha256` raises its OSError.
 
     Attributes:
         num_bytes: Number of bytes of all pieces, including a piece that is not written yet.
@@ -149,31 +149,15 @@ class TempFile:
         self._digest = hashlib.sha256()
         self._thread: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
-        self._handed_over: bytearray | None = None
         self.num_bytes = 0
 
     def write(self, data: Buffer) -> None:
         """Append all of `data`. The caller may change a mutable buffer after this call."""
         self.wait()
         view = memoryview(data).cast("B")
-        # a thread reads only bytes that cannot change
-        self._append(view, in_thread=isinstance(data, bytes))
-
-    def hand_over(self, buffer: bytearray, num_bytes: int) -> bytearray | None:
-        """Append the first `num_bytes` of `buffer`. The caller must not change `buffer` until the next call returns it.
-
-        Returns:
-            The buffer of the previous call, which the caller owns again; None at the first call.
-        """
-        self.wait()
-        free, self._handed_over = self._handed_over, buffer
-        self._append(memoryview(buffer)[:num_bytes], in_thread=True)
-        return free
-
-    def _append(self, view: memoryview, *, in_thread: bool) -> None:
         start = self.num_bytes
         self.num_bytes += len(view)
-        if not in_thread or len(view) < THREAD_BYTES:
+        if not isinstance(data, bytes) or len(view) < THREAD_BYTES:  # a thread reads only bytes that cannot change
             self._write(view)
             return
         if self._thread is None:

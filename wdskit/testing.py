@@ -13,31 +13,11 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from wdskit.files import Disk
 
-__all__ = ["Disk", "Resumable", "assert_resumes_exactly"]
-
-
-class Resumable(Protocol):
-    """The methods of a loader that `assert_resumes_exactly` calls; every loader of wdskit has them."""
-
-    @property
-    def epoch(self) -> int:
-        """Number of the running epoch, or of the next epoch if no epoch is running."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch. A loaded position is kept if it is in this epoch, otherwise dropped."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the items of one epoch. After `load_state_dict`, yield only the rest of the epoch."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last yielded item, as plain JSON."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration start at the position in `state`, which `state_dict` returned."""
+__all__ = ["Disk", "assert_resumes_exactly"]
 
 
 class _Step(NamedTuple):
@@ -48,7 +28,7 @@ class _Step(NamedTuple):
 
 
 def assert_resumes_exactly(
-    make_loader: Callable[[], Resumable], *, num_epochs: int = 2, steps: Iterable[int] | None = None
+    make_loader: Callable[[], Any], *, num_epochs: int = 2, steps: Iterable[int] | None = None
 ) -> None:
     """Assert that a loader resumes exactly: after a stop at any step, it yields the same batches as without the stop.
 
@@ -91,7 +71,7 @@ def assert_resumes_exactly(
             _check_rest(_resumed(make_loader, state), whole, stop, f"resumed after step {stop}, {way}")
 
 
-def _take(loader: Resumable, *, num_epochs: int) -> Iterator[_Step]:
+def _take(loader: Any, *, num_epochs: int) -> Iterator[_Step]:
     """Yield the items of the next `num_epochs` epochs, and one item more if the loader has more."""
     end = loader.epoch + num_epochs
     for step in _epochs(loader):
@@ -100,7 +80,7 @@ def _take(loader: Resumable, *, num_epochs: int) -> Iterator[_Step]:
             return
 
 
-def _epochs(loader: Resumable) -> Iterator[_Step]:
+def _epochs(loader: Any) -> Iterator[_Step]:
     """Yield the items of one epoch after another, until two epochs in a row are empty.
 
     Call `set_epoch` before each epoch, as a training loop does.
@@ -116,7 +96,7 @@ def _epochs(loader: Resumable) -> Iterator[_Step]:
             return
 
 
-def _states_in_passing(make_loader: Callable[[], Resumable], whole: list[_Step], stops: set[int]) -> dict[int, str]:
+def _states_in_passing(make_loader: Callable[[], Any], whole: list[_Step], stops: set[int]) -> dict[int, str]:
     """Run a new loader up to the last of `stops`, and return the saved states.
 
     Returns:
@@ -138,7 +118,7 @@ def _states_in_passing(make_loader: Callable[[], Resumable], whole: list[_Step],
     return states
 
 
-def _saved(loader: Resumable) -> str:
+def _saved(loader: Any) -> str:
     state = loader.state_dict()
     try:
         return json.dumps(state)
@@ -146,13 +126,13 @@ def _saved(loader: Resumable) -> str:
         raise AssertionError(f"this state is not plain JSON: {err}: {state!r}") from err
 
 
-def _resumed(make_loader: Callable[[], Resumable], state: str) -> Resumable:
+def _resumed(make_loader: Callable[[], Any], state: str) -> Any:
     loader = make_loader()
     loader.load_state_dict(json.loads(state))
     return loader
 
 
-def _check_rest(loader: Resumable, whole: list[_Step], stop: int, way: str) -> None:
+def _check_rest(loader: Any, whole: list[_Step], stop: int, way: str) -> None:
     """Compare the items of a resumed loader with `whole[stop:]`, the rest of the first run.
 
     `way` says how the loader was resumed, for messages. Raises AssertionError if an item differs or is missing.

@@ -7,6 +7,7 @@ import json
 import sys
 import tarfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,6 +32,7 @@ from real_sizes import (
 from wdskit import pack, reshard
 from wdskit.errors import FolderIndexError
 from wdskit.files import THREAD_BYTES, Disk, TempFile
+from wdskit.tar.writer import TarWriter
 
 SIZES: dict[str, Callable[[], Samples]] = {"large": large, "small": small} if ALL else {"large": large}
 DAMAGE = (AssertionError, tarfile.TarError)  # errors of `check_folder` for wrong shards
@@ -224,13 +226,18 @@ def test_reshard_of_tars_that_others_wrote(tmp_path: Path) -> None:
 def test_a_buffer_that_is_filled_again_while_a_thread_writes_it_is_caught(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = TempFile.hand_over
+    def wrong(self, data):
+        self.wait()
+        self._running = threads.submit(self._write_large, memoryview(data).cast("B"), self.num_bytes)
+        self.num_bytes += len(data)
 
-    def wrong(self, buffer, num_bytes):
-        right(self, buffer, num_bytes)
-        return buffer
+    def flush(self):
+        self._write(memoryview(self._buffer)[: self._used])
+        self._used = 0
 
-    monkeypatch.setattr(TempFile, "hand_over", wrong)
+    threads = ThreadPoolExecutor(1)
+    monkeypatch.setattr(TempFile, "write", wrong)
+    monkeypatch.setattr(TarWriter, "_flush", flush)
     reshard(str(packed), tmp_path / "new")
     with pytest.raises(DAMAGE):
         check_folder(tmp_path / "new", large())

@@ -79,40 +79,6 @@ def test_bytes_do_not_depend_on_how_they_are_joined(join, monkeypatch):
     assert b"".join(parts) == GOLDEN_SHARD.read_bytes()
 
 
-@given(st.lists(st.integers(0, 5000), max_size=30), st.integers(512, 6000))
-def test_a_buffer_that_was_handed_over_is_left_alone_until_it_comes_back(sizes, join):
-    """A thread writes the buffer. Each buffer is read only when the next one is returned: the bytes are the same."""
-    members = [(f"m{number}.bin", bytes([number + 1]) * size) for number, size in enumerate(sizes)]
-    pieces: list[bytes] = []
-    held: list[tuple[bytearray, int]] = []
-
-    def finish_piece():
-        if not held:
-            return None
-        buffer, num_bytes = held.pop()
-        pieces.append(bytes(buffer[:num_bytes]))
-        return buffer
-
-    def hand_over(buffer, num_bytes):
-        free = finish_piece()
-        held.append((buffer, num_bytes))
-        return free
-
-    def write(data):
-        free = finish_piece()
-        pieces.append(bytes(data))
-        assert free is None or free is not writer._buffer
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer_module, "_JOIN_BYTES", join)
-        writer = TarWriter(write, hand_over=hand_over)
-        for name, data in members:
-            writer.add(name, data)
-        writer.finish()
-    finish_piece()
-    assert b"".join(pieces) == shard_of(members)
-
-
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview], ids=lambda kind: kind.__name__)
 def test_any_buffer_gives_the_same_bytes(kind):
     assert shard_of([(name, kind(data)) for name, data in GOLDEN_MEMBERS]) == GOLDEN_SHARD.read_bytes()

@@ -142,7 +142,7 @@ class Filler:
         names, offsets, columns = set[str](), [0], ColumnBuilder(self.columns, job.name)
         try:
             with contextlib.closing(SourceFiles()) as files, publish(tar, disk=self.disk) as temp:
-                writer = TarWriter(temp.write, hand_over=temp.hand_over)
+                writer = TarWriter(temp.write)
                 for row in job.rows:
                     fields = self.read(with_dtypes(row, self.dtypes), files)
                     names |= fields.keys()
