@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from wdskit.config.load import VERSION, Sections
 from wdskit.config.types import Stages, StageSpec
@@ -15,10 +15,45 @@ _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 _REFERENCE = "#/$defs/{model}"
 
 
+_SIDE = {"type": "integer", "minimum": 1, "maximum": 65_535}
+_BOUND = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9.]+%$"}]}
+_NAMES = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+SHAPES: dict[str, dict[str, Any]] = {
+    "_check_budget": _BOUND,
+    "_check_bytes": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+    "_split_names": _NAMES,
+    "_check_shards": _NAMES,
+    "_check_size": {"anyOf": [_SIDE, {"type": "array", "items": _SIDE, "minItems": 2, "maxItems": 2}]},
+    "_check_ordered": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
+    "_check_bounds": {"type": "array", "items": _BOUND, "minItems": 2, "maxItems": 2},
+    "_check_split": {"type": "string"},
+    "_check_where": {"type": "string"},
+    "_check_column": {"type": "string"},
+    "_check_times": {"type": "object", "minProperties": 1, "maxProperties": 1},
+    "_check_stages": {"type": "array", "items": {"title": "stage"}},
+}
+"""The schemas of settings that functions check, by the name of the function."""
+
+
+class _Schemas(GenerateJsonSchema):
+    """Knows the schemas of `SHAPES`."""
+
+    def function_plain_schema(self, schema: Any) -> dict[str, Any]:
+        return SHAPES[schema["function"]["function"].__name__]
+
+    def function_before_schema(self, schema: Any) -> dict[str, Any]:
+        shape = SHAPES.get(getattr(schema["function"]["function"], "__name__", ""))
+        return shape or super().function_before_schema(schema)
+
+    def function_after_schema(self, schema: Any) -> dict[str, Any]:
+        shape = SHAPES.get(getattr(schema["function"]["function"], "__name__", ""))
+        return shape or super().function_after_schema(schema)
+
+
 def json_schema(known: Stages, sections: Sections) -> dict[str, Any]:
     """Return the JSON schema (draft 2020-12) of configuration files, for editors. The order of stages is not in it."""
     checked = [(model, "validation") for model in (*known.values(), *sections.values())]
-    _, made = models_json_schema(checked, ref_template=_REFERENCE)  # type: ignore[arg-type]  # a tuple of a Literal
+    _, made = models_json_schema(checked, ref_template=_REFERENCE, schema_generator=_Schemas)  # type: ignore[arg-type]  # a tuple of a Literal
     defs = {name: _with_variables(schema) for name, schema in made["$defs"].items()}
     bare = [name for name, spec in known.items() if not defs[spec.__name__].get("required")]
     stages = {f"stage.{name}": _stage_schema(spec, defs[spec.__name__]) for name, spec in known.items()}
@@ -89,7 +124,7 @@ def _with_variables(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     schema = {key: value for key, value in schema.items() if key != "title"}
-    for key in ("anyOf", "items", "additionalProperties", "prefixItems"):
+    for key in ("anyOf", "oneOf", "items", "additionalProperties"):
         if key in schema:
             schema[key] = _with_variables(schema[key])
     if "properties" in schema:

@@ -22,7 +22,6 @@ from pydantic import (
     PlainValidator,
     Strict,
     ValidationError,
-    WithJsonSchema,
 )
 from pydantic_core import PydanticCustomError
 
@@ -38,7 +37,12 @@ _REPR = reprlib.Repr()
 _REPR.maxlevel, _REPR.maxlist, _REPR.maxtuple, _REPR.maxdict, _REPR.maxstring = 2, 4, 4, 4, _MAX_SHOWN
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
-_MARKS = ("[key]", "[number]", "[names]")  # pydantic's mark for a dict's key, and the tags of `NumberOrNames`
+_MARKS = (
+    "[key]",
+    "[number]",
+    "[names]",
+    "[schedule]",
+)  # pydantic's mark for a dict's key, and the tags of `NumberOrNames`
 
 
 class Flaw(NamedTuple):
@@ -337,10 +341,6 @@ def _check_channels(values: tuple[float, ...]) -> tuple[float, ...]:
     return values
 
 
-_NAMES_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
-_SIDE_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 65_535}
-_RANGE_SCHEMA = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
-
 ImageSpec = Literal[
     "l8", "rgb8", "rgba8", "l", "rgb", "rgba", "torchl8", "torchrgb8", "torchrgba8", "torchl", "torchrgb", "torch",
     "torchrgba", "pill", "pil", "pilrgb", "pilrgba", "index",
@@ -349,11 +349,7 @@ WHOLE = BeforeValidator(as_int)
 """Accepts integers of numpy and torch. It must be last in an annotation, so that the schema keeps the bounds."""
 Natural = Annotated[int, Strict(), Field(ge=0, lt=2**63), WHOLE]
 Count = Annotated[int, Strict(), Field(ge=1, lt=2**63), WHOLE]
-Budget = Annotated[
-    int | str,
-    PlainValidator(_check_budget),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9.]+%$"}]}),
-]
+Budget = Annotated[int | str, PlainValidator(_check_budget)]
 Device = Annotated[str, Field(pattern=r"^cuda(:[0-9]+)?$")]
 Cluster = Annotated[str, Field(pattern=r"^ray(://[^\s/:@]+:[0-9]{1,5})?$")]
 Bool = Annotated[bool, Strict()]
@@ -363,25 +359,17 @@ Positive = Annotated[float, Strict(), Field(gt=0)]
 Timeout = Annotated[float, Strict(), Field(ge=0, lt=math.inf)]
 FieldName = Annotated[str, Strict(), AfterValidator(_check_field_name)]
 Alternatives = Annotated[str, Strict(), AfterValidator(_check_alternatives)]
-FieldNames = Annotated[
-    tuple[FieldName, ...], Field(min_length=1), BeforeValidator(_split_names), WithJsonSchema(_NAMES_SCHEMA)
-]
-FieldChoices = Annotated[
-    tuple[Alternatives, ...], Field(min_length=1), BeforeValidator(_split_names), WithJsonSchema(_NAMES_SCHEMA)
-]
-Shards = Annotated[str | tuple[str, ...], PlainValidator(_check_shards), WithJsonSchema(_NAMES_SCHEMA)]
+FieldNames = Annotated[tuple[FieldName, ...], Field(min_length=1), BeforeValidator(_split_names)]
+FieldChoices = Annotated[tuple[Alternatives, ...], Field(min_length=1), BeforeValidator(_split_names)]
+Shards = Annotated[str | tuple[str, ...], PlainValidator(_check_shards)]
 Classes = Literal["same", "any"]
 CLASSES: Any = Field(
     "same", description="Whether the `classes.json` of all folders must name the same classes, or may differ."
 )
 Weights = Annotated[tuple[Positive, ...], Field(min_length=1)]
-Size = Annotated[
-    int | tuple[int, int],
-    PlainValidator(_check_size),
-    WithJsonSchema({"anyOf": [_SIDE_SCHEMA, {"type": "array", "items": _SIDE_SCHEMA, "minItems": 2, "maxItems": 2}]}),
-]
-Range = Annotated[tuple[Positive, Positive], AfterValidator(_check_ordered), WithJsonSchema(_RANGE_SCHEMA)]
+Size = Annotated[int | tuple[int, int], PlainValidator(_check_size)]
+Range = Annotated[tuple[Positive, Positive], AfterValidator(_check_ordered)]
 _Share = Annotated[float, Strict(), Field(gt=0, le=1)]
-ShareRange = Annotated[tuple[_Share, _Share], AfterValidator(_check_ordered), WithJsonSchema(_RANGE_SCHEMA)]
+ShareRange = Annotated[tuple[_Share, _Share], AfterValidator(_check_ordered)]
 Channels = Annotated[tuple[Number, ...], AfterValidator(_check_channels)]
 PositiveChannels = Annotated[tuple[Positive, ...], AfterValidator(_check_channels)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import BaseModel, Field, PlainValidator, model_validator
 
 from wdskit.config.load import Stage, load, to_yaml
 from wdskit.config.types import (
@@ -130,7 +130,7 @@ class ErrorsSpec(BaseModel):
         return self
 
 
-def _check_size(value: object) -> int:
+def _check_bytes(value: object) -> int:
     with suppress(ValueError):
         size = parse_bytes(value) if isinstance(value, str) else as_int(value)
         if type(size) is int and size > 0:
@@ -138,9 +138,7 @@ def _check_size(value: object) -> int:
     raise refuse(wrong_kind(value, "a size is needed, as in 500GB"))
 
 
-Bytes = Annotated[
-    int, PlainValidator(_check_size), WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]})
-]
+Bytes = Annotated[int, PlainValidator(_check_bytes)]
 
 
 class CacheSpec(BaseModel):

@@ -20,7 +20,7 @@ from wdskit.order.lanes import default_lanes
 from wdskit.order.steps import AnySteps, Steps
 from wdskit.order.subset import PickedOrder
 from wdskit.stages.buckets import Bucketed
-from wdskit.stages.sources import Exact, PlannedData
+from wdskit.stages.sources import Exact, PlannedData, Resampled
 
 _CHUNK = 1 << 20
 
@@ -97,7 +97,7 @@ def plan_epoch(stages: Sequence[Any], world_size: int) -> tuple[PlannedData, Epo
     if any(stage.name == "with_epoch" for stage in stages):
         msg = "with_epoch: an epoch of `bucketed` is one pass over the data, whose batches differ in size."
         raise PipelineError(f"{msg}\n  Leave `with_epoch` out.")
-    if source.is_weighted or getattr(source, "weights", None) or getattr(source, "balance", None):
+    if source.is_weighted or (isinstance(source, Resampled) and source.reads_columns):
         msg = "bucketed: samples that are drawn by weights have no epoch that could be divided into buckets."
         raise PipelineError(f"{msg}\n  Use `exact`, with `repeat` for samples that should come more often.")
     batch = bucketed.size_on(world_size)

@@ -15,7 +15,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, PlainValidator, Strict, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Strict,
+    Tag,
+    ValidationInfo,
+    model_validator,
+)
 
 from wdskit.config.types import (
     CLASSES,
@@ -25,6 +35,7 @@ from wdskit.config.types import (
     Flaw,
     Kind,
     Natural,
+    Positive,
     Shards,
     Stages,
     StageSpec,
@@ -43,7 +54,7 @@ from wdskit.dataset.subset import Subset
 from wdskit.dataset.weights import SampleWeights, are_whole
 from wdskit.dataset.where import Where
 from wdskit.errors import PipelineError, SelectionError, StorageError
-from wdskit.order.base import Order
+from wdskit.order.base import Order, Tail
 from wdskit.order.exact import ExactOrder
 from wdskit.order.keys import philox
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW
@@ -56,7 +67,6 @@ from wdskit.text import as_int
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
 _NEEDS_RANGE = 'the first sample and the one after the last are needed, as in ["0%", "80%"] or [0, 50000]'
-_POSITION = re.compile(r"\d{1,18}")
 
 _NEEDS_TIMES = "a column of bool and a number are needed, as in {rare: 3}, or {column: NAME} for a column of numbers"
 MAX_TIMES = 16
@@ -95,32 +105,10 @@ def _bound_of(value: object) -> int | Fraction:
     return share
 
 
-def _check_weight(value: object) -> float | dict[int, float]:
-    if not isinstance(value, Mapping):
-        weight = _weight_number(value)
-        if not weight:
-            raise refuse("a part with weight 0 is never drawn. Leave it out, or give it a schedule.")
-        return weight
-    schedule = {_schedule_key(key): _weight_number(weight) for key, weight in value.items()}
-    if len(schedule) < len(value) or min(schedule, default=-1) != 0:
-        raise refuse("a schedule maps samples to weights, each once and from sample 0 on: {0: 1.0, 10000000: 0.2}.")
+def _check_schedule(schedule: dict[int, float]) -> dict[int, float]:
+    if 0 not in schedule:
+        raise refuse("a schedule maps samples to weights, from sample 0 on: {0: 1.0, 10000000: 0.2}.")
     return dict(sorted(schedule.items()))
-
-
-def _schedule_key(key: object) -> int:
-    key = as_int(key)
-    if isinstance(key, int) and not isinstance(key, bool) and 0 <= key < 10**18:
-        return key
-    if isinstance(key, str) and _POSITION.fullmatch(key):
-        return int(key)
-    raise refuse(f"{show(key)} is not a number of samples; write a schedule as {{0: 1.0, 10000000: 0.2}}.")
-
-
-def _weight_number(value: object) -> float:
-    value = as_int(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise refuse(wrong_kind(value, "a weight is a number of 0 or more, or a schedule such as {0: 1.0, 10000: 0.2}"))
-    return value
 
 
 def _check_stages(value: object, info: ValidationInfo) -> tuple[StageSpec, ...]:
@@ -186,32 +174,24 @@ def _check_where(value: object) -> str:
         raise refuse(str(err)) from None
 
 
+def _tail(default: Tail) -> Any:
+    about = "What to do with an incomplete last global batch: `drop` leaves it out, `pad` fills it. With `pad`, each "
+    return Field(default, description=f"{about}batch has a mask of the valid rows.")
+
+
 LaneCount = Annotated[int, Strict(), Field(ge=1, le=_MAX_LANES), WHOLE]
-_BOUND_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9.]+%$"}]}
-_WEIGHT_SCHEMA = {"type": "number", "minimum": 0}
-Bounds = Annotated[
-    tuple[int | str, int | str],
-    PlainValidator(_check_bounds),
-    WithJsonSchema({"type": "array", "items": _BOUND_SCHEMA, "minItems": 2, "maxItems": 2}),
-]
-Split = Annotated[str, PlainValidator(_check_split), WithJsonSchema({"type": "string"})]
-Condition = Annotated[str, PlainValidator(_check_where), WithJsonSchema({"type": "string"})]
-ColumnName = Annotated[str, PlainValidator(_check_column), WithJsonSchema({"type": "string"})]
-Times = Annotated[
-    dict[str, Any],
-    PlainValidator(_check_times),
-    WithJsonSchema({"type": "object", "minProperties": 1, "maxProperties": 1}),
-]
+Bounds = Annotated[tuple[int | str, int | str], PlainValidator(_check_bounds)]
+Split = Annotated[str, PlainValidator(_check_split)]
+Condition = Annotated[str, PlainValidator(_check_where)]
+ColumnName = Annotated[str, PlainValidator(_check_column)]
+Times = Annotated[dict[str, Any], PlainValidator(_check_times)]
+_From = Annotated[int, Field(ge=0, lt=10**18)]
+_Schedule = Annotated[dict[_From, Annotated[float, Strict(), Field(ge=0)]], AfterValidator(_check_schedule)]
 Weight = Annotated[
-    float | dict[int, float],
-    PlainValidator(_check_weight),
-    WithJsonSchema({"anyOf": [_WEIGHT_SCHEMA, {"type": "object", "additionalProperties": _WEIGHT_SCHEMA}]}),
+    Annotated[Positive, Tag("[number]")] | Annotated[_Schedule, Tag("[schedule]")],
+    Discriminator(lambda value: "[schedule]" if isinstance(value, Mapping) else "[number]"),
 ]
-PartStages = Annotated[
-    tuple[StageSpec, ...],
-    PlainValidator(_check_stages),
-    WithJsonSchema({"type": "array", "items": {"title": "stage"}}),  # the schema of the file knows what that is
-]
+PartStages = Annotated[tuple[StageSpec, ...], PlainValidator(_check_stages)]
 
 
 def pattern_flaws(shards: str | Sequence[str]) -> list[Flaw]:
@@ -299,6 +279,8 @@ class PlannedSource(StageSpec):
     is_planned: ClassVar[bool] = True
     order_version: ClassVar[int] = 1
     """Stored in each state. It is increased when the same settings give another sequence of samples."""
+    selecting: ClassVar[tuple[str, ...]] = ()
+    """The settings by which values in columns decide the order."""
     items: ClassVar[dict[str, type[BaseModel]]] = {"mixture": MixturePart}
 
     shards: Shards | None = Field(
@@ -328,16 +310,12 @@ class PlannedSource(StageSpec):
         if (self.shards is None) == (self.mixture is None):
             msg = "exclude each other; remove one" if self.shards else "are both missing; one is needed"
             raise refuse(f"`shards` and `mixture` {msg}. Write for example `{self.name}: train-*.tar`.")
-        parts = self.mixture or ()
         for name in ("range", "split", "where"):
-            if parts and getattr(self, name) is not None:
+            if self.mixture and getattr(self, name) is not None:
                 raise refuse(f"`{name}` cannot be used with `mixture`; put it into the part that it belongs to.")
-        if any(part.weight is not None for part in parts) and any(part.repeat is not None for part in parts):
-            raise refuse("one mixture has `weight` (endless) and `repeat` (finite). Use only one of them.")
-        for name in ("weight", "repeat"):
-            is_set = [getattr(part, name) is not None for part in parts]
-            if any(is_set) and not all(is_set):
-                raise refuse(f"mixture[{is_set.index(False)}] has no `{name}`, but others have. Give each part one.")
+        kinds = {(part.weight is not None, part.repeat is not None) for part in self.mixture or ()}
+        if len(kinds) > 1 or (True, True) in kinds:
+            raise refuse("all parts of a mixture have `weight` (endless), or all have `repeat` (finite).")
         return self
 
     @property
@@ -377,6 +355,20 @@ class PlannedSource(StageSpec):
                 this argument. Other sources ignore it.
         """
 
+    @property
+    def reads_columns(self) -> bool:
+        """Whether the order of the samples depends on values in columns."""
+        return any(getattr(self, name) is not None for name in self.selecting)
+
+    def order_by_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str]:
+        """Return (order, digest): the order of the samples of `table` if a setting in `selecting` is set, and the hex
+        sha256 of what decides this order in the columns.
+
+        Raises:
+            SelectionError: A column is missing or damaged, or its values do not fit the setting.
+        """
+        raise NotImplementedError
+
     def plan(self, *, has_columns: bool = False) -> PlannedData:
         """Return the shards and the order of their samples. With `has_columns`, the tables can read columns.
 
@@ -392,9 +384,8 @@ class PlannedSource(StageSpec):
         tables = [part.table(has_columns=has_columns or self.reads_columns) for part in parts]
         if self.classes == "same":
             check_labels((folder for table in tables for folder in table.folders), folder_has_labels)
-        numbers = [number for number, part in enumerate(parts) for _ in range(part.repeat or 1)]
         ignored = {"shards", "mixture", "split", "where", "range", "classes"}
-        ignored |= {name for name in ("repeat", "weights", "balance") if getattr(self, name, None) is None}
+        ignored |= {name for name in self.selecting if getattr(self, name) is None}
         fingerprint = {
             "source": self.name,
             "order_version": self.order_version,
@@ -403,39 +394,25 @@ class PlannedSource(StageSpec):
         }
         if self.is_weighted:
             fingerprint["schedule"] = "step"  # states that older versions saved have it
-            seeds = [self.seed]
-            if len(parts) > 1:  # with one seed, parts with the same shards would have the same order
-                seeds = [int(philox("mixture-part", self.seed, number).random_raw()) for number in range(len(parts))]
-            orders = [self.order_of(table.counts, seed) for table, seed in zip(tables, seeds, strict=True)]
-            weights = [1.0 if part.weight is None else part.weight for part in parts]
-            try:
-                order = MixtureOrder(orders, [len(table) for table in tables], weights)
-            except ValueError as err:
-                raise PipelineError(f"{self.name}: mixture: {err}.") from err
-            return PlannedData(tuple(tables), tuple(numbers), order, None, fingerprint)
-        repeated = [tables[number] for number in numbers]
-        planned = self.plan_columns(repeated[0])
-        if planned is not None:
-            column_order, fingerprint["columns"] = planned
-            return PlannedData((repeated[0],), (0,), column_order, column_order.num_samples, fingerprint)
+            return PlannedData(tuple(tables), tuple(range(len(parts))), self._mix(tables), None, fingerprint)
+        if self.reads_columns:
+            order, fingerprint["columns"] = self.order_by_columns(tables[0])
+            return PlannedData((tables[0],), (0,), order, order.num_samples, fingerprint)
+        numbers = tuple(number for number, part in enumerate(parts) for _ in range(part.repeat or 1))
+        repeated = tuple(tables[number] for number in numbers)
         counts = np.concatenate([table.counts for table in repeated])
-        return PlannedData(
-            tuple(repeated), tuple(numbers), self.order_of(counts, self.seed), int(counts.sum()), fingerprint
-        )
+        return PlannedData(repeated, numbers, self.order_of(counts, self.seed), int(counts.sum()), fingerprint)
 
-    @property
-    def reads_columns(self) -> bool:
-        """Whether the order of the samples depends on values in columns."""
-        return False
-
-    def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:  # noqa: ARG002
-        """Return (order, digest): the order of the samples of `table`, and the hex sha256 of what decides this order in
-        the columns. Return None if no column decides the order; the caller then uses `order_of`.
-
-        Raises:
-            SelectionError: A column is missing or damaged, or its values do not fit `repeat`, `weights` or `balance`.
-        """
-        return None
+    def _mix(self, tables: list[ShardTable]) -> MixtureOrder:
+        seeds = [self.seed]
+        if len(tables) > 1:  # with one seed, parts with the same shards would have the same order
+            seeds = [int(philox("mixture-part", self.seed, number).random_raw()) for number in range(len(tables))]
+        orders = [self.order_of(table.counts, seed) for table, seed in zip(tables, seeds, strict=True)]
+        weights = [1.0 if part.weight is None else part.weight for part in self.parts]
+        try:
+            return MixtureOrder(orders, [len(table) for table in tables], weights)
+        except ValueError as err:
+            raise PipelineError(f"{self.name}: mixture: {err}.") from err
 
 
 class Exact(PlannedSource):
@@ -445,6 +422,7 @@ class Exact(PlannedSource):
     """
 
     name: ClassVar[str] = "exact"
+    selecting: ClassVar[tuple[str, ...]] = ("repeat",)
     order_version: ClassVar[int] = 2  # in version 1, the cuts were assigned to lanes at random
 
     lanes: LaneCount | None = Field(
@@ -463,22 +441,13 @@ class Exact(PlannedSource):
         description="How often an epoch has a sample. {rare: 3}: 3 times if the column `rare` is true, otherwise once. "
         f"{{column: NAME}}: as often as the column says, 0 to {MAX_TIMES}.",
     )
-    tail: Literal["drop", "pad"] = Field(
-        "drop",
-        description="What to do with an incomplete last global batch: `drop` leaves it out, `pad` fills it. With "
-        "`pad`, each batch has a mask of the valid rows.",
-    )
+    tail: Literal["drop", "pad"] = _tail("drop")
 
     @model_validator(mode="after")
     def _check_repeat(self) -> Exact:
         if self.repeat is not None and self.mixture is not None:
             raise refuse("`repeat` of samples cannot be used with `mixture`, whose parts have their own `repeat`.")
         return self
-
-    @property
-    def reads_columns(self) -> bool:
-        """Whether the order of the samples depends on values in columns."""
-        return self.repeat is not None
 
     def times(self, table: ShardTable) -> NDArray[Any]:
         """Return how often each selected sample of `table` is in an epoch: uint8 (num_selected,), in the order of the
@@ -506,12 +475,10 @@ class Exact(PlannedSource):
             raise column.unfit("`repeat` leaves out all samples")
         return times
 
-    def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:
-        """Return the order in which each sample is repeated as `times` says, and a digest (see
-        `PlannedSource.plan_columns`). Return None without `repeat`. The errors are those of `times`.
+    def order_by_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str]:
+        """Return the order in which each sample is repeated as `times` says, and a digest. The errors are those of
+        `times`.
         """
-        if self.repeat is None:
-            return None
         times = self.times(table)
         layers = [Subset(table.counts, times > layer) for layer in range(int(times.max(initial=0)))]
         counts = np.concatenate([layer.counts for layer in layers])
@@ -532,6 +499,7 @@ class Resampled(PlannedSource):
     """
 
     name: ClassVar[str] = "resampled"
+    selecting: ClassVar[tuple[str, ...]] = ("weights", "balance")
 
     weights: ColumnName | None = Field(
         None, description="A column with the weight of each sample: samples are drawn one by one, in proportion to it."
@@ -542,11 +510,7 @@ class Resampled(PlannedSource):
     chunk: Count = Field(DEFAULT_CHUNK, description="Number of consecutive samples that are drawn together.")
     lanes: LaneCount = Field(DEFAULT_LANES, description="Number of parts of the sequence that are read side by side.")
     window: Count = Field(DEFAULT_WINDOW, description="Number of samples of a lane that are shuffled together.")
-    tail: Literal["drop", "pad"] = Field(
-        "drop",
-        description="What to do with an incomplete last global batch: `drop` leaves it out, `pad` fills it. With "
-        "`pad`, each batch has a mask of the valid rows.",
-    )
+    tail: Literal["drop", "pad"] = _tail("drop")
 
     @model_validator(mode="after")
     def _check_windows(self) -> Resampled:
@@ -566,19 +530,9 @@ class Resampled(PlannedSource):
             raise refuse(f"`{useless}` has no effect with `{own}`, which draws samples one by one; remove it.")
         return self
 
-    @property
-    def reads_columns(self) -> bool:
-        """Whether the order of the samples depends on values in columns."""
-        return self.weights is not None or self.balance is not None
-
-    def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:
-        """Return the order of the samples that are drawn by `weights` or `balance`, and a digest (see
-        `PlannedSource.plan_columns`). Return None if neither setting is set. SelectionError: The column is missing or
-        damaged, or its values cannot be used.
-        """
-        name = self.weights or self.balance
-        if name is None:
-            return None
+    def order_by_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str]:
+        """Return the order of the samples that are drawn by `weights` or `balance`, and a digest."""
+        name = self.weights or self.balance or ""
         weights = SampleWeights(table, name, balance=self.balance is not None)
         try:
             order = WeightedOrder(table.counts, weights, num_samples=weights.num_used, seed=self.seed)
@@ -601,11 +555,7 @@ class Sequential(PlannedSource):
 
     name: ClassVar[str] = "sequential"
 
-    tail: Literal["drop", "pad"] = Field(
-        "pad",
-        description="What to do with an incomplete last global batch: `drop` leaves it out, `pad` fills it. With "
-        "`pad`, each batch has a mask of the valid rows.",
-    )
+    tail: Literal["drop", "pad"] = _tail("pad")
 
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:  # noqa: ARG002
         """Return the order of the index: sample after sample. Only `counts` has an effect."""
