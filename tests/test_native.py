@@ -302,7 +302,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 PIPELINES: dict[str, Any] = {
     "uint8": lambda pipe: pipe.decode("rgb8").random_resized_crop(24).random_flip().to_tuple("jpg", "cls").batched(8),
-    "float": lambda pipe: pipe.decode("torchrgb").resize(32).center_crop(28).to_tuple("jpg", "cls").batched(8),
+    "float": lambda pipe: pipe.decode("rgb").resize(32).center_crop(28).to_tuple("jpg", "cls").batched(8),
     "normalized": lambda pipe: (
         pipe.decode("rgb8").random_resized_crop([20, 30]).normalize("imagenet").to_tuple("jpg").batched(7)
     ),

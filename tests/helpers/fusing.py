@@ -21,7 +21,7 @@ from wdskit.stages.images.transforms import (
 )
 from wdskit.stages.stream_source import Stream
 
-SPECS = ["rgb8", "rgb", "torchrgb8", "torchrgb"]
+SPECS = ["rgb8", "rgb"]
 CROPS = {
     "random": [RandomResizedCrop(size=12)],
     "random wide": [RandomResizedCrop(size=[7, 15], scale=[0.3, 0.9])],

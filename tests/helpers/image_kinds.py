@@ -1,4 +1,4 @@
-"""Images of every kind that a transform takes."""
+"""Images of the kinds that a transform takes, and of others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 from images import pixels
 from PIL import Image
 
-KINDS = ["numpy", "numpy grey", "numpy float", "torch", "torch grey", "torch float", "pil", "pil grey"]
+KINDS = ["numpy", "numpy grey", "numpy float"]
+OTHERS = ["torch", "torch grey", "pil", "pil grey"]
 
 
 def make(kind, height, width):

@@ -243,12 +243,9 @@ def _change(rng: random.Random, state: State, arrays: list[str]) -> Step:
         size = tuple(min(n, *(state.values[name].shape[at] for name in picked)) for at, n in enumerate(size))
         sizes = {state.values[name].shape[:2] for name in picked if name not in masks}
         masks = {name for name in masks if state.values[name].shape[:2] in sizes}
-    kept = {name for name in picked if choice != "resize" or name in masks | state.masks or _is_pixels(state, name)}
-    fields, masks = sorted(kept - masks), masks & kept
+    fields = sorted(name for name in picked if name not in masks and _may_change(state, name, choice))
     if not fields:
-        fields, masks = sorted(masks), set()
-        if choice == "resize":  # only a mask is copied
-            fields = [name for name in fields if name in state.masks or _is_pixels(state, name)]
+        fields, masks = sorted(name for name in masks if _may_change(state, name, choice)), set()
     if not fields:
         return "nothing", lambda pipe: pipe, lambda _: None
     options = {"fields": fields, **({"masks": sorted(masks)} if masks else {})}
@@ -277,9 +274,11 @@ def _change(rng: random.Random, state: State, arrays: list[str]) -> Step:
     return f"{choice} {size} {p} {options}", stage, step
 
 
-def _is_pixels(state: State, name: str) -> bool:
-    """Return whether PIL can blend the numbers of a field."""
+def _may_change(state: State, name: str, choice: str) -> bool:
+    """Return whether a stage takes a field in `fields`, and PIL can blend its numbers if the stage does."""
     array = state.values[name]
+    if name in state.masks or choice != "resize":
+        return name in state.masks or array.dtype in (np.uint8, np.float32)
     return array.dtype == np.uint8 and (array.ndim == 2 or array.shape[2] in {3, 4})
 
 

@@ -243,18 +243,18 @@ def test_fields_of_another_kind_are_the_error_of_the_sample(folder: str, fields:
 
 def test_our_own_transforms_send_boxes_to_torchvision(folder: str):
     pipe = source(folder, range=[1, 5]).to_dict("png", "json.boxes").random_flip(fields=["png", "json.boxes"])
-    with pytest.raises((SampleError, PipelineError), match=r"`json.boxes` is a list of JSON, not an image"):
+    with pytest.raises((SampleError, PipelineError), match=r"`json.boxes` has the shape .* `torchvision`"):
         list(pipe.loader(workers=0))
 
 
-@pytest.mark.parametrize("kind", ["rgb8", "torchrgb8", "pil"])
+@pytest.mark.parametrize("kind", ["rgb8", "l8"])
 def test_fill_is_the_number_around_a_smaller_image(folder: str, kind: str):
     found = []
     for fill in (0, 7):
         pipe = Pipeline().sequential(folder, range=[0, 6]).decode(kind, only="png").resize(20)
         loader = pipe.center_crop(64, fill=fill).to_dict("png").loader(workers=0)
         arrays = [np.asarray(sample["png"]) for sample in loader]
-        found.append(np.stack([each.transpose(1, 2, 0) if each.shape[0] == 3 else each for each in arrays]))
+        found.append(np.stack(arrays))
     plain, filled = found
     around = np.ones((64, 64), dtype=bool)
     around[22:42, :] = False  # the sides of these images differ; the rows and columns in the middle are equal

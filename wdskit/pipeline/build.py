@@ -108,7 +108,9 @@ def _build_planned(
     starts = [after.roles for _, after in parts]
     different = [roles for number, roles in enumerate(starts) if roles not in starts[:number]]
     bound = [bind_steps(stages[:at], replace(context, roles=roles)) for roles in different]
-    steps_of = [bound[different.index(roles)][0] for roles in starts]
+    # Parts whose samples the stages treat alike share their steps, so that one step writes a whole batch.
+    alike = [(roles.at_run(), after.roles.at_run()) for roles, (_, after) in zip(different, bound, strict=True)]
+    steps_of = [bound[alike.index(alike[different.index(roles)])][0] for roles in starts]
     context = replace(bound[0][1], roles=merged([after.roles for _, after in bound]))
     collate = stages[at].make_batcher(context) if at < len(stages) else None
     batch_steps, _ = bind_steps(stages[at + 1 :], context)

@@ -59,6 +59,10 @@ class Roles:
         """Return whether the numbers of a field are classes or depths."""
         return any(self.numbers_of(name) == "mask" for name in names.split(";"))
 
+    def at_run(self) -> Roles:
+        """Return only what the running stages ask for: of the numbers, those of masks."""
+        return replace(self, numbers={name: found for name, found in self.numbers.items() if found == "mask"})
+
     def names_at(self, slot: object) -> str:
         """Return the field of a slot of a batch: of a key, or of a place in tuples; "" if no stage named it."""
         if isinstance(slot, str):
@@ -100,9 +104,8 @@ class Roles:
         """Return the roles after a user's function for the fields `names`; for whole samples if None. A field keeps its
         layout, and a mask stays a mask: its name says so.
         """
-        kept = {name: found for name, found in self.numbers.items() if found == "mask" and name != _REST}
         if names is None:
-            return replace(self, numbers=kept)
+            return self.at_run()
         own: dict[str, Numbers] = {name: "own" for name in names if not self.is_mask(name)}
         return replace(self, numbers={**self.numbers, **own})
 

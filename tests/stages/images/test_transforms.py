@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from image_kinds import KINDS, make
+from image_kinds import KINDS, OTHERS, make
 
 from wdskit.errors import PipelineError
 from wdskit.stages.base import Context, Origin, RankInfo, Run
@@ -82,7 +82,7 @@ def test_the_generator_is_asked_for_once_by_those_that_draw(name):
 def test_every_transform_takes_every_kind(name, kind):
     result = apply(SPECS[name], {"png": make(kind, 12, 14)})["png"]
     size = (12, 14) if name in {"random_flip", "normalize", "to_tensor"} else (8, 9 if name == "resize" else 8)
-    assert geometry.image_size(result) == size
+    assert result.shape == ((3, *size) if name == "to_tensor" else (*size, 3))
 
 
 def test_sizes_are_height_and_width():
@@ -107,6 +107,28 @@ def test_the_image_field_is_found_by_its_name_or_by_what_the_pipeline_knows():
     assert apply(spec, {"npy": image}, frozenset({"npy"}))["npy"].shape == (8, 8, 3)
 
 
+OTHER = "Decode to `rgb8` or `rgb`; tensors and Pillow's images are for `torchvision`"
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("name", sorted(SPECS))
+def test_tensors_and_images_of_pillow_are_for_torchvision(name, kind):
+    if name == "normalize" and kind.startswith("torch"):  # which takes the tensors of `to_tensor`
+        return
+    for sample in ({"png": make(kind, 12, 14)}, {"png": make(kind, 12, 14), "jpg": b""}):
+        with pytest.raises(PipelineError, match=f"{name}: `png` is not an array but .* are for `torchvision`"):
+            apply(with_fields(name, fields="png"), sample)
+
+
+def test_normalize_and_to_tensor_are_one_in_any_order():
+    sample = {"jpg": make("numpy", 6, 5)}
+    one = apply(SPECS["normalize"], apply(SPECS["to_tensor"], sample))["jpg"]
+    other = apply(SPECS["to_tensor"], apply(SPECS["normalize"], sample))["jpg"]
+    assert one.shape == other.shape == (3, 6, 5)
+    assert one.stride() == other.stride()
+    assert np.allclose(one, other, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", sorted(SPECS))
 def test_messages_say_what_to_do(name):
     cases = [
@@ -123,11 +145,22 @@ def test_messages_say_what_to_do(name):
         ),
         ({"jpg": b"bytes", "cls": 1}, f"{name}: `jpg` is not decoded yet. Put `decode: rgb8` before it"),
         (
-            {"jpg": make("numpy", 9, 9), "png": make("pil", 9, 9)},
+            {"jpg": make("numpy", 9, 9), "png": make("numpy", 9, 9)},
             f"{name}: several image fields in this sample (jpg, png). Name those to change with `fields`",
         ),
-        ({"jpg": {"a": 1}}, f"{name}: `jpg` is not an image but dict"),
-        ({"jpg": np.zeros(5)}, f"{name}: `jpg` is not an image but ndarray of shape (5,)"),
+        ({"jpg": {"a": 1}}, f"{name}: `jpg` is not an array but dict. {OTHER}"),
+        ({"jpg": make("pil", 9, 9)}, f"{name}: `jpg` is not an array but Image. {OTHER}"),
+        (
+            {"jpg": np.zeros(5)},
+            (
+                f"{name}: `jpg` has the shape (5,), and an image has (height, width[, channels]). For boxes and "
+                "keypoints, use the stage `torchvision`"
+            ),
+        ),
+        (
+            {"jpg": np.zeros((5, 5))},
+            f"{name}: `jpg` is float64, and an image is uint8 or float32. Name a mask in `masks`",
+        ),
     ]
     for sample, message in cases:
         with pytest.raises(PipelineError) as caught:

@@ -64,7 +64,7 @@ class FusedStages(PerSampleStage):
 def fuse(stages: Sequence[Any]) -> list[Any]:
     """Return the stages of a pipeline, with one FusedStages in place of each run of stages that can be fused.
 
-    A run starts with `decode` of colour images (`rgb8`, `rgb`, `torchrgb8`, ...), followed directly by
+    A run starts with `decode` of colour images (`rgb8`, `rgb`), followed directly by
     `random_resized_crop`, or by `resize` with or without `center_crop`. `random_flip`, and then `normalize` and
     `to_tensor` in any order, may follow. All transforms of a run have the same setting `fields`: one item, or none. Any
     other stage, such as a user's function, ends the run. Stages with masks or with several fields, a `decode` with
@@ -99,7 +99,12 @@ def _run_at(stages: Sequence[Any], at: int) -> list[Any]:
         run.append(stage)
         return True
 
-    if image.kind == "pil" or image.mode != "RGB" or not add(RandomResizedCrop, Resize) or len(run[1].fields or ()) > 1:
+    if (
+        image.kind != "numpy"
+        or image.mode != "RGB"
+        or not add(RandomResizedCrop, Resize)
+        or len(run[1].fields or ()) > 1
+    ):
         return []
     if isinstance(run[1], Resize):
         add(CenterCrop)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from pydantic import Field, Strict, model_validator
 
-from wdskit.codecs.formats import image_format, is_image_field
+from wdskit.codecs.formats import is_image_field
 from wdskit.config.types import (
     Channels,
     FieldChoices,
@@ -28,6 +28,7 @@ from wdskit.config.types import (
 )
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, Origin, PerSampleStage, Run
+from wdskit.stages.collate import is_tensor
 from wdskit.stages.fields import list_fields
 from wdskit.stages.roles import Live, Roles
 
@@ -51,6 +52,8 @@ class ImageTransform(PerSampleStage):
     """Whether the transform draws random values, so that `draw` is called for each sample."""
     blends: ClassVar[bool] = False
     """Whether the transform blends neighbouring pixels, except in masks."""
+    takes_tensors: ClassVar[bool] = False
+    """Whether the transform also takes the tensors of `to_tensor`."""
     places_by_size: ClassVar[bool] = False
     """Whether the place of the result in an image depends on the size of this image. A mask must then have the size of
     its image.
@@ -63,7 +66,7 @@ class ImageTransform(PerSampleStage):
         """Return a changed image, or the same object if nothing changes.
 
         Args:
-            image: The image of one field: an array, a tensor or a PIL image, as in the module `geometry`.
+            image: The image of one field: an array, as in the module `geometry`.
             drawn: Result of `draw` for this sample; None if the transform draws nothing.
             nearest: Whether the image is a mask, whose numbers must stay: pixels may move, but not be blended or
                 scaled.
@@ -104,9 +107,9 @@ class GeometricTransform(ImageTransform):
 
     @model_validator(mode="after")
     def _check_masks(self) -> GeometricTransform:
-        both = [name for name in self.masks or () if name in (self.fields or ())]
+        both = {*";".join(self.masks or ()).split(";")} & {*";".join(self.fields or ()).split(";")} - {""}
         if both:
-            raise refuse(f"{listing(both)} cannot be in `fields` and in `masks`.")
+            raise refuse(f"{listing(sorted(both))} cannot be in `fields` and in `masks`.")
         return self
 
 
@@ -130,37 +133,38 @@ class BoundTransform:
         """Return a shallow copy of the sample with the fields changed.
 
         Raises:
-            PipelineError: A field is missing, is not a decoded image, or is in `fields` and in `masks`. The fields
-                differ in size, and the transform needs equal sizes. The transform cannot use the dtype or the axes of
-                an image, or changes colours and gets a mask. Or `fields` is not set, and the sample has no image field
-                or several image fields.
-            WdskitError: An image must be padded, and `fill` or `mask_fill` is too large for it; or a mask must be
+            PipelineError: A field is missing or is not an image (see `_check_image`), the fields differ in size where
+                they may not, or `fields` is not set, and the sample has not exactly one image.
+            WdskitError: An image must be padded, and its dtype cannot store `fill` or `mask_fill`; or a mask must be
                 padded, and `mask_fill` is not set.
         """
         transform = self.transform
-        masks = self._masks_in(sample)
-        images = self._images_in(sample, masks)
+        masks = [self._find_field(sample, names) for names in transform.mask_names]
+        if transform.fields:
+            images = [self._find_field(sample, names) for names in transform.fields]
+        else:
+            images = [self._only_image(sample, masks)]
+        are_masks = {field: field in masks or self.roles.is_mask(field) for field in (*images, *masks)}
+        for field, is_mask in are_masks.items():
+            self._check_image(field, sample[field], is_mask=is_mask)
         if masks and transform.places_by_size:
             self._check_sizes(sample, images, masks)
         drawn = None
         if transform.draws:
-            drawn = transform.draw(self.rng_at(origin), {field: sample[field] for field in (*images, *masks)})
-        changed = dict(sample)
-        for field in (*images, *masks):
-            is_mask = field in masks or self.roles.is_mask(field)
-            changed[field] = transform.change(sample[field], drawn, nearest=is_mask)
-        return changed
+            drawn = transform.draw(self.rng_at(origin), {field: sample[field] for field in are_masks})
+        changed = {
+            field: transform.change(sample[field], drawn, nearest=is_mask) for field, is_mask in are_masks.items()
+        }
+        return {**sample, **changed}
 
     def _check_sizes(self, sample: Sample, images: Sequence[str], masks: Sequence[str]) -> None:
         """Check that each mask has the height and width of at least one image. A difference of one pixel is allowed,
         because `resize` to the shorter side rounds the longer side of each field. `images` and `masks` are names of
         fields. PipelineError: A mask has another size than all images.
         """
-        from wdskit.stages.images import geometry
-
-        sizes = [geometry.image_size(sample[field]) for field in images]
+        sizes = [sample[field].shape[:2] for field in images]
         for field in masks:
-            height, width = geometry.image_size(sample[field])
+            height, width = sample[field].shape[:2]
             if not any(abs(height - rows) <= 1 and abs(width - columns) <= 1 for rows, columns in sizes):
                 msg = f"{self.transform.name}: the mask `{field}` is {height} x {width} (height x width), but "
                 msg += f"`{images[0]}` is {sizes[0][0]} x {sizes[0][1]}."
@@ -170,81 +174,49 @@ class BoundTransform:
         """Return the random Generator for the position of `origin`, valid until the next call in this thread."""
         return self.run.rng_of(self.stage)(origin)
 
-    def _images_in(self, sample: Sample, masks: Sequence[str]) -> list[str]:
-        """Return the image fields to change: `fields`, or without `fields` the only image field that is not in `masks`.
-        `masks` has the names of the sample's fields that are masks.
-
-        Raises:
-            PipelineError: A field is missing, is not a decoded image, or is also in `masks`. The transform changes
-                colours and gets a mask. Or `fields` is not set, and there is no image field or several.
-        """
-        from wdskit.stages.images import geometry
-
-        name = self.transform.name
-        if self.transform.fields:
-            images = [self._find_field(sample, names) for names in self.transform.fields]
-            if both := [field for field in images if field in masks]:
-                raise PipelineError(f"{name}: `fields` and `masks` both select `{both[0]}` in this sample")
-        else:
-            named = [field for field in sample if self.roles.is_image(field) and field not in masks]
-            images = [field for field in named if geometry.is_image(sample[field])]
-            if len(images) > 1:
-                msg = f"{name}: several image fields in this sample ({', '.join(images)})."
-                raise PipelineError(f"{msg} Name those to change with `fields`")
-            if not images and named:
-                raise self._no_image_error(named[0], sample[named[0]])
-            for field, value in sample.items() if not images else ():
-                if isinstance(value, (bytes, bytearray, memoryview)) and image_format(value):
-                    raise self._no_image_error(field, value)
-            if not images and masks:
-                msg = f"{name}: `{masks[0]}` is in `masks`, and this sample has no other image field "
-                msg += f"(fields: {list_fields(sample)})."
-                raise PipelineError(f"{msg} To change a mask alone, decode it by `index` and name it in `fields`")
-            if not images:
-                msg = f"{name}: no image field in this sample (fields: {list_fields(sample)})."
-                raise PipelineError(f"{msg} Put decode before it, or name one with `fields`")
-        if self.transform.colours_only:
-            for field in images:
-                if self.roles.is_mask(field):
-                    msg = f"{name}: `{field}` is a mask (of `decode: index`, or of `masks` in an earlier stage): its"
-                    raise PipelineError(
-                        f"{msg} numbers are classes or depths, not colours. Name the images with `fields`"
-                    )
-        return images
-
-    def _masks_in(self, sample: Sample) -> list[str]:
-        """Return the names of the sample's mask fields: for each item of the setting `masks`, the first alternative
-        that the sample has.
-
-        Raises:
-            PipelineError: A field is missing, or is not a decoded image.
-        """
-        return [self._find_field(sample, names) for names in self.transform.mask_names]
+    def _only_image(self, sample: Sample, masks: Sequence[str]) -> str:
+        """Return the only image of a sample that is not in `masks`. PipelineError: There is none, or several."""
+        named = [field for field in sample if self.roles.is_image(field) and field not in masks]
+        images = [field for field in named if isinstance(sample[field], np.ndarray)]
+        if len(images) > 1:
+            msg = f"{self.transform.name}: several image fields in this sample ({', '.join(images)})."
+            raise PipelineError(f"{msg} Name those to change with `fields`")
+        if not named:
+            what = "no image field besides `masks`" if masks else "no image field"
+            msg = f"{self.transform.name}: {what} in this sample (fields: {list_fields(sample)})."
+            raise PipelineError(f"{msg} Put decode before it, or name one with `fields`")
+        return (images or named)[0]
 
     def _find_field(self, sample: Sample, names: str) -> str:
         """Return the first alternative in `names`, such as `jpg;png`, that the sample has. PipelineError: The sample
-        has none of the alternatives, or the field is not a decoded image.
+        has none of the alternatives.
         """
-        from wdskit.stages.images import geometry
-
         for name in names.split(";"):
             if name in sample:
-                if self.roles.is_list(name):
-                    msg = f"{self.transform.name}: `{name}` is a list of JSON, not an image"
-                    raise PipelineError(f"{msg}. For boxes and keypoints, use the stage `torchvision`")
-                if not geometry.is_image(sample[name]):
-                    raise self._no_image_error(name, sample[name])
                 return name
         raise PipelineError(f"{self.transform.name}: no field `{names}` in this sample (fields: {list_fields(sample)})")
 
-    def _no_image_error(self, field: str, value: object) -> PipelineError:
-        """Return the error for a field that is not decoded or not an image."""
+    def _check_image(self, field: str, value: Any, *, is_mask: bool) -> None:
+        """Check that the value of a field is an array (height, width[, channels]), of uint8 or float32 if it is not a
+        mask. PipelineError: It is not, or it is a mask and the transform computes colours.
+        """
         where = f"{self.transform.name}: `{field}`"
         if isinstance(value, bytes | bytearray | memoryview):
             renamed = "" if is_image_field(field) else ", before the field gets this name"
-            return PipelineError(f"{where} is not decoded yet. Put `decode: rgb8` before it{renamed}")
-        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-        return PipelineError(f"{where} is not an image but {type(value).__name__}{shape}")
+            raise PipelineError(f"{where} is not decoded yet. Put `decode: rgb8` before it{renamed}")
+        if self.transform.takes_tensors and is_tensor(value):
+            return
+        if not isinstance(value, np.ndarray):
+            msg = f"{where} is not an array but {type(value).__name__}"
+            raise PipelineError(f"{msg}. Decode to `rgb8` or `rgb`; tensors and Pillow's images are for `torchvision`")
+        if value.ndim not in {2, 3} or self.roles.is_list(field):
+            msg = f"{where} has the shape {value.shape}, and an image has (height, width[, channels])"
+            raise PipelineError(f"{msg}. For boxes and keypoints, use the stage `torchvision`")
+        if is_mask and self.transform.colours_only:
+            msg = f"{where} is a mask (of `decode: index`, or of `masks` in an earlier stage): its"
+            raise PipelineError(f"{msg} numbers are classes or depths, not colours. Name the images with `fields`")
+        if not is_mask and value.dtype not in (np.uint8, np.float32):
+            raise PipelineError(f"{where} is {value.dtype}, and an image is uint8 or float32. Name a mask in `masks`")
 
 
 class Resize(GeometricTransform):
@@ -259,9 +231,7 @@ class Resize(GeometricTransform):
     )
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
-        """Return `image` in the size of `size_of`; by nearest neighbour if `nearest`. `drawn` has no effect.
-        PipelineError: `image` is neither uint8 nor float and `nearest` is not set, or it does not have 2 or 3 axes.
-        """
+        """Return `image` in the size of `size_of`; by nearest neighbour if `nearest`. `drawn` has no effect."""
         from wdskit.stages.images import geometry
 
         return geometry.resize(image, self.size_of(*geometry.image_size(image)), nearest=nearest)
@@ -293,20 +263,22 @@ class CenterCrop(GeometricTransform):
         smaller mask (`nearest`) with `mask_fill`. `drawn` has no effect.
 
         Raises:
-            PipelineError: `image` does not have 2 or 3 axes.
-            WdskitError: The image must be padded, and `fill` or `mask_fill` is too large for it (see
-                `geometry.center_crop`). Or a mask must be padded, and `mask_fill` is not set.
+            WdskitError: The image must be padded, and `fill` or `mask_fill` is too large for it, or a mask must be
+                padded, and `mask_fill` is not set.
         """
         from wdskit.stages.images import geometry
 
-        size = pair(self.size)
-        height, width = geometry.image_size(image)
-        if not nearest or (height >= size[0] and width >= size[1]):
-            return geometry.center_crop(image, size, fill=0 if nearest else self.fill, is_unit=not nearest)
-        if self.mask_fill is None:
-            msg = f"a mask of height x width {height} x {width} is smaller than {size[0]} x {size[1]}. "
-            raise WdskitError(f"{msg}Resize it first, or set `mask_fill`, the class number around it (often 255)")
-        return geometry.center_crop(image, size, fill=self.mask_fill)
+        (height, width), (rows, columns) = image.shape[:2], pair(self.size)
+        fill = self.mask_fill if nearest else self.fill
+        if height < rows or width < columns:
+            if fill is None:
+                msg = f"a mask of height x width {height} x {width} is smaller than {rows} x {columns}. "
+                raise WdskitError(f"{msg}Resize it first, or set `mask_fill`, the class number around it (often 255)")
+            most = 1 if image.dtype.kind in "bf" else np.iinfo(image.dtype).max
+            if fill > most and not (nearest and image.dtype.kind == "f"):
+                msg = f"{fill} does not fit in this image, whose largest number is {most}"
+                raise WdskitError(f"{msg}. Set a smaller `fill` or `mask_fill`")
+        return geometry.center_crop(image, (rows, columns), fill=fill or 0)
 
 
 class RandomResizedCrop(GeometricTransform):
@@ -336,8 +308,7 @@ class RandomResizedCrop(GeometricTransform):
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
         """Return the part `drawn` of `image`, resized to the setting `size`; by nearest neighbour if `nearest`. `drawn`
-        is the result of `draw`. PipelineError: `image` is neither uint8 nor float and `nearest` is not set, or it does
-        not have 2 or 3 axes.
+        is the result of `draw`.
         """
         from wdskit.stages.images import geometry
 
@@ -372,6 +343,7 @@ class Normalize(ImageTransform):
     name: ClassVar[str] = "normalize"
     shorthand: ClassVar[str | None] = "preset"
     colours_only: ClassVar[bool] = True
+    takes_tensors: ClassVar[bool] = True
 
     preset: Literal["imagenet"] | None = Field(
         None, description="Mean and std of ImageNet's training images.", examples=["imagenet"]
@@ -395,12 +367,16 @@ class Normalize(ImageTransform):
         return (IMAGENET_MEAN, IMAGENET_STD) if self.preset == "imagenet" else (self.mean or (), self.std or ())
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
-        """Return (image - mean) / std of `image` as float32 (see `geometry.normalize`, also for the errors). `drawn`
-        and `nearest` have no effect.
+        """Return (image - mean) / std of `image` as float32, of the same type and axes: an array, or a tensor of
+        `to_tensor`. `drawn` and `nearest` have no effect. PipelineError: The numbers of the settings do not fit.
         """
         from wdskit.stages.images import geometry
 
-        return geometry.normalize(image, *self.numbers)
+        if not is_tensor(image):
+            return geometry.normalize(image, *self.numbers)
+        import torch
+
+        return torch.from_numpy(geometry.normalize(image.permute(1, 2, 0).numpy(), *self.numbers)).permute(2, 0, 1)
 
 
 class ToTensor(ImageTransform):
@@ -411,9 +387,7 @@ class ToTensor(ImageTransform):
     colours_only: ClassVar[bool] = True
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
-        """Return `image` as a float32 tensor (see `geometry.to_tensor`, also for the errors). `drawn` and `nearest`
-        have no effect.
-        """
+        """Return `image` as a float32 tensor (see `geometry.to_tensor`). `drawn` and `nearest` have no effect."""
         from wdskit.stages.images import geometry
 
         return geometry.to_tensor(image)
