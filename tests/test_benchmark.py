@@ -132,19 +132,6 @@ def test_a_stream_is_refused_with_the_way_out(numbers: str) -> None:
 def test_what_could_not_be_trained_on_is_not_measured_either(numbers: str) -> None:
     with pytest.raises(PipelineError, match="10 samples cannot fill one batch of 64"):
         wdskit.bench(Pipeline().exact(numbers).batched(64), **QUICK)
-    with pytest.raises(PipelineError, match="is not a multiple of 3 ranks"):
-        wdskit.bench(Pipeline().exact(numbers).batched(global_size=4), world_size=3, **QUICK)
-
-
-def test_one_rank_of_several_is_measured_only_when_asked_for(numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise all ranks would measure at the same time."""
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    pipe = Pipeline().exact(numbers).batched(global_size=6)
-    with pytest.raises(PipelineError, match=r"bench measures one rank, but 2 are running.*\n.*world_size=2"):
-        wdskit.bench(pipe, **QUICK)
-    result = wdskit.bench(pipe, **QUICK, world_size=2)
-    assert (result.world_size, result.batch) == (2, 3)
 
 
 def test_functions_of_the_users_are_measured_in_one_thread_a_process_unless_threads_are_asked_for(numbers: str) -> None:

@@ -120,15 +120,6 @@ def test_a_mixture_has_the_length_of_its_epoch(folder):
     assert (found.num_samples, found.num_shards) == (240, 11)
 
 
-def test_a_large_tail_is_a_warning(folder):
-    assert plan(folder).warnings == ()
-    (dropped,) = plan(folder, batch=60).warnings
-    assert dropped == (
-        "40 of 100 samples are dropped in each epoch (40.0%): they do not fill a batch of 60.\n"
-        "  Use smaller batches, or `tail: pad`, which uses all samples."
-    )
-
-
 def test_ranks_per_node_divide_all_ranks(folder):
     found = [plan(folder, world_size=12, gpus_per_node=most, batch=1).gpus_per_node for most in (3, 1, 99, 8)]
     assert found == [3, 1, 12, 6]

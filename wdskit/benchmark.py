@@ -15,7 +15,6 @@ from wdskit.errors import PipelineError
 from wdskit.loader.make import make_loader
 from wdskit.loader.planned import PlannedLoader
 from wdskit.pipeline.builder import Pipeline, open_pipeline
-from wdskit.pipeline.ranks import find_rank
 from wdskit.pipeline.settings import Config, choose_workers
 from wdskit.processes import cpu_s_of_tree, usable_cores
 from wdskit.stages.buckets import Bucketed
@@ -76,7 +75,6 @@ class BenchResult:
     Attributes:
         sample_bytes: Mean bytes of a sample, headers and padding included.
         batch: Size of a rank's batch; 1 without `batched`.
-        world_size: Number of ranks of the run; one of them is measured.
         num_cpus: Number of CPUs that this process may use.
         repeats: Number of measurements of each setting.
         configured: The workers and threads of the configuration, or a loader's defaults if it sets none.
@@ -87,7 +85,6 @@ class BenchResult:
 
     sample_bytes: float
     batch: int
-    world_size: int
     num_cpus: int
     repeats: int
     configured: Setting
@@ -103,7 +100,6 @@ def bench(
     overrides: Sequence[str] = (),
     transforms: Mapping[str, Callable[..., Any]] | None = None,
     plugins: Sequence[str] = (),
-    world_size: int | None = None,
     workers: Sequence[int] | None = None,
     threads: Sequence[int] | None = None,
     seconds: float = 1.0,
@@ -121,7 +117,6 @@ def bench(
         overrides: Settings to change, each as `a.b.c=VALUE`, as for `make_loader`.
         transforms: Functions and classes by name, for `map` and similar stages or as stages themselves.
         plugins: Modules to import first, so that they register their functions.
-        world_size: Number of ranks of the run; one of them is measured. Default: 1.
         workers: Numbers of worker processes to try, each with every number in `threads`. Default: the configured
             number.
         threads: Numbers of threads to try. Default: the configured number.
@@ -133,8 +128,7 @@ def bench(
     Raises:
         ConfigError: The configuration, or a number of workers or threads, has problems; the first 100 are listed.
         PipelineError: The pipeline is a stream, has a `bucketed` stage, or cannot run with one of the settings. An
-            argument is out of range. A worker died. Or this process is one of several ranks, and `world_size` is not
-            passed.
+            argument is out of range. A worker died.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or do not have an index or column.
         ShardError, SampleError: Reading or decoding a sample failed.
     """
@@ -147,11 +141,7 @@ def bench(
     if any(isinstance(stage, Bucketed) for stage in stages):
         msg = "bench: a pipeline with `bucketed` cannot be measured, because its batches differ in size."
         raise PipelineError(f"{msg}\n  Measure it with `batched` in place of `bucketed`.")
-    if world_size is None and (launched := find_rank()).world_size > 1:
-        msg = f"bench measures one rank, but {launched.world_size} are running and would measure at the same time."
-        once = f"Start it once, without torchrun, and with world_size={launched.world_size} (--world-size)"
-        raise PipelineError(f"{msg}\n  {once}, on the CPUs of one rank (taskset).")
-    subject = _Subject(stages, configured_by, transforms, plugins, world_size or 1)
+    subject = _Subject(stages, configured_by, transforms, plugins)
     configured = subject.configured
     settings = sorted({Setting(w, t) for w in workers or [configured.workers] for t in threads or [configured.threads]})
     for setting in settings:
@@ -172,7 +162,6 @@ def bench(
     return BenchResult(
         sample_bytes=subject.sample_bytes,
         batch=subject.program.epoch.batch,
-        world_size=subject.world_size,
         num_cpus=usable_cores(),
         repeats=repeats,
         configured=configured,
@@ -189,14 +178,11 @@ class _Subject:
         WdskitError: The pipeline cannot run. `make_loader` raises the same error.
     """
 
-    def __init__(
-        self, stages: Sequence[Any], config: Config, transforms: Any, plugins: Sequence[str], world_size: int
-    ) -> None:
+    def __init__(self, stages: Sequence[Any], config: Config, transforms: Any, plugins: Sequence[str]) -> None:
         spec = config.loader
         self.configured = Setting(*choose_workers(spec, stages)[:2])
-        self.world_size = world_size
         self._settings = spec.model_dump(exclude_unset=True) | {"persistent_workers": False, "on": None}
-        self._settings |= {"rank": 0, "world_size": world_size, "transforms": transforms, "plugins": plugins}
+        self._settings |= {"rank": 0, "world_size": 1, "transforms": transforms, "plugins": plugins}
         self._settings |= {"errors": config.errors.model_dump() | {"dir": None}}
         self._pipe = Pipeline(stages)
         loader = self.loader(Setting(0, 1))  # raises if the unchanged pipeline cannot run
@@ -225,7 +211,7 @@ class _Subject:
     def run_bare(self, seconds: float) -> tuple[float, float]:
         """Make batches in this thread for at least `seconds`. Return samples/s and CPU ms per sample."""
         layout, make = self.program.epoch, PlannedBatches(self.program)
-        steps = layout.steps(self.world_size)
+        steps = layout.steps(1)
         count, elapsed, cpu_s, start = 0, 0.0, time.process_time(), time.perf_counter()
         while elapsed < seconds:
             make(make.open(Job(0, steps, self._step, self._step + 1))).result()

@@ -69,7 +69,6 @@ class EpochPlan:
             or 16,384 steps, because all its positions would have to be computed.
         rank_bytes: Bytes of the samples of a rank, about, from the mean sample size of each shard.
         buckets: The buckets of `bucketed`; empty without `bucketed`.
-        warnings: Messages with a problem and what to change.
     """
 
     source: str
@@ -90,7 +89,6 @@ class EpochPlan:
     rank_shards: int | None
     rank_bytes: int
     buckets: tuple[BucketRow, ...]
-    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,6 @@ def plan(
     node_size = max(each for each in range(1, min(gpus_per_node, world_size) + 1) if world_size % each == 0)
     tables = dict(zip(data.parts, data.tables, strict=True))
     num_lanes, rank_lanes, rank_shards, rank_bytes = _plan_rank(data, steps, start, node_size)
-    dropped = steps.describe_dropped()
     return EpochPlan(
         source=source.name,
         world_size=world_size,
@@ -176,7 +173,6 @@ def plan(
         rank_shards=rank_shards,
         rank_bytes=rank_bytes,
         buckets=tuple(_bucket_rows(layout)),
-        warnings=(dropped,) if dropped else (),
     )
 
 

@@ -34,7 +34,7 @@ loader: {workers: 1, prefetch: 2}
 QUICK = ("--seconds", "0.01", "--repeats", "1", "--workers", "0,1", "--threads", "1")
 
 SHOWN = """\
-Samples of 110 kB in batches of 64, one rank of 8, on 4 CPUs; medians of 3 and their spread
+Samples of 110 kB in batches of 64, on 4 CPUs; medians of 3 and their spread
 
  workers x threads   samples/s         CPU ms   first batch
 ────────────────────────────────────────────────────────────
@@ -63,7 +63,6 @@ def result() -> BenchResult:
     return BenchResult(
         sample_bytes=110_000,
         batch=64,
-        world_size=8,
         num_cpus=4,
         repeats=3,
         configured=Setting(1, 1),
@@ -106,11 +105,11 @@ def test_json_has_every_number(folder: Path, run) -> None:
     assert len(document["bare_samples_per_s"]) == 3
 
 
-def test_overrides_the_world_size_and_plugins_count(folder: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("--set", "loader.workers=0", "--world-size", "2", *QUICK)
+def test_overrides_and_plugins_count(folder: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--set", "loader.workers=0", *QUICK)
     code, out, _ = run("bench", "a.yaml", "--pipeline", "train", *words)
     assert code == 0
-    assert "in batches of 2, one rank of 2" in out
+    assert "in batches of 4, on" in out
     assert " 0 x 1 now " in out
     (folder / "two_firsts.py").write_text(
         "import wdskit\n\n@wdskit.register('first_of_two')\ndef first_of_two(sample):\n    return sample\n"
@@ -134,10 +133,6 @@ def test_errors_end_it_with_their_message(folder: Path, run, monkeypatch: pytest
     assert err.startswith("bench: a stream cannot be measured")
     code, _, err = run("bench", "a.yaml", "--pipeline", "train", "--set", "pipelines.train.batched=11", *QUICK)
     assert (code, err.split(",")[0]) == (1, "10 samples cannot fill one batch of 11 on each of 1 ranks")
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    code, _, err = run("bench", "a.yaml", "--pipeline", "train", *QUICK)
-    assert (code, "--world-size" in err) == (1, True)
 
 
 @pytest.mark.parametrize("words", [("--workers", "x"), ("--workers", ""), ("--threads", "0,1"), ("--workers", "-1")])

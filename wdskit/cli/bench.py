@@ -26,10 +26,6 @@ def bench_command(
         str | None,
         typer.Option(metavar="N,N", help="Threads to try with each number of workers. Default: as configured."),
     ] = None,
-    world_size: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Ranks of the run; one is measured. Default: 1."),
-    ] = None,
     seconds: Annotated[float, typer.Option(metavar="S", help="Length of each measurement.")] = 1.0,
     repeats: Annotated[
         int,
@@ -61,7 +57,6 @@ def bench_command(
             overrides=overrides or [],
             workers=tried_workers,
             threads=tried_threads,
-            world_size=world_size,
             seconds=seconds,
             repeats=repeats,
             progress=progress,
@@ -91,10 +86,9 @@ def show_result(result: BenchResult) -> None:
     """Print a result as a table."""
     console = make_console()
     batch = f" in batches of {result.batch:,}" if result.batch > 1 else ""
-    ranks = f", one rank of {result.world_size:,}" if result.world_size > 1 else ""
     repeats = f"; medians of {result.repeats} and their spread" if result.repeats > 1 else ""
     cpus = plural(result.num_cpus, "CPU")
-    console.print(f"Samples of {format_bytes(result.sample_bytes)}{batch}{ranks}, on {cpus}{repeats}\n")
+    console.print(f"Samples of {format_bytes(result.sample_bytes)}{batch}, on {cpus}{repeats}\n")
     loaders = (
         (
             "{} x {}".format(*each.setting) + (" now" if each.setting == result.configured else ""),

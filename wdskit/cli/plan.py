@@ -9,7 +9,6 @@ import typer
 
 from wdskit.cli.console import (
     details_table,
-    escape_lines,
     format_bytes,
     format_count,
     numbers_table,
@@ -63,8 +62,6 @@ def plan_command(
         return
     tables = [details_table(_epoch_rows(result))]
     print_tables([*tables, _buckets(result)] if result.buckets else tables)
-    for warning in result.warnings:
-        print(f"\nWarning: {escape_lines(warning)}")
 
 
 def _epoch_rows(plan: EpochPlan) -> Iterator[tuple[str, str]]:
