@@ -27,8 +27,9 @@ SIZES = st.lists(st.integers(0, 3000), min_size=1, max_size=40)
 
 
 def planned(folder: Path, rows: list[Row | RowError], *, split: str = "", **options: Any) -> Plan:
-    plan = Plan(folder, shares=parse_shares(split) if split else {}, disk=HastyDisk())
-    plan.read(iter(rows), **{"skip_bad": False, **options})
+    plan = Plan(folder, parse_shares(split) if split else {}, HastyDisk())
+    how = {"classes": None, "skip_bad": False, "reads_labels": True, "on_progress": lambda *_: None}
+    plan.read(iter(rows), **{**how, **options})
     return plan
 
 
@@ -94,10 +95,10 @@ def test_a_number_of_shards_is_kept_and_their_sizes_differ_by_one_sample(
     plan.close()
 
 
-@pytest.mark.parametrize("limits", [Limits(2, NO_LIMIT, 3), Limits(NO_LIMIT, 4096, 3)])
-def test_a_number_of_shards_that_breaks_another_limit_is_an_error(tmp_path: Path, limits: Limits) -> None:
-    with pytest.raises(PackError, match="num_shards: with 3 shards, one has 3 samples and 5632 bytes"):
-        planned(tmp_path, [*rows_of([600] * 7)]).divide(limits, lambda *_: "", shuffle=None)
+@pytest.mark.parametrize("limit", [{"max_samples": 2}, {"max_bytes": 4096}])
+def test_a_number_of_shards_takes_the_place_of_limits(tmp_path: Path, limit: dict[str, int]) -> None:
+    with pytest.raises(PackError, match="num_shards: it takes the place of max_samples and max_bytes"):
+        pack([{"__key__": "a", "txt": "x"}], tmp_path / "d", num_shards=1, **limit)
 
 
 def test_a_split_depends_on_the_key_alone_and_takes_its_share(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdskit import RowError
 from wdskit.dataset.keys import check_key
 from wdskit.errors import KeyRuleError
 from wdskit.packing import row as row_module
@@ -105,8 +104,8 @@ def test_odd_characters_become_underscores(key: str, cleaned: str) -> None:
 
 @pytest.mark.parametrize("keys", ["clean", "given"])
 @pytest.mark.parametrize("key", ["", ".", "..", "/", "x" * 200])
-def test_a_key_of_which_nothing_valid_is_left_is_an_error_with_its_place(key: str, keys: str) -> None:
-    with pytest.raises(RowError, match=r"^here: key"):
+def test_a_key_of_which_nothing_valid_is_left_is_an_error(key: str, keys: str) -> None:
+    with pytest.raises(KeyRuleError, match=r"^key"):
         make_row(key, {"txt": b""}, "here", keys=keys, source="s")
 
 
@@ -114,7 +113,7 @@ def test_fields_are_sorted_and_a_field_of_8_gib_is_refused() -> None:
     row = make_row("a", {"txt": b"", "cls": Label(1), "png": b""}, "", keys="given", source="")
     assert [*row.fields] == ["cls", "png", "txt"]
     large = File("/f", 0, 8 << 30, 8 << 30, 0)
-    with pytest.raises(RowError, match=f"its field 'bin' has {8 << 30} bytes"):
+    with pytest.raises(ValueError, match=f"its field 'bin' has {8 << 30} bytes"):
         make_row("a", {"bin": large}, "here", keys="given", source="")
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from wdskit.packing.row import OnProgress, Progress
+    from wdskit.packing.row import OnProgress
 
 PIPE_WIDTH = 100
 """Width in characters of a table that goes to a file or a pipe, if COLUMNS is not set."""
@@ -219,22 +219,19 @@ def show_packing() -> Iterator[OnProgress]:
     and raise KeyboardInterrupt again.
 
     Yields:
-        A function to call with the `Progress` so far.
+        A function to call with the stage, the number of samples so far, and of all samples (None if unknown).
     """
     start_s = time.monotonic()
 
-    def rates(now: Progress) -> str:
+    def rates(num: int, total: int | None) -> str:
         """Return `1,200 of 40,000  812 samples/s  0:00:48 left`, without what is unknown."""
         seconds = time.monotonic() - start_s or 1e-9
-        total = "" if now.total_samples is None else f" of {format_count(now.total_samples)}"
-        rate = f"{format_count(round(now.num_samples / seconds))} samples/s"
-        return (
-            f"{format_count(now.num_samples)}{total}  {rate}{_time_left(now.num_samples, now.total_samples, seconds)}"
-        )
+        count = format_count(num) + ("" if total is None else f" of {format_count(total)}")
+        return f"{count}  {format_count(round(num / seconds))} samples/s{_time_left(num, total, seconds)}"
 
     try:
         with _show_progress() as show:
-            yield lambda now: show(now.stage, now.num_samples, now.total_samples, rates(now))
+            yield lambda stage, num, total: show(stage, num, total, rates(num, total))
     except KeyboardInterrupt:
         print(
             "Stopped. Every file with its final name is complete, and the same command continues from there.",

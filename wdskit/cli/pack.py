@@ -6,55 +6,24 @@ from typing import Annotated
 
 import typer
 
-from wdskit.cli.console import escape, print_json, show_packing
-from wdskit.cli.options import JsonOption, find_function
-from wdskit.cli.pack_result import print_result, to_json
+from wdskit.cli.console import escape
+from wdskit.cli.options import JsonOption
+from wdskit.cli.pack_result import run_packing
 
-MaxSamples = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Most samples in a shard. Default: 10,000."),
-]
-MaxBytes = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="Most bytes of a shard: 200MB. Default: 1GB."),
-]
-NumShards = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Exactly N shards of equal size."),
-]
-Shuffle = Annotated[
-    int | None,
-    typer.Option(metavar="SEED", min=0, help="Shuffle with this seed."),
-]
-Split = Annotated[
-    str | None,
-    typer.Option(metavar="SHARES", help="Shards for each split: train=0.9,val=0.1."),
-]
-Columns = Annotated[
-    str,
-    typer.Option(metavar="NAMES", help="Columns beside the index: width,cls,json.a."),
-]
+MaxSamples = Annotated[int | None, typer.Option(metavar="N", min=1, help="Most samples in a shard. Default: 10,000.")]
+MaxBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Most bytes of a shard: 200MB. Default: 1GB.")]
+NumShards = Annotated[int | None, typer.Option(metavar="N", min=1, help="Exactly N shards of equal size.")]
+Shuffle = Annotated[int | None, typer.Option(metavar="SEED", min=0, help="Shuffle with this seed.")]
+Split = Annotated[str | None, typer.Option(metavar="SHARES", help="Shards for each split: train=0.9,val=0.1.")]
+Columns = Annotated[str, typer.Option(metavar="NAMES", help="Columns beside the index: width,cls,json.a.")]
 Append = Annotated[bool, typer.Option("--append", help="Add shards to those in DEST.")]
-MapName = Annotated[
-    str | None,
-    typer.Option("--map", metavar="NAME", help="Change samples by this function."),
-]
+MapName = Annotated[str | None, typer.Option("--map", metavar="NAME", help="Change samples by this function.")]
 Plugin = Annotated[
-    list[str] | None,
-    typer.Option("--plugin", metavar="PKG", help="Module that registers it. Repeatable."),
+    list[str] | None, typer.Option("--plugin", metavar="PKG", help="Module that registers it. Repeatable.")
 ]
-Part = Annotated[
-    str | None,
-    typer.Option(metavar="I/N", help="Fill part I of N only. Run without it to end."),
-]
-On = Annotated[
-    str | None,
-    typer.Option(metavar="ray", help="Fill on a Ray cluster, or ray://HOST:PORT."),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Processes. Default: all cores."),
-]
+Part = Annotated[str | None, typer.Option(metavar="I/N", help="Fill part I of N only. Run without it to end.")]
+On = Annotated[str | None, typer.Option(metavar="ray", help="Fill on a Ray cluster, or ray://HOST:PORT.")]
+Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes. Default: all cores.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be written, but write nothing.")]
 
 
@@ -64,27 +33,22 @@ def pack_command(
     dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder, or s3://bucket/folder.")],
     *,
     image: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="Column with the image. Default: image, ..."),
+        str | None, typer.Option(metavar="COLUMN", help="Column with the image. Default: image, ...")
     ] = None,
     key: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Column with the key. Default: key, or path.")
     ] = None,
-    field: Annotated[
+    fields: Annotated[
         list[str] | None,
-        typer.Option(metavar="FIELD=COLUMN", help="Further fields: --field cls=label. Repeatable."),
+        typer.Option("--field", metavar="FIELD=COLUMN", help="Further fields: --field cls=label. Repeatable."),
     ] = None,
     sidecars: Annotated[str, typer.Option(metavar="EXT,...", help="Files beside an image: json,txt,seg.png.")] = "",
     files: Annotated[str, typer.Option(metavar="EXT,...", help="Files to pack in place of images: wav,flac.")] = "",
     images: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of the images of COCO annotations.")] = None,
     classes: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Class names: a packed folder, or a list."),
+        str | None, typer.Option(metavar="FILE", help="Class names: a packed folder, or a list.")
     ] = None,
-    keys: Annotated[
-        str,
-        typer.Option(metavar="KIND", help="clean: odd characters become _; given; hashed."),
-    ] = "clean",
+    keys: Annotated[str, typer.Option(metavar="KIND", help="clean: odd characters become _; given; hashed.")] = "clean",
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out bad rows; rejected.jsonl lists them.")
     ] = False,
@@ -130,40 +94,4 @@ def pack_command(
         names = f"{len(context.args) + 2} names: {source} {dest} ... {context.args[-1]}"
         msg = f"pack takes one SOURCE and one DEST, but got {names}. Name the folder, or quote a pattern: '*.tar'."
         raise typer.BadParameter(escape(msg))
-    function = find_function(map_name, plugin)
-    with show_packing() as show:
-        result = pack(
-            source,
-            dest,
-            image=image,
-            key=key,
-            fields=field or (),
-            classes=classes,
-            keys=keys,
-            sidecars=sidecars,
-            files=files,
-            images=images,
-            skip_bad=skip_bad,
-            validate=validate,
-            resize=resize,
-            keep_json=keep_json,
-            format=format,
-            quality=quality,
-            map=function,
-            max_samples=max_samples,
-            max_bytes=max_bytes,
-            num_shards=num_shards,
-            shuffle=shuffle,
-            split=split,
-            columns=columns,
-            append=append,
-            part=part,
-            on=on,
-            workers=workers,
-            dry_run=dry_run,
-            progress=show,
-        )
-    if json:
-        print_json(to_json(result))
-    else:
-        print_result(result, part=part)
+    run_packing(pack, context)

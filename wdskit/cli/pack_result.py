@@ -1,35 +1,42 @@
-"""Show the result of `wdskit pack` and `wdskit reshard`, as text or as JSON."""
+"""Run `wdskit pack` and `wdskit reshard`, and show the result as text or as JSON."""
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from wdskit.cli.console import format_bytes, format_count, plural, print_summary
+from wdskit.cli.console import format_bytes, format_count, plural, print_json, print_summary, show_packing
+from wdskit.cli.options import find_function
 
 if TYPE_CHECKING:
+    import typer
+
     from wdskit.dataset.index import ShardEntry
     from wdskit.packing.pack import PackResult
     from wdskit.packing.plan import PlannedShard
 
 _SHOWN_REJECTS = 5
-_PATTERN_SIGNS = re.compile(r"::|[{*?\[]")  # a folder with such a name cannot be part of a pattern
 
 
-def print_result(result: PackResult, *, part: str | None) -> None:
-    """Print a table of what was written or would be written, then the first rejected rows, and notes.
+def run_packing(function: Callable[..., PackResult], context: typer.Context) -> None:
+    """Call `pack` or `reshard` with the options of the command, and print what was written or would be written.
 
-    `part` is the option `--part`: a part of a run is not a data set yet, and the next command completes it.
+    The names of the options are those of the keyword arguments, but for `json`, `map_name` and `plugin`.
     """
-    print_summary(_details(result, part=part), _notes(result, part=part))
+    options = {name: value for name, value in context.params.items() if value is not None}
+    as_json = options.pop("json")
+    options["map"] = find_function(options.pop("map_name", None), options.pop("plugin", None))
+    with show_packing() as show:
+        result = function(**options, progress=show)
+    if as_json:
+        print_json(to_json(result))
+    else:
+        part = options.get("part")
+        print_summary(_details(result, part=part), _notes(result, part=part))
 
 
 def _details(result: PackResult, *, part: str | None) -> Iterator[tuple[str, str]]:
-    if result.source:
-        yield "source", result.source
     yield "folder", str(result.folder)
     written = _written(result)
     yield "would write" if result.dry_run else "shards", format_names(written)
@@ -37,8 +44,7 @@ def _details(result: PackResult, *, part: str | None) -> Iterator[tuple[str, str
     yield "fields", ", ".join(result.fields)
     if result.classes:
         yield "classes", format_count(len(result.classes))
-    is_known = result.num_bytes > 0 or not result.dry_run
-    yield "bytes", format_bytes(result.num_bytes) if is_known else "not known before samples are changed"
+    yield "bytes", format_bytes(result.num_bytes)
     for split, shards in result.splits.items() if len(result.splits) > 1 else ():
         samples = plural(sum(shard.num_samples for shard in shards), "sample")
         yield split, f"{format_names(shards)}, {samples}"
@@ -52,10 +58,7 @@ def _details(result: PackResult, *, part: str | None) -> Iterator[tuple[str, str
         rate = f"{format_count(round(result.num_samples / result.seconds))} samples/s"
         yield "time", f"{result.seconds:.1f} s, {rate}, {format_bytes(result.num_bytes / result.seconds)}/s"
     if result.entries and part is None and not result.was_done:
-        first = f"{result.folder}/{re.sub(r'[0-9]+[.]tar$', '*.tar', result.entries[0].name)}"
-        look = f"look: wdskit view {shlex.quote(str(result.folder))}"
-        is_plain = not _PATTERN_SIGNS.search(str(result.folder))
-        yield "next", f"{look}; train: Pipeline().exact({json.dumps(first)})" if is_plain else look
+        yield "next", f"wdskit view {shlex.quote(str(result.folder))}"
 
 
 def _written(result: PackResult) -> Sequence[ShardEntry | PlannedShard]:
@@ -90,7 +93,7 @@ def format_names(shards: Sequence[ShardEntry | PlannedShard]) -> str:
 
 def to_json(result: PackResult) -> dict[str, object]:
     """Return the result as the object that `--json` prints."""
-    names = ("source", "dry_run", "was_done", "num_samples", "num_bytes", "num_cleaned", "num_other", "seconds")
+    names = ("dry_run", "was_done", "num_samples", "num_bytes", "num_cleaned", "num_other", "seconds")
     columns = ("name", "num_samples", "num_bytes", "sha256")  # a planned shard has no digest
     return {
         **{name: getattr(result, name) for name in names},

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from wdskit.cli.console import print_json, show_packing
-from wdskit.cli.options import JsonOption, find_function
+from wdskit.cli.options import JsonOption
 from wdskit.cli.pack import (
     Append,
     Columns,
@@ -23,18 +22,18 @@ from wdskit.cli.pack import (
     Split,
     Workers,
 )
-from wdskit.cli.pack_result import print_result, to_json
+from wdskit.cli.pack_result import run_packing
 
 
 def reshard_command(
+    context: typer.Context,
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="Shards: a folder, a glob or braces, several joined by ::.")
     ],
     dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder for the shards, or s3://bucket/folder.")],
     *,
     where: Annotated[
-        str | None,
-        typer.Option(metavar="CONDITION", help='Keep samples by columns: "width >= 256".'),
+        str | None, typer.Option(metavar="CONDITION", help='Keep samples by columns: "width >= 256".')
     ] = None,
     keep: Annotated[str, typer.Option(metavar="FIELDS", help="Keep only these fields: jpg,cls.")] = "",
     drop: Annotated[str, typer.Option(metavar="FIELDS", help="Leave out these fields: txt.")] = "",
@@ -66,30 +65,4 @@ def reshard_command(
     """
     from wdskit.packing.reshard import reshard
 
-    function = find_function(map_name, plugin)
-    with show_packing() as show:
-        result = reshard(
-            source,
-            dest,
-            where=where,
-            keep=keep,
-            drop=drop,
-            rename=rename,
-            map=function,
-            max_samples=max_samples,
-            max_bytes=max_bytes,
-            num_shards=num_shards,
-            shuffle=shuffle,
-            split=split,
-            columns=columns,
-            append=append,
-            part=part,
-            on=on,
-            workers=workers,
-            dry_run=dry_run,
-            progress=show,
-        )
-    if json:
-        print_json(to_json(result))
-    else:
-        print_result(result, part=part)
+    run_packing(reshard, context)

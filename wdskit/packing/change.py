@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -16,6 +16,7 @@ from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.keys import check_member_name
 from wdskit.errors import PROCESS_ERRORS, DecodeError, PackError
 from wdskit.limits import MAX_PIXELS
+from wdskit.text import as_int
 
 MapFunction = Callable[[str, dict[str, bytes]], Mapping[str, bytes]]
 """Takes the key and the fields of a sample, and returns the fields to pack. Its attribute `version` says which."""
@@ -35,7 +36,7 @@ class Change:
         quality: 1 to 100, of new jpg and webp; None for 90.
         keeps_json: Whether JSON with numbers is packed beside a changed image: none of them describes its pixels.
         map: A function of the user; None for no function. It runs after the change of the image.
-        checks: Names of the fields that are checked; None for all.
+        checks: Names of the fields that are checked if nothing is changed; None for all.
     """
 
     validate: str = "structure"
@@ -47,15 +48,11 @@ class Change:
     checks: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("validate", self.validate, IMAGE_CHECKS),
-            ("format", self.format, (None, *get_args(ImageFormat))),
-        ):
-            if value not in known:
-                raise PackError(f"{name}: {value!r} is not one of {', '.join(map(str, filter(None, known)))}.")
-        for name, number, most in (("resize", self.resize, 1 << 16), ("quality", self.quality, 100)):
-            if number is not None and (type(number) is not int or not 1 <= number <= most):
-                raise PackError(f"{name}: {number!r} is not a whole number from 1 to {most}.")
+        check_choice("validate", self.validate, IMAGE_CHECKS)
+        if self.format is not None:
+            check_choice("format", self.format, get_args(ImageFormat))
+        check_number("resize", self.resize, least=1, most=1 << 16)
+        check_number("quality", self.quality, least=1, most=100)
         if self.map is not None and not str(getattr(self.map, "version", "")):
             msg = "map: the function has no `version`. Set one, such as `shrink.version = '1'`, and change it whenever"
             raise PackError(f"{msg} the results change: shards of another version are filled again.")
@@ -79,8 +76,6 @@ class Change:
 
     def check(self, name: str, data: bytes | memoryview) -> None:
         """Check one field as a loader decodes it. DecodeError: It cannot be decoded, or does not fit its name."""
-        if self.checks is not None and name not in self.checks:
-            return
         if is_image_field(name):
             check_image_field(name, data, self.validate, max_pixels=MAX_PIXELS)  # type: ignore[arg-type]
         else:
@@ -135,6 +130,18 @@ class Change:
         if name in fields:
             raise DecodeError(f"{image}: it would become {name!r}, which the sample already has", field=image)
         return {**fields, name: data}
+
+
+def check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    """Raise PackError if the value of the option `name` is not one of `known`."""
+    if value not in known:
+        raise PackError(f"{name}: {value!r} is not one of {', '.join(known)}.")
+
+
+def check_number(name: str, value: Any, *, least: int, most: int = (1 << 64) - 1) -> None:
+    """Raise PackError if the value of the option `name` is neither None nor a whole number from `least` to `most`."""
+    if value is not None and (type(as_int(value)) is not int or not least <= value <= most):
+        raise PackError(f"{name}: {value!r} is not a whole number from {least} to {most}.")
 
 
 def describe_numbers(name: str, fields: Mapping[str, bytes]) -> str:

@@ -1,7 +1,7 @@
 """Fill one shard: read its rows, check and change them, write tar, `.idx` and entry. Runs in any process.
 
 The files of a job are named by the digest of everything that decides the bytes. So a job is done if its entry is there,
-and its files are as the entry says (`read_entry`).
+and its files are as the entry says (`read_filled`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,10 +18,11 @@ import numpy as np
 
 from wdskit.codecs.fields import encode_field
 from wdskit.dataset.classes import CLASS_FIELD
+from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.lock import share_lock_until_exit
 from wdskit.dataset.shard import digest_offsets, idx_bytes
-from wdskit.errors import DecodeError, FolderIndexError, KeyRuleError, PackError, RowError
-from wdskit.files import DISK, Disk, describe_foreign, describe_os_error, publish, publish_bytes, read_own
+from wdskit.errors import DecodeError, FolderIndexError, KeyRuleError, RowError
+from wdskit.files import DISK, Disk, describe_foreign, publish, publish_bytes, read_own
 from wdskit.packing.change import Change
 from wdskit.packing.plan import Rows, with_dtypes
 from wdskit.packing.row import Field, File, Label, LabelledJson, Row, SourceFiles, Values, bad_row
@@ -29,9 +30,6 @@ from wdskit.shards.make_columns import ColumnBuilder, reader_of
 from wdskit.tar.writer import TarWriter
 
 _NOTE_VERSION = 1
-
-OnSample = Callable[[int, int], None]
-"""Called after each sample with the numbers of samples and of bytes of the shard so far."""
 
 
 class ShardJob(NamedTuple):
@@ -46,6 +44,20 @@ class ShardJob(NamedTuple):
     name: str
     rows: Rows
     digest: str
+
+
+class Filled(NamedTuple):
+    """A filled shard. The file of its entry, named by the digest, is the proof that shard and `.idx` are whole.
+
+    Attributes:
+        digest: Digest of its job.
+        entry: Its entry in `index.json`.
+        columns: Values of each column.
+    """
+
+    digest: str
+    entry: ShardEntry
+    columns: Mapping[str, list[object]]
 
 
 @dataclass(frozen=True)
@@ -90,8 +102,8 @@ class Filler:
             }
             if self.change.changes_bytes:
                 return self.change.apply(row.key, fields)
-            for name, data in fields.items():
-                self.change.check(name, data)
+            for name in fields if self.change.checks is None else self.change.checks & fields.keys():
+                self.change.check(name, fields[name])
         except (OSError, ValueError, DecodeError, KeyRuleError) as err:
             raise _failed(row, name, err) from err
         return fields
@@ -126,47 +138,43 @@ class Filler:
                     found.append(err)
         return found
 
-    def fill(self, job: ShardJob, on_sample: OnSample | None = None) -> Entry:
-        """Fill a shard, unless it is filled already. Return its entry.
+    def fill(self, job: ShardJob) -> Filled:
+        """Fill a shard, unless it is filled already.
 
         Raises:
             RowError: A row cannot be packed.
-            PackError: The folder cannot be written.
+            OSError: The folder cannot be written.
             SelectionError: A sample has no valid value for a column.
             FolderIndexError: An entry of this job is damaged.
         """
-        known = read_entry(self.work, job.digest)
+        known = read_filled(self.work, job.name, job.digest)
         if known is not None:
             return known
         tar = self.work / f"{job.digest}.tar"
         names, offsets, columns = set[str](), [0], ColumnBuilder(self.columns, job.name)
-        try:
-            with contextlib.closing(SourceFiles()) as files, publish(tar, disk=self.disk) as temp:
-                writer = TarWriter(temp.write)
-                for row in job.rows:
-                    fields = self.read(with_dtypes(row, self.dtypes), files)
-                    names |= fields.keys()
-                    for name, data in fields.items():
-                        writer.add(f"{row.key}.{name}", data)
-                        if self.columns:
-                            columns.add(name, len(data), reader_of(data))
+        with contextlib.closing(SourceFiles()) as files, publish(tar, disk=self.disk) as temp:
+            writer = TarWriter(temp.write)
+            for row in job.rows:
+                fields = self.read(with_dtypes(row, self.dtypes), files)
+                names |= fields.keys()
+                for name, data in fields.items():
+                    writer.add(f"{row.key}.{name}", data)
                     if self.columns:
-                        columns.end(row.key)
-                    offsets.append(writer.offset)
-                    if on_sample:
-                        on_sample(len(offsets) - 1, writer.offset)
-                writer.finish()
-                sha256 = temp.sha256
-            publish_bytes(tar.with_suffix(".idx"), idx_bytes(offsets), disk=self.disk)
-            num_samples, found, idx_sha256 = len(offsets) - 1, tuple(sorted(names)), digest_offsets(offsets)
-            entry = Entry(num_samples, writer.offset, sha256, found, idx_sha256, columns.values())
-            write_entry(self.work, job.digest, entry, disk=self.disk)
-        except OSError as err:
-            raise PackError(f"{self.work.parent}: {job.name}: cannot be written: {describe_os_error(err)}") from err
-        return entry
+                        columns.add(name, len(data), reader_of(data))
+                if self.columns:
+                    columns.end(row.key)
+                offsets.append(writer.offset)
+            writer.finish()
+            sha256 = temp.sha256
+        publish_bytes(tar.with_suffix(".idx"), idx_bytes(offsets), disk=self.disk)
+        fields_found, idx_sha256 = tuple(sorted(names)), digest_offsets(offsets)
+        entry = ShardEntry(job.name, len(offsets) - 1, writer.offset, sha256, fields_found, idx_sha256)
+        filled = Filled(job.digest, entry, columns.values())
+        publish_note(tar.with_suffix(".json"), {"entry": asdict(entry), "columns": filled.columns}, disk=self.disk)
+        return filled
 
 
-def fill_in_worker(job: ShardJob, *, filler: Filler) -> Entry:
+def fill_in_worker(job: ShardJob, *, filler: Filler) -> Filled:
     """Fill a shard in a worker process, which holds a shared lock on the folder until it ends."""
     share_lock_until_exit(filler.work)
     return filler.fill(job)
@@ -180,38 +188,9 @@ def _failed(row: Row, name: str, err: Exception) -> RowError:
     return bad_row(row.where, f"{source.path}: {problem}" if is_other else problem)  # type: ignore[union-attr]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """What is known of a filled shard. The file of an entry is the proof that shard and `.idx` are whole.
-
-    Attributes:
-        num_samples: Number of samples.
-        num_bytes: Bytes of the shard.
-        sha256: Hex digest of the shard.
-        fields: Names of all fields, sorted.
-        idx_sha256: Hex digest of the `.idx`.
-        columns: Values of each column.
-        name: Name of the shard in a bucket, from the start of its upload on; empty for a shard of a local folder.
-        etags: ETag of each uploaded object by its name; empty for a shard that is on this disk.
-    """
-
-    num_samples: int
-    num_bytes: int
-    sha256: str
-    fields: tuple[str, ...]
-    idx_sha256: str
-    columns: Mapping[str, list[object]] = field(default_factory=dict, repr=False)
-    name: str = ""
-    etags: Mapping[str, str | None] = field(default_factory=dict)
-
-
-def write_entry(work: Path, digest: str, entry: Entry, *, disk: Disk) -> None:
-    """Publish the file of an entry. OSError: An operation of `disk` fails."""
-    publish_note(work / f"{digest}.json", asdict(entry), disk=disk)
-
-
-def read_entry(work: Path, digest: str) -> Entry | None:
-    """Return the entry of a filled shard; None if the shard is not filled, or if its files are not as the entry says.
+def read_filled(work: Path, name: str, digest: str, *, has_files: bool = True) -> Filled | None:
+    """Return the filled shard of a job under the name `name`; None if it is not filled, or if its files are not as the
+    entry says. With `has_files` False, the files are elsewhere and not looked at.
 
     Raises:
         FolderIndexError: The entry is damaged, foreign or of another version.
@@ -219,16 +198,19 @@ def read_entry(work: Path, digest: str) -> Entry | None:
     note = read_note(work / f"{digest}.json")
     if note is None:
         return None
-    entry = Entry(**note | {"fields": tuple(note["fields"])})
-    if entry.etags:
-        return entry
+    entry = ShardEntry(**note["entry"] | {"name": name, "fields": tuple(note["entry"]["fields"])})
+    tar = work / f"{digest}.tar"
+    is_filled = not has_files or is_whole(tar, tar.with_suffix(".idx"), entry)
+    return Filled(digest, entry, note["columns"]) if is_filled else None
+
+
+def is_whole(tar: Path, idx: Path, entry: ShardEntry) -> bool:
+    """Return whether the files of a shard exist, and have the size and the offsets of its entry."""
     try:
-        num_bytes = (work / f"{digest}.tar").stat().st_size
-        idx = (work / f"{digest}.idx").read_bytes()
+        found = tar.stat().st_size, hashlib.sha256(idx.read_bytes()).hexdigest()
     except OSError:
-        return None
-    is_whole = num_bytes == entry.num_bytes and hashlib.sha256(idx).hexdigest() == entry.idx_sha256
-    return entry if is_whole else None
+        return False
+    return found == (entry.num_bytes, entry.idx_sha256)
 
 
 def publish_note(path: Path, values: Mapping[str, Any], *, disk: Disk) -> None:

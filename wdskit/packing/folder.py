@@ -16,7 +16,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +35,10 @@ from wdskit.dataset.keys import hash_key
 from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.shard import offsets_path
-from wdskit.errors import FolderIndexError, PackError, SelectionError
+from wdskit.errors import FolderIndexError, PackError
 from wdskit.files import Disk, describe_foreign, make_folders, publish_bytes, read_own, remove_temp_files
-from wdskit.packing.fill import Entry, parse_note, publish_note, read_entry, read_note
+from wdskit.packing.fill import Filled, is_whole, parse_note, publish_note, read_filled, read_note
 from wdskit.packing.plan import SPOOL_PREFIX
-from wdskit.packing.row import OnProgress, Progress
 from wdskit.shards.make_columns import pack_columns
 from wdskit.storage.urls import LocalFile
 
@@ -47,28 +46,12 @@ WORK_NAME = ".wdskit"
 RUN_NAME = ".wdskit.last-run"
 REJECTED_NAME = "rejected.jsonl"
 _MOVES_NAME = "moves.json"
-_REPORT_KEYS = 10_000
-_MAX_NUMBER = 999_999  # of a shard
 _SHARD = re.compile(r"(.+)-([0-9]+)\.tar", re.DOTALL)
 _OWN = re.compile(
     r"[0-9a-f]{32}\.(tar|idx|json)|rows\.[0-9a-f]{8}|(index|moves|classes|columns|upload)\.json|run|"
-    r"rejected\.jsonl|.+\.[0-9a-f]{16}\.npy|\..*\.wdskit-temp"
+    r"rejected\.jsonl|.+\.put|.+\.[0-9a-f]{16}\.npy|\..*\.wdskit-temp"
 )
 """Names of the files that wdskit makes in the folder `.wdskit`."""
-
-
-class Filled(NamedTuple):
-    """A filled shard: its file name, the digest of its job, and its entry."""
-
-    name: str
-    digest: str
-    entry: Entry
-
-    @property
-    def index_entry(self) -> ShardEntry:
-        """The shard's entry in `index.json`."""
-        entry = self.entry
-        return ShardEntry(self.name, entry.num_samples, entry.num_bytes, entry.sha256, entry.fields, entry.idx_sha256)
 
 
 class Folder:
@@ -101,14 +84,8 @@ class Folder:
             self.classes = read_classes(self.path)
 
     def shard_name(self, prefix: str, number: int) -> str:
-        """Return the file name of a new shard. The numbers follow those of the folder's shards.
-
-        PackError: The number has more than six digits.
-        """
-        number += self._next_numbers.get(prefix, 0)
-        if number > _MAX_NUMBER:
-            raise PackError(f"there is no name for shard {number} of {prefix!r}. Write larger shards.")
-        return f"{prefix}-{number:06d}.tar"
+        """Return the file name of a new shard. The numbers follow those of the folder's shards."""
+        return f"{prefix}-{number + self._next_numbers.get(prefix, 0):06d}.tar"
 
     @functools.cached_property
     def _next_numbers(self) -> dict[str, int]:
@@ -140,17 +117,12 @@ class Folder:
             note = parse_note(self._read(RUN_NAME), self.path / RUN_NAME)
         if note is None or (note["run"], note["index"]) != (run, hashlib.sha256(index).hexdigest()):
             return ()
-        entries = self.entries[-note["num_shards"] :]
-        self._refuse_lost(entries)
-        return entries
-
-    def _refuse_lost(self, entries: Iterable[ShardEntry]) -> None:
-        """Raise FolderIndexError if a shard is gone, or has another size than the index says."""
-        sizes = self._sizes()
+        entries, sizes = self.entries[-note["num_shards"] :], self._sizes()
         lost = next((entry.name for entry in entries if sizes.get(entry.name) != entry.num_bytes), None)
         if lost is not None:
             msg = f"{self.shown}/{lost}: the index lists this shard, but it is gone or has another size."
             raise FolderIndexError(msg, folder=self.shown)
+        return entries
 
     def check(self, *, append: bool) -> None:
         """Raise PackError if another data set is here, and the run does not add to it."""
@@ -173,18 +145,16 @@ class Folder:
 
     def column_sources(self) -> dict[str, Mapping[str, Any]]:
         """Return how each column of the folder is computed, by its name. SelectionError: The columns are damaged."""
-        if not self.entries or not (self.path / COLUMNS_NAME).exists():
+        if not (self.path / COLUMNS_NAME).exists():
             return {}
         known = Columns(read_index(self.path))
         return {name: known.column(name).source for name in known}
 
-    def key_hashes(self, on_progress: OnProgress) -> NDArray[np.uint64]:
+    def key_hashes(self) -> NDArray[np.uint64]:
         """Return the hashes of all keys of the shards, uint64 (n,)."""
-        hashes, total = bytearray(), sum(entry.num_samples for entry in self.entries)
-        for number, (_, key) in enumerate(self._keys()):
+        hashes = bytearray()
+        for _, key in self._keys():
             hashes += hash_key(key)
-            if number % _REPORT_KEYS == 0:
-                on_progress(Progress("comparing", number, 0, total, None))
         return np.frombuffer(bytes(hashes), np.uint64)
 
     def find_key(self, key: str) -> str | None:
@@ -197,9 +167,9 @@ class Folder:
             with contextlib.closing(LocalFile(path)) as file:
                 yield from ((entry.name, sample["__key__"]) for sample in HeaderReader(file, shard=path))
 
-    def known(self, name: str, digest: str) -> Entry | None:  # noqa: ARG002 (a bucket needs the name)
-        """Return the entry of a filled shard; None if it must be filled. FolderIndexError: The entry is damaged."""
-        return read_entry(self.work, digest)
+    def known(self, name: str, digest: str) -> Filled | None:
+        """Return the filled shard of a job; None if it must be filled. FolderIndexError: The entry is damaged."""
+        return read_filled(self.work, name, digest)
 
     def keep(self, filled: Filled) -> Filled:
         """Keep a filled shard until the commit."""
@@ -217,29 +187,30 @@ class Folder:
             run: Digest of the run, for `done`.
 
         Raises:
-            PackError: A filled shard is gone.
             SelectionError: The values of a column do not fit together.
             OSError: An operation of the disk fails.
         """
-        new = [each.index_entry for each in shards]
-        data = index_json((*self.entries, *new))
-        moves = [(f"{each.digest}{end}", f"{each.name}{last}") for each in shards for end, last in ENDS]
         for name, content in lists.items():
             publish_bytes(self.work / name, content, disk=self.disk)
-            moves.append((name, name))
-        names = self._write_columns(shards, new, columns) if columns else []
+        entries = (*self.entries, *(each.entry for each in shards))
+        names = [*lists, *(self._write_columns(shards, entries, columns) if columns else ())]
+        index = index_json(entries)
+        done = {"run": run, "index": hashlib.sha256(index).hexdigest(), "num_shards": len(shards)}
+        self._finish(shards, names, index, done)
+
+    def _finish(self, shards: Sequence[Filled], names: Sequence[str], index: bytes, done: Mapping[str, object]) -> None:
+        """Move the shards and the files `names` of the work folder to the data, `index.json` last."""
+        moves = [(f"{each.digest}{end}", f"{each.entry.name}{last}") for each in shards for end, last in ENDS]
         moves += [(name, name) for name in names]
-        old = [name for name in self._sizes() if names and is_column_file(name) and name not in names]
-        done = {"run": run, "index": hashlib.sha256(data).hexdigest(), "num_shards": len(new)}
-        note = {"moves": moves, "remove": sorted(old), "done": done}
-        publish_note(self.work / _MOVES_NAME, note, disk=self.disk)
-        publish_bytes(self.work / INDEX_NAME, data, disk=self.disk)
+        old = [name for name in self._sizes() if self.entries and is_column_file(name) and name not in names]
+        publish_note(self.work / _MOVES_NAME, {"moves": moves, "remove": sorted(old), "done": done}, disk=self.disk)
+        publish_bytes(self.work / INDEX_NAME, index, disk=self.disk)
         self.roll_forward()
 
     def _write_columns(
-        self, shards: Sequence[Filled], new: Sequence[ShardEntry], columns: Mapping[str, Mapping[str, Any]]
+        self, shards: Sequence[Filled], entries: Sequence[ShardEntry], columns: Mapping[str, Mapping[str, Any]]
     ) -> list[str]:
-        """Write the columns of all shards into the work folder. Return the names of their files."""
+        """Write the columns of all entries into the work folder. Return the names of their files."""
         parts: dict[str, list[Any]] = {name: [] for name in columns}
         if self.entries:
             known = Columns(read_index(self.path))
@@ -248,15 +219,10 @@ class Folder:
                 column.check()
                 parts[name].append(column.data if column.values is None else Texts(column.data, column.values))
         for shard in shards:
-            for name, part in pack_columns(shard.entry.columns, shard.name).items():
+            for name, part in pack_columns(shard.columns, shard.entry.name).items():
                 parts[name].append(part)
         made = {name: NewColumn(source, parts[name]) for name, source in columns.items()}
-        try:
-            return write_columns(self.work, digest_of_entries((*self.entries, *new)), made, disk=self.disk)
-        except SelectionError as err:
-            raise SelectionError(
-                f"{self.shown}: {str(err).removeprefix(f'{self.shown}: ')}", folder=self.shown
-            ) from err
+        return write_columns(self.work, digest_of_entries(entries), made, disk=self.disk)
 
     def roll_forward(self) -> None:
         """Complete a commit, if one was begun: move all files to their names, `index.json` last.
@@ -280,13 +246,9 @@ class Folder:
         names = {target for _, target in note["moves"]}
         for entry in read_index(self.work).entries:
             shard = self.path / entry.name
-            if entry.name in names and (
-                shard.stat().st_size != entry.num_bytes
-                or hashlib.sha256(offsets_path(shard).read_bytes()).hexdigest() != entry.idx_sha256
-            ):
-                msg = f"{shard}: this shard or its .idx was damaged after the run that was stopped had filled it."
-                way = f"Remove {self.work} and the files that index.json does not list. Then run the command again."
-                raise FolderIndexError(f"{msg}\n  {way}", folder=self.shown)
+            if entry.name in names and not is_whole(shard, offsets_path(shard), entry):
+                msg = f"{shard}: this shard or its .idx is damaged. Remove {self.work} and this shard, and pack again."
+                raise FolderIndexError(msg, folder=self.shown)
         publish_note(self.path / RUN_NAME, note["done"], disk=self.disk)
         self.disk.fsync_folder(self.path)
         publish_bytes(self.path / INDEX_NAME, index, disk=self.disk)
@@ -358,10 +320,7 @@ def open_folder(path: Path, *, is_part: bool, disk: Disk) -> Iterator[Folder]:
         try:
             yield folder
         finally:
-            if not is_shared and work.exists() and not any(work.glob("*.json")):
-                folder.clean()  # no shard is filled
-            elif is_shared and folder.entries:
-                disk.remove_folder(work)
+            disk.remove_folder(work)  # if nothing is filled
 
 
 def check_work(work: Path) -> None:

@@ -35,7 +35,6 @@ from wdskit.packing.row import (
     Label,
     LabelledJson,
     OnProgress,
-    Progress,
     Row,
     SourceFiles,
     Values,
@@ -79,7 +78,7 @@ class Rows:
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows in order. OSError: The spool cannot be read."""
         with open(self.path, "rb") as file:
-            for start, stop in zip(self.starts, self.stops, strict=True):
+            for start, stop in zip(self.starts.tolist(), self.stops.tolist(), strict=True):
                 file.seek(start)
                 data = file.read(stop - start)
                 if len(data) < stop - start:
@@ -120,11 +119,10 @@ class Plan:
             of the names; complete after `read`.
         dtypes: Dtype of each `npy` column.
         fields: Names of all fields.
-        has_labels: Whether a row has a label.
         num_cleaned: Rows whose keys were changed.
     """
 
-    def __init__(self, folder: Path, *, shares: Mapping[str, Fraction], disk: Disk = DISK) -> None:
+    def __init__(self, folder: Path, shares: Mapping[str, Fraction], disk: Disk = DISK) -> None:
         self._path = folder / f"{SPOOL_PREFIX}{secrets.token_hex(4)}"
         self._disk = disk
         self._fd: int | None = disk.open(self._path)
@@ -154,27 +152,22 @@ class Plan:
         """Return the number of rows in the spool, including rows that are left out."""
         return len(self._blocks)
 
-    @property
-    def has_labels(self) -> bool:
-        """Whether a row has a label."""
-        return self._first_label is not None
-
     def read(
         self,
         rows: Iterable[Row | RowError],
+        classes: ClassNames | None,
         *,
         skip_bad: bool,
-        reads_labels: bool = True,
-        classes: ClassNames | None = None,
-        on_progress: OnProgress = lambda _: None,
+        reads_labels: bool,
+        on_progress: OnProgress,
     ) -> None:
         """Write all rows to the spool.
 
         Args:
             rows: The rows. An error in place of a row is raised, or kept in `rejected` with `skip_bad`.
+            classes: The allowed classes; None numbers the names of all rows in sorted order.
             skip_bad: Whether bad rows are left out.
             reads_labels: Whether the field `cls` is a label; False copies it.
-            classes: The allowed classes; None numbers the names of all rows in sorted order.
             on_progress: Called from time to time.
 
         Raises:
@@ -185,7 +178,7 @@ class Plan:
         names: set[str] = set()
         for row in rows:
             if len(self) % _REPORT_ROWS == 0:
-                on_progress(Progress("reading", len(self), 0, None, None))
+                on_progress("reading", len(self), None)
             try:
                 if isinstance(row, RowError):
                     raise row
@@ -203,7 +196,7 @@ class Plan:
             self._add(row)
         self._flush()
         numbers = classes.numbers if classes else {name: at for at, name in enumerate(sorted(names, key=str.encode))}
-        self.class_numbers = dict(numbers) if self.has_labels else {}
+        self.class_numbers = dict(numbers) if CLASS_FIELD in self.fields else {}
         self.dtypes = {name: np.result_type(*found) for name, found in natural.items()}
         has_mixed = any(len(found) > 1 for found in natural.values())
         changed = np.arange(len(self)) if has_mixed else np.array(self._unsure, np.int64)
@@ -225,9 +218,8 @@ class Plan:
         if data is None:
             return row
         try:
-            label = data if isinstance(data, Label) else None
-            if not isinstance(data, Label):
-                label = read_label(self._files.read([data])[0] if isinstance(data, File) else data)
+            value = self._files.read([data])[0] if isinstance(data, File) else data
+            label = value if isinstance(value, Label) else read_label(value)
             if label is not None and classes is not None:
                 label = Label(classes.number(label))
         except (OSError, ValueError) as err:
@@ -237,10 +229,8 @@ class Plan:
         if label.value != NO_CLASS:
             first, place = self._first_label = self._first_label or (label, row.where)
             if type(label.value) is not type(first.value):
-                kinds = ("a whole number", "a name")[:: 1 if isinstance(label.value, int) else -1]
-                problem = f"its label {label.value!r} is {kinds[0]}, but {first.value!r} ({place}) is {kinds[1]}"
-                way = "Labels are all numbers or all names. If all are names: --classes FILE."
-                raise bad_row(row.where, problem, way)
+                problem = f"labels are all numbers or all names, but its label is {label.value!r} after {first.value!r}"
+                raise bad_row(row.where, f"{problem} ({place}). If all are names, list them in --classes FILE")
         return row if label is data else row._replace(fields={**row.fields, CLASS_FIELD: label})
 
     def _add(self, row: Row) -> None:
@@ -303,9 +293,7 @@ class Plan:
             earlier = first_with.setdefault(row.key, number)
             place = self.row(earlier).where if earlier != number else find(row.key)
             if place is not None:
-                problem = f"its key {row.key!r} is also the key of {place}"
-                way = "Keys must be unique. `--keys hashed` tells samples of sources with other names apart."
-                raise bad_row(row.where, problem, way)
+                raise bad_row(row.where, f"its key {row.key!r} is also the key of {place}")
 
     @property
     def num_bytes(self) -> int:
@@ -375,7 +363,7 @@ class Plan:
             parts = {name: kept[chosen == number] for number, name in enumerate(self._shares)}
             empty = next((name for name, numbers in parts.items() if not len(numbers)), None)
             if empty is not None:
-                raise PackError(f"split: none of the {len(kept)} samples is in {empty!r}. Choose a larger share.")
+                raise PackError(f"split: none of the {len(kept)} samples is in {empty!r}.")
             del kept, chosen  # each array has 80 MB for ten million rows
         blocks = np.frombuffer(self._blocks, np.uint32)
         divided = {}
@@ -397,7 +385,7 @@ class Limits(NamedTuple):
     Attributes:
         max_samples: Most samples in a shard.
         max_bytes: Most bytes of a shard's file, with headers, padding and end marker; `NO_LIMIT` for none.
-        num_shards: Number of shards, equal within one sample; None for as many as the limits ask.
+        num_shards: Number of shards, equal within one sample, in place of limits; None for as many as the limits ask.
     """
 
     max_samples: int
@@ -413,7 +401,7 @@ class Limits(NamedTuple):
         """
         least, more = divmod(len(ends), self.num_shards or 1)
         if not least:
-            raise PackError(f"num_shards: {len(ends)} samples cannot fill {self.num_shards} shards. Use fewer shards.")
+            raise PackError(f"num_shards: {len(ends)} samples cannot fill {self.num_shards} shards.")
         most = (self.max_bytes - END_BYTES) // BLOCK_BYTES
         start = done = number = 0
         while start < len(ends):
@@ -427,9 +415,6 @@ class Limits(NamedTuple):
             if self.num_shards is None and size > self.max_bytes:
                 problem = f"even alone in its shard it takes {size} bytes, more than max_bytes {self.max_bytes}"
                 raise bad_row(where(start), problem)
-            if size > self.max_bytes or stop - start > self.max_samples:
-                what = f"{stop - start} samples and {size} bytes"
-                raise PackError(f"num_shards: with {self.num_shards} shards, one has {what}, more than the limits.")
             yield start, stop, size
             start, done, number = stop, last, number + 1
 

@@ -13,7 +13,7 @@ from typing import Any
 from wdskit import __version__
 from wdskit.dataset.lock import share_lock
 from wdskit.errors import PackError, WdskitError
-from wdskit.packing.fill import Entry, Filler, ShardJob
+from wdskit.packing.fill import Filled, Filler, ShardJob
 from wdskit.pipeline.ray_connection import ADDRESS, connect, last_line
 
 _MAX_TRIES = 4
@@ -28,8 +28,8 @@ def check_address(on: str) -> None:
         raise PackError(f"on: {shown} is neither ray nor the address of a cluster, such as ray://head:10001.")
 
 
-def fill_on_ray(jobs: Iterable[ShardJob], filler: Filler, on: str) -> Generator[Entry | WdskitError, None, None]:
-    """Fill shards on a Ray cluster. Yield the entry of each shard, or the error that prevented it, in order.
+def fill_on_ray(jobs: Iterable[ShardJob], filler: Filler, on: str) -> Generator[Filled | WdskitError, None, None]:
+    """Fill shards on a Ray cluster. Yield each filled shard, or the error that prevented it, in order.
 
     If the worker of a shard dies, the shard is tried again, up to four tries in total. If the generator is closed, the
     tasks that still run are cancelled.
@@ -65,16 +65,13 @@ def fill_on_ray(jobs: Iterable[ShardJob], filler: Filler, on: str) -> Generator[
             ray.shutdown()
 
 
-def fill_on_node(job: ShardJob, filler: Filler, folder: str, version: str) -> Entry | WdskitError:
-    """Fill a shard on a node of the cluster, in `folder`, the current folder of the run. Return its entry or error."""
+def fill_on_node(job: ShardJob, filler: Filler, folder: str, version: str) -> Filled | WdskitError:
+    """Fill a shard on a node of the cluster, in `folder`, the current folder of the run. Return it, or the error."""
     host = socket.gethostname()
     if version != __version__:
         return PackError(f"on: host {host} has wdskit {__version__}, but the run has {version}. Install that one.")
     try:
         os.chdir(folder)
-        if not Path(job.rows.path).exists():
-            msg = f"{job.rows.path}: host {host} does not see this file. Pack into a folder that all nodes see"
-            return PackError(f"{msg} under this path.")
         with share_lock(filler.work):
             return filler.fill(job)
     except OSError as err:

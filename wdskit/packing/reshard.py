@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from typing_extensions import Unpack
 
-from wdskit.errors import PackError
 from wdskit.packing.change import Change, MapFunction
-from wdskit.packing.pack import PackResult, RunKeywords, RunOptions, fill_folder
-from wdskit.packing.sources.base import Reading
+from wdskit.packing.pack import PackResult, RunOptions, fill_folder
+from wdskit.packing.sources.records import parse_pairs
 from wdskit.packing.sources.tars import Shards
 from wdskit.shards.make_columns import parse_names
 
@@ -24,7 +23,7 @@ def reshard(
     drop: str | Sequence[str] = (),
     rename: str | Sequence[str] | Mapping[str, str] = (),
     map: MapFunction | None = None,  # noqa: A002 (the name of the option)
-    **run: Unpack[RunKeywords],
+    **run: Unpack[RunOptions],
 ) -> PackResult:
     """Write new shards from finished shards: merge, split, select or shuffle them: `wdskit reshard`.
 
@@ -55,25 +54,7 @@ def reshard(
         WdskitError: A worker process was killed.
     """
     paths = [os.fspath(each) for each in ([source] if isinstance(source, str | os.PathLike) else source)]
-    kept = parse_names(keep) or None
-    new_names = parse_renames(rename)
-    shards = Shards(paths, Reading(), where=where, keep=kept, drop=parse_names(drop), rename=new_names)
-    change = Change(map=map, checks=None if map else frozenset(new_names.values()))
-    return fill_folder(shards, dest, change, RunOptions(**run))
-
-
-def parse_renames(rename: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Return the new name of each field by its old name, from a mapping or from `jpeg=jpg,class=cls`.
-
-    Raises:
-        PackError: A part is not OLD=NEW, or a name appears twice.
-    """
-    if isinstance(rename, Mapping):
-        return dict(rename)
-    found: dict[str, str] = {}
-    for part in parse_names(rename):
-        old, equals, new = part.partition("=")
-        if not equals or not old or not new or old in found or new in found.values():
-            raise PackError(f"rename: {part!r} is not OLD=NEW with names of its own. Write jpeg=jpg,class=cls.")
-        found[old] = new
-    return found
+    renames = parse_pairs(rename, "rename")
+    shards = Shards(paths, where=where, keep=parse_names(keep), drop=parse_names(drop), rename=renames)
+    change = Change(map=map, checks=None if map else frozenset(renames.values()))
+    return fill_folder(shards, dest, change, run)

@@ -12,7 +12,7 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from wdskit.codecs.fields import decode_field, encode_field
 from wdskit.dataset.keys import check_field, check_member_name, clean_key, hashed_key
-from wdskit.errors import KeyRuleError, RowError
+from wdskit.errors import RowError
 from wdskit.limits import MAX_READ_BYTES, MAX_USTAR_SIZE_BYTES
 
 SAME_FIELD = {"jpeg": "jpg"}
@@ -33,26 +33,10 @@ _GAP_BYTES = 4 << 10  # parts of one file are read together if at most this lies
 _MARSHAL = 2  # this version writes equal values as equal bytes; later ones depend on reference counts
 
 
-class Progress(NamedTuple):
-    """The progress of packing.
-
-    Attributes:
-        stage: "reading": the rows are listed. "checking": the rows are tried, to leave out bad ones. "comparing": the
-            keys of existing shards are read, for an addition. "packing": the shards are written.
-        num_samples: Samples that this stage has completed.
-        num_bytes: Bytes of the completed samples in their shards.
-        total_samples: All samples of the stage; None if the number is unknown.
-        total_bytes: Bytes of all these samples in their shards; None if the number is unknown.
-    """
-
-    stage: Literal["reading", "checking", "comparing", "packing"]
-    num_samples: int
-    num_bytes: int
-    total_samples: int | None
-    total_bytes: int | None
-
-
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[str, int, int | None], None]
+"""Called with the stage ("reading", "checking" for bad rows, or "packing"), with the number of samples that the stage
+has completed, and with the number of all its samples (None if unknown).
+"""
 
 
 class File(NamedTuple):
@@ -120,22 +104,13 @@ class Row(NamedTuple):
     is_cleaned: bool = False
 
 
-def bad_row(where: str, problem: str, remedy: str = "") -> RowError:
+def bad_row(where: str, problem: str) -> RowError:
     """Return the error of the row at `where`, shortened if `problem` quotes a large value."""
     where = where.replace("\n", "\\n")
     problem = problem.removeprefix(f"{where}: ").rstrip(".")
     if len(problem) > _SHOWN_CHARS:
         problem = f"{problem[: _SHOWN_CHARS // 2]} ... {problem[-_SHOWN_CHARS // 4 :]}"
-    msg = f"{where}: {problem}."
-    return RowError(f"{msg}\n  {remedy}" if remedy else msg, where=where, problem=problem)
-
-
-def file_field(path: str, where: str) -> File:
-    """Return the whole file `path` as a field of the row at `where`. RowError: There is no such file."""
-    try:
-        return File.whole(path)
-    except (OSError, ValueError) as err:
-        raise bad_row(where, f"{path}: {getattr(err, 'strerror', None) or err}") from err
+    return RowError(f"{where}: {problem}.", where=where, problem=problem)
 
 
 def field_of(path: str) -> str:
@@ -157,27 +132,22 @@ def make_row(key: str, fields: Mapping[str, Field], where: str, *, keys: str, so
         source: Name of the file or folder that the row comes from, without its place on this machine.
 
     Raises:
-        RowError: The key or a field name is invalid, a field has 8 GiB or more, or the row has no field.
+        KeyRuleError: The key or a field name is invalid.
+        ValueError: A field has 8 GiB or more, or 2 GiB of bytes in memory, or the row has no field.
     """
     if not fields:
-        raise bad_row(where, "it has no field")
+        raise ValueError("it has no field")
     given = key
     if keys == "hashed":
         key = hashed_key(f"{source}/{given}")
     elif keys == "clean":
         key = clean_key(given)
-    try:
-        for name in fields:
-            check_field(name)
-        check_member_name(key, max(fields, key=len))
-    except KeyRuleError as err:
-        way = "" if err.name != key else "Rename it, or `wdskit pack --keys hashed`, which keeps the old key in json."
-        raise bad_row(where, str(err), way) from err
+    check_member_name(key, max(fields, key=len))
     for name, data in fields.items():
-        most = MAX_USTAR_SIZE_BYTES if isinstance(data, File) else _MAX_HELD_BYTES
-        if (size := size_of(data)) > most:
-            problem = f"its field {name!r} has {size} bytes, more than the {most} that a file, or bytes, can have"
-            raise bad_row(where, problem)
+        check_field(name)
+        most = MAX_USTAR_SIZE_BYTES if type(data) is File else _MAX_HELD_BYTES
+        if size_of(data) > most:
+            raise ValueError(f"its field {name!r} has {size_of(data)} bytes, more than {most}")
     return Row(key, dict(sorted(fields.items())), where, key != given)
 
 

@@ -1,29 +1,29 @@
 """Pack into a folder of a bucket: upload each filled shard, remove its local file, and put `index.json` last.
 
-The run works in a local folder of the user's cache. The entry of a shard gets the shard's name before the upload, and
-the ETags after it. So a run that was killed knows which objects are its own. It replaces no other object.
+The run works in a local folder of the user's cache. A note there, `SHARD.put`, has the digest of the job of a shard
+before its upload, and the ETags of its objects after it. So a run that was killed knows which objects are its own, also
+if its shards get other names. It replaces no other object.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, unquote
 
-from wdskit.dataset.index import INDEX_NAME, index_json, join_url, read_index
+from wdskit.dataset.index import INDEX_NAME, join_url, read_index
 from wdskit.dataset.patterns import split_url
 from wdskit.dataset.remote import user_cache
 from wdskit.errors import PackError
 from wdskit.files import Disk, make_folders, publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES
-from wdskit.packing.fill import Entry, publish_note, read_entry, write_entry
-from wdskit.packing.folder import ENDS, LISTS, RUN_NAME, Filled, Folder, open_folder
+from wdskit.packing.fill import Filled, publish_note, read_filled, read_note
+from wdskit.packing.folder import ENDS, LISTS, RUN_NAME, Folder, open_folder
 from wdskit.storage.urls import read_bytes
 
+_PUT = ".put"
 _INDEX_NAME = "upload.json"  # of the index in the work folder: another name than the one that a local commit completes
 
 
@@ -42,6 +42,7 @@ class Bucket(Folder):
     def __init__(self, url: str, local: Folder) -> None:
         super().__init__(local.path, local.work, local.disk)
         self.shown = url
+        self._puts = {path.stem: read_note(path) for path in self.work.glob(f"*{_PUT}")}
         self._list()
         self.entries = read_index(url).entries if INDEX_NAME in self._objects else ()
 
@@ -61,44 +62,45 @@ class Bucket(Folder):
 
     def _others(self) -> set[str]:
         """Return the names of all objects but those that this run uploaded, or was about to upload."""
-        entries = [read_entry(self.work, path.stem) for path in self.work.glob(f"{'[0-9a-f]' * 32}.json")]
-        own = {name for entry in entries if entry is not None for name in self._own(entry)}
         has_begun = (self.work / _INDEX_NAME).exists()  # a commit, which puts these files before the index
-        return self._objects.keys() - own - (LISTS if has_begun else set())
+        return {name for name in self._objects if not self._is_own(name)} - (LISTS if has_begun else set())
 
-    def _own(self, entry: Entry) -> list[str]:
-        """Return the names of the objects of a shard that are as this run uploaded them, or was about to."""
-        names = [f"{entry.name}{last}" for _, last in ENDS if entry.name]
-        found = [(name, self._objects[name].etag) for name in names if name in self._objects]
-        return [name for name, etag in found if entry.etags.get(name) in {None, etag}]
+    def _is_own(self, name: str) -> bool:
+        """Return whether an object is as this run uploaded it, or was about to."""
+        put = self._puts.get(name.removesuffix(".idx"))
+        return put is not None and name in self._objects and put["etags"].get(name) in {None, self._objects[name].etag}
 
-    def known(self, name: str, digest: str) -> Entry | None:
-        """Return the entry of a filled shard; None if it must be filled, also because its objects are gone or changed.
+    def _is_put(self, name: str, digest: str) -> bool:
+        """Return whether the shard of a job is in the bucket as this run uploaded it."""
+        put = self._puts.get(name)
+        return (
+            put is not None and put["digest"] == digest and bool(put["etags"]) and all(map(self._is_own, put["etags"]))
+        )
+
+    def _note(self, name: str, digest: str, etags: Mapping[str, str | None]) -> None:
+        self._puts[name] = note = {"digest": digest, "etags": etags}
+        publish_note(self.work / f"{name}{_PUT}", note, disk=self.disk)
+
+    def known(self, name: str, digest: str) -> Filled | None:
+        """Return the filled shard of a job; None if it must be filled, also because its objects are gone or changed.
 
         FolderIndexError: The entry is damaged.
         """
-        entry = read_entry(self.work, digest)
-        if entry is None or not entry.etags or (entry.name == name and len(self._own(entry)) == len(ENDS)):
-            return entry
-        self.disk.remove(self.work / f"{digest}.json")
-        return None
+        return read_filled(self.work, name, digest, has_files=not self._is_put(name, digest))
 
     def keep(self, filled: Filled) -> Filled:
         """Upload a filled shard, and remove its local files.
 
         StorageError: The store cannot be reached or refuses, or an object differs from its file.
         """
-        name, digest, entry = filled
-        if entry.etags:
-            return filled
-        entry = dataclasses.replace(entry, name=name)
-        write_entry(self.work, digest, entry, disk=self.disk)
-        files = {f"{name}{last}": self.work / f"{digest}{end}" for end, last in ENDS}
-        entry = dataclasses.replace(entry, etags=self._upload(files))
-        write_entry(self.work, digest, entry, disk=self.disk)
-        for path in files.values():
-            self.disk.remove(path)
-        return Filled(name, digest, entry)
+        name, digest = filled.entry.name, filled.digest
+        if not self._is_put(name, digest):
+            files = {f"{name}{last}": self.work / f"{digest}{end}" for end, last in ENDS}
+            self._note(name, digest, {})
+            self._note(name, digest, self._upload(files))
+            for path in files.values():
+                self.disk.remove(path)
+        return filled
 
     def _upload(self, files: Mapping[str, Path]) -> dict[str, str | None]:
         """Put files under their names, one after the other. Return the ETag of each object."""
@@ -107,29 +109,22 @@ class Bucket(Folder):
 
         return {name: result(start_upload(self._url(name), path), self._url(name)) for name, path in files.items()}
 
-    def commit(
-        self, shards: Sequence[Filled], lists: Mapping[str, bytes], columns: Mapping[str, Mapping[str, Any]], run: str
-    ) -> None:
-        """Put the lists and the columns of the folder, then `index.json`. The errors are those of `Folder.commit`, and
-        StorageError: The store cannot be reached or refuses.
+    def _finish(self, shards: Sequence[Filled], names: Sequence[str], index: bytes, done: Mapping[str, object]) -> None:
+        """Put the files `names` of the work folder, then `index.json`.
 
         Raises:
             PackError: Another writer has put an index, or has replaced or removed a shard.
+            StorageError: The store cannot be reached or refuses.
         """
         self._list()
-        lost = [each.name for each in shards if self.known(each.name, each.digest) is None]
+        lost = [each.entry.name for each in shards if not self._is_put(each.entry.name, each.digest)]
         if lost or INDEX_NAME in self._objects:
-            what = f"{lost[0]} was replaced or removed" if lost else f"an {INDEX_NAME} was put"
-            raise PackError(f"{self.shown}: {what} by another writer during this run. Wait until it ends.")
-        new = [each.index_entry for each in shards]
-        data = index_json(new)
-        names = self._write_columns(shards, new, columns) if columns else []
-        files = {name: self.work / name for name in (*names, *lists)}
+            msg = f"{self.shown}: another writer has changed {(*lost, INDEX_NAME)[0]} during this run."
+            raise PackError(f"{msg} Wait until it ends.")
+        files = {name: self.work / name for name in names}
         files |= {RUN_NAME: self.work / "run", INDEX_NAME: self.work / _INDEX_NAME}
-        for name, content in {**lists, INDEX_NAME: data}.items():
-            publish_bytes(files[name], content, disk=self.disk)
-        note = {"run": run, "index": hashlib.sha256(data).hexdigest(), "num_shards": len(new)}
-        publish_note(files[RUN_NAME], note, disk=self.disk)
+        publish_bytes(files[INDEX_NAME], index, disk=self.disk)
+        publish_note(files[RUN_NAME], done, disk=self.disk)
         self._upload(files)
         self.clean()
 

@@ -86,7 +86,7 @@ ONE = {"id": 1, "file_name": "0.jpg"}
     ("document", "error", "message"),
     [
         ("{", PackError, r"c\.json: .*JSON"),
-        ({"a": 1}, PackError, r"c\.json: .*images.*'a'"),
+        ({"a": 1}, PackError, r"c\.json: .*images"),
         ({"images": 3}, PackError, r"c\.json: .*images"),
         ({"images": [ONE], "categories": [{"id": 1}, {"id": 1}]}, PackError, r"c\.json: .*categor"),
         ({"images": [{"file_name": "0.jpg"}]}, RowError, "image 0: .*id"),
@@ -108,12 +108,10 @@ def test_annotations_that_cannot_be_packed_are_an_error_with_its_image(
         pack(write(tmp_path, document), tmp_path / "d", **QUICK)
 
 
-def test_annotations_of_no_image_are_noted_and_a_url_names_the_file(tmp_path: Path) -> None:
+def test_annotations_of_no_image_are_left_out_and_a_url_names_the_file(tmp_path: Path) -> None:
     document = {"images": [{"id": 1, "coco_url": "http://host/x/3.jpg"}], "annotations": [{"image_id": 9}, 5]}
-    result = pack(write(tmp_path, document), tmp_path / "d", **QUICK)
+    pack(write(tmp_path, document), tmp_path / "d", **QUICK)
     assert [*read_folder(tmp_path / "d")] == ["3"]
-    [note] = result.notes
-    assert note.startswith("2 annotations")
 
 
 def test_images_may_lie_elsewhere(tmp_path: Path) -> None:
@@ -121,5 +119,5 @@ def test_images_may_lie_elsewhere(tmp_path: Path) -> None:
     write_files(tmp_path / "there", {"a/x.jpg": jpeg(7)})
     pack(source, tmp_path / "d", images=tmp_path / "there", **QUICK)
     assert read_folder(tmp_path / "d")["a/x"]["jpg"] == jpeg(7)
-    with pytest.raises(PackError, match=r"images: .*nowhere"):
+    with pytest.raises(PackError, match=r"image 0: .*nowhere"):
         pack(source, tmp_path / "e", images=tmp_path / "nowhere", **QUICK)

@@ -22,7 +22,6 @@ from wdskit.packing.sources.base import Reading
 
 KEEP = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=8)
-TSV_CELLS = st.text("ab\"',é ", max_size=6).filter(lambda cell: '""' not in cell)
 NAMES = st.text("abcxyz_ é", min_size=1, max_size=6).filter(lambda name: name.strip() == name and name != "key")
 
 
@@ -67,7 +66,7 @@ def test_a_csv_is_read_as_the_csv_module_wrote_it(
 
 @KEEP
 @given(
-    tables(st.text("ab\"',é ", max_size=6).filter(lambda cell: '""' not in cell)),
+    tables(st.text("ab\"',é ", max_size=6)),
     st.sampled_from(["t.tsv", "t.tsv.gz"]),
 )
 def test_a_tsv_has_no_quotes(tmp_path: Path, table: tuple[list[str], list[list[str]]], name: str) -> None:
@@ -126,7 +125,7 @@ BAD: dict[str, tuple[str, bytes, str]] = {
     # Name: file, bytes, and the place in the error of the whole table.
     "pandas index": ("t.csv", b",a,b\n0,1,2\n", r"t\.csv:1: "),
     "semicolons": ("t.csv", b"a;b\n1;2\n", r"t\.csv:1: .*;"),
-    "header latin-1": ("t.csv", b"a,\xe9\n1,2\n", r"(?s)t\.csv.*UTF-8"),
+    "header latin-1": ("t.csv", b"a,\xe9\n1,2\n", r"(?is)t\.csv.*UTF-8"),
     "header of data": ("t.csv", b"x.jpg,1\ny.jpg,2\n", r"t\.csv:1: .*header"),
     "name twice": ("t.csv", b"a,b,a\n1,2,3\n", r"t\.csv:1: .*'a', 'b', 'a'"),
     "empty name": ("t.csv", b"a,,b\n1,2,3\n", r"t\.csv:1: .*'a', '', 'b'"),
@@ -153,7 +152,6 @@ def test_a_file_that_is_no_table_is_an_error_with_its_line(tmp_path: Path, name:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("t.tsv", 'a\tb\n"x ""y"""\t2\n', r"t\.tsv:2: .*quote"),
         ("t.jsonl", '{"a": Infinity}\n', r"t\.jsonl:1: "),
         ("t.jsonl", '{"a": ' + "[" * 100_000 + "\n", r"t\.jsonl:1: "),
         ("t.jsonl", '{"a": "\\ud800"}\n', r"t\.jsonl:1: "),
@@ -183,7 +181,7 @@ def test_fields_are_made_of_columns_by_their_names(tmp_path: Path) -> None:
     write(tmp_path / "t.jsonl", json.dumps(record))
     write_files(tmp_path, {"x.bin": b"bytes"})
     fields = {"txt": "t", "npy": "v", "id": "n", "bin": "f", "o.json": "o", "cls": "n", "n.txt": "n"}
-    with pytest.raises(RowError, match=r"t\.jsonl:1: .*'n'"):
+    with pytest.raises(RowError, match=r"t\.jsonl:1: n\.txt"):
         pack(tmp_path / "t.jsonl", tmp_path / "bad", fields=fields, workers=1, disk=HastyDisk())
     del fields["n.txt"]
     pack(tmp_path / "t.jsonl", tmp_path / "d", fields=fields, workers=1, disk=HastyDisk())

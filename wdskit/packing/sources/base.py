@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from wdskit.errors import DecodeError, KeyRuleError, RowError
-from wdskit.packing.row import Row, bad_row
+from wdskit.packing.row import Field, Row, bad_row, make_row
+from wdskit.packing.sources.json_field import keep_key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +31,8 @@ class Reading:
     key: str | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
     keys: str = "clean"
-    sidecars: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
+    sidecars: Sequence[str] = ()
+    files: Sequence[str] = ()
     images: str | None = None
 
 
@@ -43,17 +44,15 @@ class Source(ABC):
         how: How it becomes rows.
 
     Attributes:
-        kind: Kind of the source, for messages.
-        is_tree: Whether the source has all files below `path`.
         copies: Whether fields are copied as they are, also `cls`.
+        keeps_keys: Whether `json` gets the key of the source, if the key is changed. Other sources have the path there.
         classes: Class names of the source's labels in the order of their numbers; None if its rows name them.
         num_other: Files or members so far that belong to no row.
         notes: Sentences for the user, complete after the last row.
     """
 
-    kind: ClassVar[str]
-    is_tree: ClassVar[bool] = False
     copies: ClassVar[bool] = False
+    keeps_keys: ClassVar[bool] = False
 
     def __init__(self, path: str, how: Reading) -> None:
         self.path = path
@@ -71,18 +70,21 @@ class Source(ABC):
             PackError: The source cannot be read as a whole.
         """
 
+    def row(
+        self, where: str, make: Callable[..., tuple[str, dict[str, Field]]], *args: Any, name: str | None = None
+    ) -> Row | RowError:
+        """Return the row at `where` with the key and the fields that `make(*args)` returns. Any error of its values
+        becomes the error of this row.
 
-def attempt(make: Callable[..., Row], where: str, *args: Any) -> Row | RowError:
-    """Return `make(where, ...)`: the row at `where`. Any error of its values becomes the error of this row."""
-    try:
-        return make(where, *args)
-    except RowError as err:
-        return err
-    except KeyError as err:
-        return bad_row(where, f"it has no {err}")
-    except UnicodeError as err:
-        return bad_row(where, f"it is not UTF-8: {err}")
-    except OSError as err:
-        return bad_row(where, f"{err.filename}: {err.strerror}")
-    except (DecodeError, KeyRuleError, RecursionError, TypeError, ValueError) as err:
-        return bad_row(where, str(err))
+        `name` is the name of the file that holds the row; None for the name of the source.
+        """
+        try:
+            key, fields = make(*args)
+            row = make_row(key, fields, where, keys=self.how.keys, source=self.name if name is None else name)
+            return keep_key(row, key) if self.keeps_keys else row
+        except KeyError as err:
+            return bad_row(where, f"it has no {err}")
+        except OSError as err:
+            return bad_row(where, f"{err.filename}: {err.strerror}")
+        except (DecodeError, KeyRuleError, RecursionError, TypeError, ValueError) as err:
+            return bad_row(where, str(err))

@@ -6,14 +6,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, TypeAlias
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import PackError, RowError
-from wdskit.packing.row import SAME_FIELD, Field, File, Label, Row, field_of, make_row
-from wdskit.packing.sources.base import Reading, Source, attempt
-from wdskit.packing.sources.records import add_field, labelled_json, read_object
+from wdskit.packing.row import SAME_FIELD, Field, File, Label, Row, field_of
+from wdskit.packing.sources.base import Reading, Source
+from wdskit.packing.sources.json_field import labelled_json, read_object
+from wdskit.packing.sources.records import add_field
 
 _SPLIT = re.compile(r"(?i)(?<![a-z])(train|training|val|valid|validation|dev|eval|test|testing)(?![a-z])")
 """The part of a folder's name that says which split it holds, in published data sets: `train`, `seg_test`."""
@@ -21,9 +21,6 @@ _ROLES = frozenset({"images", "imgs", "jpegimages", "masks", "labels", "annotati
 """Names of folders that hold one part of each sample in published data sets with masks or boxes."""
 _NEVER = frozenset({"__MACOSX", "@eaDir", "lost+found"})
 """Folders that other programs make inside a folder of photographs. They hold no sample."""
-
-Samples: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
-"""Maps the name of each main file of a folder to the (field, file name) of each of its sidecars."""
 
 
 class ImageFolder(Source):
@@ -34,19 +31,14 @@ class ImageFolder(Source):
     rows are sorted by the bytes of their paths.
     """
 
-    kind: ClassVar[str] = "image folder"
-    is_tree: ClassVar[bool] = True
-
     def __init__(self, path: str, how: Reading) -> None:
         super().__init__(path, how)
         # The shortest stem is matched: with the sidecars png and seg.png, `a.seg.png` has the extension seg.png.
         ends = "|".join(map(re.escape, how.sidecars))
         self._sidecar = re.compile(rf"(?is)(.+?)\.({ends})") if ends else None
         self._main = frozenset(SAME_FIELD.get(extension, extension) for extension in how.files)
-        self._what = " or ".join(f".{extension} file" for extension in how.files) or "image"
         self._seen: set[str] = set()  # extensions of the sidecars so far
         self._classes: dict[str, str] = {}  # a main file of each class, directly in its folder if it has one
-        self._folders: list[str] = []
 
     def rows(self) -> Iterator[Row | RowError]:
         """Yield one row per main file.
@@ -57,47 +49,41 @@ class ImageFolder(Source):
                 or the images of a class lie deeper than in its folder.
         """
         at_top = ""
-        for path, sidecars in self._walk():
+        for path, sidecars in self._walk("", ()):
             name, slash, _ = path.partition("/")
             if not slash:
                 at_top = at_top or path
             elif path.count("/") < self._classes.setdefault(name, path).count("/"):
                 self._classes[name] = path
-            yield attempt(self._row, os.path.join(self.path, path), path, sidecars, not at_top)
+            yield self.row(os.path.join(self.path, path), self._fields, path, sidecars, not at_top)
             if at_top and self._classes:
                 raise PackError(f"{os.path.join(self.path, at_top)}: it is beside class folders: {min(self._classes)}.")
         if not at_top:
             self._check_classes()
         unused = {*self.how.sidecars} - self._seen
         if unused:
-            raise PackError(f"{self.path}: sidecars: no {self._what} a has a file a.{min(unused)} next to it.")
+            raise PackError(f"{self.path}: sidecars: no file .{min(unused)} has the name of a file to pack.")
 
     def _check_classes(self) -> None:
         """Raise PackError if the sub-folders with main files are not classes, or if one is empty. Note the others."""
         if not self._classes:
-            raise PackError(f"{self.path}: there is no {self._what} in this folder ({self.num_other} other files).")
+            what = " or ".join(f".{extension} file" for extension in self.how.files) or "image"
+            raise PackError(f"{self.path}: there is no {what} in this folder ({self.num_other} other files).")
         same = Counter(_SPLIT.sub("", name) for name in self._classes)
         splits = [name for name in self._classes if _SPLIT.search(name) and same[_SPLIT.sub("", name)] > 1]
-        splits = splits or [name for name in self._classes if len(self._classes) == 1 and _SPLIT.fullmatch(name)]
         wrong = splits or [name for name in self._classes if name.lower() in _ROLES]
         if wrong:
-            msg = (
-                f"{self.path}: {' and '.join(wrong)} would become classes, but are named as splits or parts of samples."
-            )
-            way = "Pack each split alone, the others with `--classes FIRST`. Masks next to their images are sidecars."
-            raise PackError(f"{msg}\n  {way}")
-        deep = next((path for path in self._classes.values() if path.count("/") > 1), None)
-        if deep is not None:
-            msg = f"{self.path}: {deep.split('/')[0]!r} would become a class, but no {self._what} lies directly in it;"
-            raise PackError(f"{msg} the first is {deep}.\n  Pack the folder that holds the class folders.")
-        others = [name for name in self._folders if name not in self._classes]
-        for name in others:
+            msg = f"{self.path}: {' and '.join(wrong)} are named as splits or parts of samples, not as classes."
+            raise PackError(f"{msg}\n  Pack each split alone, the others with `--classes FIRST`; masks are sidecars.")
+        for name, path in self._classes.items():
+            if path.count("/") > 1:
+                raise PackError(f"{self.path}: {name!r} is no class: its first file to pack lies deeper, {path}.")
+        for name in sorted({*list_names(self.path)[1]} - _NEVER - self._classes.keys()):
             if not any(files for _, _, files in os.walk(os.path.join(self.path, name))):
                 raise PackError(f"{os.path.join(self.path, name)}: this class folder is empty. Remove it.")
-        if others:
-            self.notes.append(f"no class, because without a {self._what}: the folder {' and '.join(others)}.")
+            self.notes.append(f"the folder {name} is no class: it holds nothing to pack.")
 
-    def _walk(self, prefix: str = "", above: tuple[str, ...] = ()) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
+    def _walk(self, prefix: str, above: tuple[str, ...]) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
         """Yield (path, sidecars) for each main file. The paths are relative to the folder, and sorted by their bytes.
         Hidden names are skipped. Links are followed, except a link to a folder that contains the link.
         """
@@ -109,15 +95,14 @@ class ImageFolder(Source):
         samples = self._samples(files)
         # A slash after the name of a folder gives the sort order of the paths in the folder.
         inside = [f"{name}/" for name in folders if name not in _NEVER]
-        if not prefix:
-            self._folders = sorted(name[:-1] for name in inside)
         for name in sorted([*samples, *inside], key=os.fsencode):
             if name.endswith("/"):
                 yield from self._walk(prefix + name, (*above, real))
             else:
                 yield prefix + name, samples[name]
 
-    def _samples(self, names: Sequence[str]) -> Samples:
+    def _samples(self, names: Sequence[str]) -> Mapping[str, Sequence[tuple[str, str]]]:
+        """Return the (field, file name) of each sidecar by the name of its main file."""
         sidecars: dict[str, list[tuple[str, str]]] = {}
         main = []
         for name in names:
@@ -132,28 +117,29 @@ class ImageFolder(Source):
         self.num_other += len(names) - len(main) - len(used)
         return samples
 
-    def _row(self, where: str, path: str, sidecars: Sequence[tuple[str, str]], has_class: bool) -> Row:  # noqa: FBT001
+    def _fields(
+        self,
+        path: str,
+        sidecars: Sequence[tuple[str, str]],
+        has_class: bool,  # noqa: FBT001
+    ) -> tuple[str, dict[str, Field]]:
+        full = os.path.join(self.path, path)
         text = path if path.isascii() else os.fsencode(path).decode()
-        fields: dict[str, Field] = {field_of(text): File.whole(where)}
+        fields: dict[str, Field] = {field_of(text): File.whole(full)}
         for field, file in sidecars:
-            add_field(fields, field, File.whole(os.path.join(os.path.dirname(where), file)))
-        own = read_object(fields["json"], f"{os.path.splitext(where)[0]}.json") if "json" in fields else {}
+            add_field(fields, field, File.whole(os.path.join(os.path.dirname(full), file)))
         about = {"class": text.split("/", 1)[0], "path": text} if has_class else {"path": text}
+        fields["json"] = labelled_json(read_object(fields), about, has_label=has_class)
         if has_class:
             add_field(fields, CLASS_FIELD, Label(about["class"]))
-        fields["json"] = labelled_json(own, about, has_label=has_class)
-        return make_row(os.path.splitext(text)[0], fields, where, keys=self.how.keys, source=self.name)
+        return os.path.splitext(text)[0], fields
 
 
 def list_names(folder: str) -> tuple[list[str], list[str]]:
     """Return the names of the files and of the sub-folders of a folder, unsorted and without hidden names.
 
-    Raises:
-        PackError: The folder cannot be listed.
+    OSError: The folder cannot be listed.
     """
-    errors: list[OSError] = []
-    found = next(os.walk(folder, onerror=errors.append), None)
-    if found is None:
-        raise PackError(f"{folder}: cannot be listed: {errors[0].strerror}.")
-    files, folders = ([name for name in names if not name.startswith(".")] for names in (found[2], found[1]))
-    return files, folders
+    with os.scandir(folder) as found:
+        names = [(item.name, item.is_dir()) for item in found if not item.name.startswith(".")]
+    return [name for name, is_folder in names if not is_folder], [name for name, is_folder in names if is_folder]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from wdskit.codecs.fields import NPY_FIELDS
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
-from wdskit.packing.row import Row
-from wdskit.packing.sources.base import Reading, Source, attempt
+from wdskit.packing.row import Field, Row
+from wdskit.packing.sources.base import Reading, Source
 from wdskit.packing.sources.records import IMAGE_COLUMNS, Records, to_array
 from wdskit.text import install_extra
 
@@ -27,27 +28,24 @@ _BATCH_BYTES = 4 << 20
 
 
 class Parquet(Source):
-    """Parquet files with one schema. Paths in a file are relative to its folder.
+    """Parquet files with one schema: a file, a folder or a pattern. The files are sorted by the bytes of their names.
+    Paths in a file are relative to its folder.
 
     The image is in the column `how.image`, or the first of `IMAGE_COLUMNS`: bytes, a struct of `bytes` and `path`, or a
     path. A column whose bytes or arrays become a field is not in `json`; the path of an image is. Dates, times and
     decimals are text in `json`.
 
-    Args:
-        path: Path or pattern as the user wrote it.
-        how: How a row becomes a sample.
-        files: The files, at least one.
-
     Raises:
-        PackError: pyarrow is not installed, the first file cannot be read, two of its columns have one name, or a
-            column of bytes is neither the image nor a field.
+        PackError: pyarrow is not installed, there is no file, the first file cannot be read, or two of its columns have
+            one name.
     """
 
-    kind: ClassVar[str] = "Parquet table"
-
-    def __init__(self, path: str, how: Reading, files: Sequence[str]) -> None:
+    def __init__(self, path: str, how: Reading) -> None:
         super().__init__(path, how)
-        self._files = files
+        pattern = os.path.join(glob.escape(path), "*.parquet") if os.path.isdir(path) else path
+        self._files = files = [path] if os.path.isfile(path) else sorted(glob.glob(pattern), key=os.fsencode)
+        if not files:
+            raise PackError(f"{path}: there is no Parquet file with this name.")
         with _open(files[0]) as file:
             self._schema: pa.Schema = file.schema_arrow
         types = {column.name: column.type for column in self._schema}
@@ -64,11 +62,6 @@ class Parquet(Source):
         self._structs = [name for name in binary if "struct" in str(types[name])]
         self._dtypes = {name: _dtype(types[name]) for name in arrays & types.keys()}
         self._left_out = {self._image, *made}
-        bytes_in_json = binary - self._left_out
-        if bytes_in_json:
-            name = min(bytes_in_json)
-            msg = f"{files[0]}: its column {name!r} holds bytes, which JSON cannot."
-            raise PackError(f"{msg} Use --field EXTENSION={name}, or --image {name}.")
         self._how = dataclasses.replace(how, image=self._image or how.image)
 
     def rows(self) -> Iterator[Row | RowError]:
@@ -79,17 +72,19 @@ class Parquet(Source):
         """
         number = 0
         for path in self._files:
-            records = Records(os.path.dirname(path), self._how, os.path.basename(path))
-            first = number
+            records = Records(os.path.dirname(path), self._how)
+            first, name = number, os.path.basename(path)
             with _open(path) as file:
                 if not file.schema_arrow.equals(self._schema):
                     raise PackError(f"{path}: its columns or types differ from those of {self._files[0]}.")
                 for batch in _batches(file, path):
                     for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                        yield attempt(self._row, f"{path}, row {number - first}", values, records, number)
+                        yield self.row(
+                            f"{path}, row {number - first}", self._fields, values, records, number, name=name
+                        )
                         number += 1
 
-    def _row(self, where: str, values: Sequence[Any], records: Records, number: int) -> Row:
+    def _fields(self, values: Sequence[Any], records: Records, number: int) -> tuple[str, dict[str, Field]]:
         record = dict(zip(self._schema.names, values, strict=True))
         shown = {name: value for name, value in record.items() if name not in self._left_out}
         for name in self._structs:
@@ -101,7 +96,7 @@ class Parquet(Source):
         for name, dtype in self._dtypes.items():
             if isinstance(record[name], list):
                 record[name] = to_array(record[name], dtype)
-        return records.row(where, record, number, shown=shown)
+        return records.row(record, number, shown=shown)
 
 
 @contextlib.contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -15,24 +13,12 @@ from numpy.typing import NDArray
 from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, NPY_FIELDS, TEXT_FIELDS, encode_field
 from wdskit.codecs.formats import field_of_bytes, is_image_field
 from wdskit.dataset.classes import CLASS_FIELD
-from wdskit.dataset.keys import check_field
-from wdskit.errors import DecodeError, PackError
-from wdskit.limits import MAX_ROW_BYTES
+from wdskit.errors import PackError
 from wdskit.packing.labels import read_label
-from wdskit.packing.row import (
-    SAME_FIELD,
-    Field,
-    File,
-    LabelledJson,
-    Row,
-    SourceFiles,
-    Values,
-    bad_row,
-    field_of,
-    make_row,
-    size_of,
-)
+from wdskit.packing.row import Field, File, Values, field_of
 from wdskit.packing.sources.base import Reading
+from wdskit.packing.sources.json_field import parse_json, to_json, without_nan
+from wdskit.shards.make_columns import parse_names
 
 IMAGE_COLUMNS = ("image", "file_name", "path", "filepath")
 KEY_COLUMN = "key"
@@ -42,118 +28,10 @@ ENCODED = TEXT_FIELDS | INT_FIELDS | JSON_FIELDS | NPY_FIELDS
 _MAX_FLOAT = 1 << 53  # whole numbers up to here are exact as floats
 
 
-def _text_of(value: Any) -> str:
-    """Return the text in JSON of a date, a time or a decimal, which Parquet has."""
-    if isinstance(value, bytes):
-        raise TypeError(f"bytes, such as {value[:8]!r}, cannot be in json")
-    return str(value.isoformat() if hasattr(value, "isoformat") else value)
-
-
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_text_of).encode
-
-
-def to_json(value: Any, text: str | None = None) -> bytes:
-    """Return compact JSON in UTF-8 with the keys in the order of `value`. NaN becomes null.
-
-    `text` is the JSON text that `value` was read from; it is returned unless it has a NaN.
-
-    Raises:
-        ValueError: The value contains infinity or a lone surrogate.
-        TypeError: JSON cannot represent the type of a value or of a key.
-        RecursionError: The value is nested too deeply.
-    """
-    try:
-        encoded = _encode(value).encode()
-    except ValueError:
-        return _encode(without_nan(value)).encode()
-    return encoded if text is None else text.encode()
-
-
-def without_nan(value: Any) -> Any:
-    """Return a JSON value with None in place of each NaN. The value itself is not changed."""
-    if isinstance(value, Mapping):
-        return {name: without_nan(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
-    return None if isinstance(value, float) and value != value else value  # noqa: PLR0124
-
-
-def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError(f"a name appears twice in one object: {sorted(name for name, _ in pairs)}")
-    return found
-
-
-parse_json = json.JSONDecoder(object_pairs_hook=_unique_members).decode
-"""Return the value of JSON, with NaN as a float.
-
-Raises:
-    ValueError: The text is not JSON, or an object has a name twice.
-    RecursionError: The text is nested too deeply.
-"""
-
-
-def read_json(field: Field, where: str, *, limit: int = MAX_ROW_BYTES) -> Any:
-    """Return the value of JSON in UTF-8: bytes or a file.
-
-    Raises:
-        RowError: The field of the row at `where` cannot be read, has more than `limit` bytes, or is not JSON.
-    """
-    try:
-        if size_of(field) > limit:
-            raise ValueError(f"it has more than the {limit} bytes that are read at once")  # noqa: TRY301
-        with contextlib.closing(SourceFiles()) as files:
-            data = files.read([field])[0] if isinstance(field, File) else field
-        assert isinstance(data, bytes)
-        return parse_json(data.decode("utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as err:
-        raise bad_row(where, f"its JSON: {err}") from err
-
-
-def read_object(field: Field, where: str) -> dict[str, Any]:
-    """Return the object in a field `json`. RowError: As for `read_json`, or the JSON is not an object."""
-    found = read_json(field, where)
-    if not isinstance(found, dict):
-        raise bad_row(where, f"its JSON is a {type(found).__name__}, not an object")
-    return found
-
-
-def labelled_json(own: Mapping[str, Any], about: Mapping[str, str], *, has_label: bool) -> bytes | LabelledJson:
-    """Return a JSON object with the members of `own`, then `cls` if `has_label` is True, then the members of `about`.
-
-    A member that `own` has with the same value is not added again. In the result, a NUL stands for the number of the
-    class.
-
-    Raises:
-        ValueError: `own` has one of these members with another value, or a `cls`, or cannot be written as JSON.
-    """
-    other = next((name for name, value in about.items() if own.get(name, value) != value), None)
-    if other is not None:
-        raise ValueError(f"its json says {other!r} is {own[other]!r}, but it is {about[other]!r}")
-    if has_label and CLASS_FIELD in own:
-        raise ValueError(f"its json has a {CLASS_FIELD!r}, but classes are numbered by their names")
-    added = {name: value for name, value in about.items() if name not in own}
-    parts = to_json(own)[1:-1] if own else b"", b'"cls":\0' if has_label else b"", to_json(added)[1:-1]
-    data = b"{%b}" % b",".join(filter(None, parts))
-    return LabelledJson(data) if has_label else data
-
-
-def keep_key(row: Row, given: str) -> Row:
-    """Return the row with the key that the source gave as the member `key` of its `json`, if its own key was changed.
-
-    Raises:
-        RowError, ValueError: The row's `json` is not an object, or has another `key`.
-    """
-    if not row.is_cleaned:
-        return row
-    own = read_object(row.fields["json"], row.where) if "json" in row.fields else {}
-    both = labelled_json(own, {KEY_COLUMN: given}, has_label=False)
-    return row._replace(fields=dict(sorted({**row.fields, "json": both}.items())))
-
-
-def add_field(fields: dict[str, Field], name: str, field: Field) -> None:
-    """Add a field to the fields of a row. ValueError: The row has the field already."""
+def add_field(fields: dict[str, Field], name: str, field: Field | None) -> None:
+    """Add a field to the fields of a row, unless it is None. ValueError: The row has the field already."""
+    if field is None:
+        return
     if name in fields:
         raise ValueError(f"it has the field {name!r} twice. Name one of them NAME.{name}")
     fields[name] = field
@@ -199,28 +77,21 @@ def to_array(value: Any, dtype: Any = None) -> NDArray[Any]:
     return array if dtype is None else array.astype(dtype)
 
 
-def parse_fields(fields: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
-    """Return the column of each field, by field name. `fields` is such a mapping, texts such as `txt=caption`, or one
-    text with commas between the pairs.
-
-    The name of a field decides how its column is used. `cls` is a class number or name. `txt`, `npy`, and names such as
-    `a.txt` and `a.json`, encode the value in the column. Any other field takes the bytes in the column, or the file at
-    the path in the column.
+def parse_pairs(pairs: Mapping[str, str] | str | Iterable[str], option: str) -> dict[str, str]:
+    """Return the pairs of an option as a mapping: from a mapping, from texts such as `txt=caption`, or from one text
+    with commas between the pairs.
 
     Raises:
-        KeyRuleError: The name of a field is invalid.
-        PackError: A field appears twice, has no column, or is `json`, which always contains all columns.
+        PackError: A text is not two names with `=` between them, or the first name of two pairs is the same.
     """
-    texts = fields.split(",") if isinstance(fields, str) else fields
-    pairs = fields.items() if isinstance(fields, Mapping) else (text.strip().partition("=")[::2] for text in texts)
+    if isinstance(pairs, Mapping):
+        return dict(pairs)
     found: dict[str, str] = {}
-    for given, column in pairs:
-        name = SAME_FIELD.get(given.strip(), given.strip())
-        check_field(name)
-        if not column or name in found or name == "json":
-            msg = f"field: {name}={column}: write FIELD=COLUMN, and each field once. `json` always holds all columns."
-            raise PackError(msg)
-        found[name] = column
+    for pair in parse_names(pairs):
+        name, _, other = (part.strip() for part in pair.partition("="))
+        if not name or not other or name in found:
+            raise PackError(f"{option}: {pair!r} is not NAME=NAME with a first name of its own.")
+        found[name] = other
     return found
 
 
@@ -230,33 +101,30 @@ def key_of_path(path: str) -> str:
 
 
 class Records:
-    """Makes the rows of one table.
+    """Makes the fields of the records of one table.
 
     Args:
         folder: Folder to which the paths of images and other files are relative.
         how: Names the columns of the image, the key and the fields. Without a name for the image's column, the image is
             in the first of `IMAGE_COLUMNS` that is not empty in a record, and the first record decides whether the
             table has images.
-        source: Name of the table.
     """
 
-    def __init__(self, folder: str, how: Reading, source: str) -> None:
+    def __init__(self, folder: str, how: Reading) -> None:
         self._folder = folder
         self._how = how
-        self._source = source
         files = {column for name, column in how.fields.items() if name.rpartition(".")[2] not in ENCODED}
         self._images = (how.image,) if how.image else tuple(name for name in IMAGE_COLUMNS if name not in files)
         self._others = tuple(name for name in IMAGE_COLUMNS if name in files)  # such as sounds
         self._has_images = True if how.image else None
 
     def row(
-        self, where: str, record: Any, number: int, *, text: str | None = None, shown: Mapping[str, Any] | None = None
-    ) -> Row:
-        """Return the row of a record: `json` with its columns, the image, the further fields, and `cls` from a column
-        `cls`.
+        self, record: Any, number: int, text: str | None = None, shown: Mapping[str, Any] | None = None
+    ) -> tuple[str, dict[str, Field]]:
+        """Return key and fields of a record: `json` with its columns, the image, the further fields, and `cls` from a
+        column `cls`.
 
         Args:
-            where: Place of the record, for messages.
             record: Values by column. An image is a path, or bytes.
             number: Number of the record, for a row without another key.
             text: The JSON text of the record, stored as `json`; None if there is no such text.
@@ -264,8 +132,8 @@ class Records:
 
         Raises:
             KeyError: A column is missing.
-            RowError, DecodeError, OSError, TypeError, ValueError: A value does not fit its field or JSON, a file cannot
-                be found, two columns make one field, or the record has no image although the table has images.
+            DecodeError, OSError, TypeError, ValueError: A value does not fit its field or JSON, a file cannot be found,
+                two columns make one field, or the record has no image although the table has images.
         """
         if not isinstance(record, Mapping):
             raise TypeError(f"it holds a {type(record).__name__}, not an object of columns")
@@ -274,13 +142,11 @@ class Records:
             self._has_images = bool(columns)
         image = next((record[name] for name in columns if record[name] not in (None, "")), None)
         if (image is not None) != self._has_images:
-            here, first = ("no image", "a") if self._has_images else ("an image", "no")
-            raise ValueError(f"it has {here}, but the table has {first} column of images")
+            raise ValueError(f"it has {'no' if image is None else 'an'} image, unlike the first row of the table")
         fields = {} if image is None else self.image(image)
         own = {CLASS_FIELD: CLASS_FIELD, **self._how.fields} if CLASS_FIELD in record else self._how.fields
-        for name, field in self.fields(record, own).items():
-            add_field(fields, name, field)
-        fields["json"] = to_json(record if shown is None else shown, text)
+        self.add_fields(fields, record, own)
+        add_field(fields, "json", to_json(record if shown is None else shown, text))
         key = record.get(KEY_COLUMN) if self._how.key is None else record[self._how.key]
         if key in (None, "") and self._how.key is None:
             paths = [image, *(record.get(name) for name in self._others)]
@@ -288,27 +154,18 @@ class Records:
             key = f"row-{number:09d}" if path is None else key_of_path(path)
         if type(key) not in (str, int):
             raise TypeError(f"its key {key!r} is neither text nor a whole number")
-        return make_row(str(key), fields, where, keys=self._how.keys, source=self._source)
+        return str(key), fields
 
-    def fields(self, record: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Field]:
-        """Return the fields that are made from columns, which are given by field name. An empty value makes no field.
-        The errors are those of `row`.
+    def add_fields(self, fields: dict[str, Field], record: Mapping[str, Any], columns: Mapping[str, str]) -> None:
+        """Add the fields that are made from columns, which are given by field name. An empty value makes no field. The
+        errors are those of `row`.
         """
-        made: dict[str, Field] = {}
         for name, column in columns.items():
             value = record[column]
             if value is None or (isinstance(value, str) and not value):
                 continue
-            if isinstance(value, str) and name.rpartition(".")[2] not in ENCODED:
-                made[name] = self._file(value)
-                continue
-            try:
-                field = make_field(name, value)
-            except (DecodeError, ValueError) as err:
-                raise ValueError(f"its column {column!r}: {err}") from err
-            if field is not None:
-                made[name] = field
-        return made
+            is_path = isinstance(value, str) and name.rpartition(".")[2] not in ENCODED
+            add_field(fields, name, self._file(value) if is_path else make_field(name, value))
 
     def image(self, value: Any) -> dict[str, Field]:
         """Return the field of an image: bytes, or the path of a file.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,23 +14,22 @@ from numpy.typing import NDArray
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, common_classes
 from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.keys import check_field
 from wdskit.dataset.patterns import any_index, list_shards, split_url
 from wdskit.dataset.samples import HeaderReader, ShardReader
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import FolderIndexError, PackError, RowError, ShardError
-from wdskit.packing.row import SAME_FIELD, Field, File, Row, bad_row, make_row
-from wdskit.packing.sources.base import Reading, Source, attempt
-from wdskit.packing.sources.records import Records, add_field, keep_key, read_object
+from wdskit.packing.row import SAME_FIELD, Field, File, Row, bad_row
+from wdskit.packing.sources.base import Reading, Source
+from wdskit.packing.sources.json_field import read_object
+from wdskit.packing.sources.records import Records, add_field
 from wdskit.storage.urls import LocalFile, is_local, local_path, shown_url
 from wdskit.tar.walk import Span
-from wdskit.text import plural
 
 _ARCHIVES = frozenset({"tar", "zip", "gz", "tgz", "tar.gz"})
 
 
-class _Samples(Source):
-    """The samples of tars, in order.
+class Tars(Source):
+    """The samples of tars, in order, with the fields that they have. `cls` is a label, as in a table.
 
     Args:
         source: Path, URL, pattern or folder of tars; several joined by `::`, or a list of them.
@@ -46,11 +44,17 @@ class _Samples(Source):
             another.
     """
 
+    keeps_keys: ClassVar[bool] = True
+
     def __init__(self, source: str | Sequence[str], how: Reading) -> None:
         super().__init__(source if isinstance(source, str) else "::".join(source), how)
         self._seen: set[str] = set()  # fields of all samples so far
         self._faults: dict[str, str] = {}  # keys of samples that are not whole, and why, until they are yielded
         self._used: list[NDArray[np.bool_]] | None = None  # which samples of each tar are rows; None for all
+        self._records = Records("", how)
+        self._num_samples = 0
+        self._of_field: dict[str, int] = {}  # number of the only sample with this dotted field; -1 for several
+        self._has_folders = False
         found = list_shards(source, any_index)
         self._shards = [*zip(found.urls, found.entries, strict=True)]
         way_out = "leave the labels out: `wdskit reshard --drop cls`."
@@ -72,20 +76,18 @@ class _Samples(Source):
         """
         for at, (url, entry) in enumerate(self._shards):
             place = local_path(url) if is_local(url) else shown_url(url)
-            source = "/".join((os.path.abspath(place) if is_local(url) else place).split("/")[-2:])
+            name = "/".join((os.path.abspath(place) if is_local(url) else place).split("/")[-2:])
             try:
                 for number, sample in enumerate(self._read(url, place, entry)):
                     key = sample["__key__"]
                     is_whole = key not in self._faults
                     yield from self._take_faults(place)
-                    fields = {name: data for name, data in sample.items() if not name.startswith("__")}
-                    self._seen |= fields.keys()
                     if is_whole and (self._used is None or self._used[at][number : number + 1].any()):
-                        yield attempt(self._row, f"{place}: {key}", key, fields, source)
+                        yield self.row(f"{place}: {key}", self._fields, key, sample, name=name)
                 yield from self._take_faults(place)
             except ShardError as err:
                 problem = f"{err.problem} ({err.samples_read} samples read), and everything after it is lost"
-                yield bad_row(f"{place}, byte {err.offset}", problem, err.remedy)
+                yield bad_row(f"{place}, byte {err.offset}", problem)
         self._finish()
 
     def _note_fault(self, _: int, key: str, problem: str) -> None:
@@ -128,88 +130,54 @@ class _Samples(Source):
                     names.update(sample)
                     yield sample
             finally:
+                names -= {"__key__", "__url__"}
+                self._seen |= names
                 self.num_other += reader.num_ignored
         if entry is None:
             return
-        problem = ""
-        if (num_bytes, reader.num_samples) != (entry.num_bytes, entry.num_samples):
-            listed = f"{entry.num_bytes} and {entry.num_samples}"
-            problem = f"it has {num_bytes} bytes and {reader.num_samples} samples, but the index says {listed}"
-        elif others := {name for name in names if not name.startswith("__")} - {*entry.fields}:
-            problem = f"it has the field {min(others)!r}, which is not in the index"
-        elif not is_local(url) and digest.hexdigest() != entry.sha256:
-            problem = "its sha256 is not the one in the index: its bytes changed"
-        if problem:
-            folder = split_url(url)[0]
-            msg = f"{place}: {problem}.\n  If the shard is right, run `wdskit index {folder or '.'}`."
-            raise FolderIndexError(msg, folder=folder)
+        is_same = (num_bytes, reader.num_samples) == (entry.num_bytes, entry.num_samples) and names <= {*entry.fields}
+        if not is_same or (not is_local(url) and digest.hexdigest() != entry.sha256):
+            raise FolderIndexError(f"{place}: it is not the shard that the index lists.", folder=split_url(url)[0])
 
-    def _row(self, where: str, key: str, members: Mapping[str, Field], source: str) -> Row:
-        fields = self._fields(key, members, where)
-        return keep_key(make_row(key, fields, where, keys=self.how.keys, source=source), key)
-
-    @abstractmethod
-    def _fields(self, key: str, members: Mapping[str, Field], where: str) -> Mapping[str, Field]:
-        """Return the fields to pack. RowError, ValueError: The sample cannot be packed."""
-
-    @abstractmethod
-    def _finish(self) -> None:
-        """Check all samples together. PackError: The check fails."""
-
-
-class Tars(_Samples):
-    """Tars whose samples are packed as the fields that they have. `cls` is a label, as in a table."""
-
-    kind: ClassVar[str] = "tars"
-
-    def __init__(self, source: str | Sequence[str], how: Reading) -> None:
-        super().__init__(source, how)
-        self._records = Records("", how, self.name)
-        self._num_samples = 0
-        self._of_field: dict[str, int] = {}  # number of the only sample with this dotted field; -1 for several
-        self._has_folders = False
-
-    def _fields(self, key: str, members: Mapping[str, Field], where: str) -> Mapping[str, Field]:
+    def _fields(self, key: str, sample: Mapping[str, Any]) -> tuple[str, dict[str, Field]]:
+        """Return the key and the fields to pack. ValueError: The sample cannot be packed."""
         self._num_samples += 1
         self._has_folders |= "/" in key
         fields: dict[str, Field] = {}
-        for name, data in members.items():
-            field = SAME_FIELD.get(name, name)
-            if "." in field:
-                self._of_field[field] = -1 if field in self._of_field else self._num_samples
-            if field in _ARCHIVES:
-                raise ValueError(f"an archive inside: {key}.{name}. Extract it, and pack its files")
-            check_field(field)
-            add_field(fields, field, data)
+        for given, data in sample.items():
+            name = SAME_FIELD.get(given, given)
+            if name in _ARCHIVES:
+                raise ValueError(f"its field {name!r} is an archive. Extract it, and pack its files")
+            if "." in name:
+                self._of_field[name] = -1 if name in self._of_field else self._num_samples
+            if not name.startswith("__"):
+                add_field(fields, name, data)
         if self.how.fields:
-            record = read_object(fields["json"], where) if "json" in fields else {}
-            for name, made in self._records.fields(record, self.how.fields).items():
-                add_field(fields, name, made)
-        return fields
+            self._records.add_fields(fields, read_object(fields), self.how.fields)
+        return key, fields
 
     def _finish(self) -> None:
+        """Check all samples together. PackError: The check fails."""
         own = {field: number for field, number in self._of_field.items() if number >= 0}
         num = len({*own.values()})
         kinds = {(number, field.rpartition(".")[2]) for field, number in own.items()}
         if num * 2 > self._num_samples and (num > 1 or len(kinds) < len(own)):
-            msg = f"{self.path}: {num} of {plural(self._num_samples, 'sample')} have a field that no other sample has, "
-            msg += f"such as {next(iter(own))!r}. The first dot of a member's name cuts it into key and field."
+            msg = f"{self.path}: {num} of {self._num_samples} samples have a field that no other sample has, such as "
+            msg += f"{next(iter(own))!r}. The first dot of a member's name cuts it into key and field."
             raise PackError(f"{msg}\n  Extract the tar and pack the folder, which cuts at the last dot.")
         if CLASS_FIELD not in {*self._seen, *self.how.fields} and (
             self._has_folders or all(is_image_field(SAME_FIELD.get(name, name)) for name in self._seen)
         ):
-            way = "To use folder names, extract the tars, one folder per class, and pack the folder above them."
-            self.notes.append(f"folder names are not used as labels; no sample has a class. {way}")
+            self.notes.append("no sample has a class: folder names in tars are not labels. A folder's are: extract it.")
 
 
-class Shards(_Samples):
+class Shards(Tars):
     """Finished shards, whose fields are copied.
 
     Args:
         source: As for `Tars`.
-        how: How a sample becomes a row.
         where: Condition on the columns of the folders that is true for the samples to keep; None for all.
-        keep: Names of the fields to keep; None for all.
+        keep: Names of the fields to keep; empty for all.
         drop: Names of the fields to leave out.
         rename: New names of fields, by their old names.
 
@@ -218,41 +186,38 @@ class Shards(_Samples):
         SelectionError: `where` is invalid, or a column is missing or damaged.
     """
 
-    kind: ClassVar[str] = "shards"
     copies: ClassVar[bool] = True
 
     def __init__(
         self,
         source: str | Sequence[str],
-        how: Reading,
         *,
-        where: str | None = None,
-        keep: Collection[str] | None = None,
-        drop: Collection[str] = (),
-        rename: Mapping[str, str] | None = None,
+        where: str | None,
+        keep: Collection[str],
+        drop: Collection[str],
+        rename: Mapping[str, str],
     ) -> None:
-        super().__init__(source, how)
-        self._keep, self._drop, self._rename = keep, drop, rename or {}
+        super().__init__(source, Reading())
+        self._keep, self._drop, self._rename = keep, drop, rename
         if where is not None:
             table = ShardTable(source, where=where)
             self._used = np.split(table.used(), np.cumsum(table.file_counts)[:-1])
-        if self._new_name(CLASS_FIELD) != CLASS_FIELD or CLASS_FIELD in self._rename.values():
+        if not self._is_kept(CLASS_FIELD) or CLASS_FIELD in {*rename.keys(), *rename.values()}:
             self.classes = None  # the names belong to another field
 
-    def _fields(self, key: str, members: Mapping[str, Field], where: str) -> Mapping[str, Field]:  # noqa: ARG002
+    def _is_kept(self, name: str) -> bool:
+        return name not in self._drop and (not self._keep or name in self._keep) and not name.startswith("__")
+
+    def _fields(self, key: str, sample: Mapping[str, Any]) -> tuple[str, dict[str, Field]]:
         fields: dict[str, Field] = {}
-        for name, data in members.items():
-            new = self._new_name(name)
-            if new is not None:
-                add_field(fields, new, data)
-        return fields
+        for name, data in sample.items():
+            if self._is_kept(name):
+                add_field(fields, self._rename.get(name, name), data)
+        return key, fields
 
     def _finish(self) -> None:
-        unknown = {*(self._keep or ()), *self._drop, *self._rename} - self._seen
+        unknown = {*self._keep, *self._drop, *self._rename} - self._seen
         if unknown:
-            has = ", ".join(sorted(self._seen))
-            raise PackError(f"{min(unknown)}: no sample has this field. The fields are {has}.")
-
-    def _new_name(self, name: str) -> str | None:
-        is_kept = name not in self._drop and (self._keep is None or name in self._keep)
-        return self._rename.get(name, name) if is_kept else None
+            raise PackError(
+                f"{min(unknown)}: no sample has this field. The fields are {', '.join(sorted(self._seen))}."
+            )
