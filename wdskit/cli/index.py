@@ -29,7 +29,7 @@ def index_command(
     """Index a folder of shards that others wrote.
 
     Reads every *.tar from end to end, checks it, and writes index.json and an .idx beside each shard. If a shard is
-    damaged, all faults are listed and no index is written. `pack` writes the index itself.
+    damaged, no index is written; `verify` lists all faults. `pack` writes the index itself.
     A column has one value per sample, for `where`, `weights`, `balance` and `bucketed` of a pipeline. Columns that the
     folder has already are made again.
 

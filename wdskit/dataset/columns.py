@@ -537,8 +537,7 @@ def columns(folder: str | Path) -> Columns:
 
     Raises:
         FolderIndexError: The index of the folder is missing or damaged, or `columns.json` is not a plain file.
-        SelectionError: `columns.json` is damaged, or was made for other shards. Or a remote folder has no
-            `columns.json`; a local folder without it has no columns, which is not an error.
+        SelectionError: `columns.json` is damaged, or was made for other shards. A folder without it has no columns.
         StorageError: The remote folder cannot be read, or its files cannot be copied to the local disk.
     """
     if is_local(str(folder)):

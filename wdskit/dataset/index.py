@@ -10,9 +10,9 @@ from the moment when the run begins to move its shards into place.
 from __future__ import annotations
 
 import functools
-import gc
 import hashlib
 import json
+import os
 import reprlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -167,14 +167,6 @@ class Index:
         """Return the path or URL of shard number `shard`. In a URL, the name is percent-encoded."""
         return join_url(self.folder, quote(self.names[shard]) if self.is_remote else self.names[shard])
 
-    def hash_names(self, digest: hashlib._Hash, shards: NDArray[np.int64]) -> None:
-        """Update the hash object `digest` with the names of the shards with the numbers `shards`, then with the lengths
-        of these names.
-        """
-        names = [self.names[shard].encode() for shard in shards.tolist()]
-        digest.update(b"".join(names))
-        digest.update(np.array([*map(len, names)], dtype="<i8").tobytes())
-
 
 def _numbers(values: list[int]) -> NDArray[np.int64]:
     if {*map(type, values)} - {int}:  # bool is a subclass of int
@@ -204,12 +196,8 @@ def join_url(folder: str, name: str) -> str:
 
 
 def has_index(folder: str | Path) -> bool:
-    """Return whether a local folder has an `index.json`. Raises StorageError if the folder cannot be read."""
-    path = Path(local_path(str(folder))) / INDEX_NAME
-    try:
-        return path.is_file()
-    except OSError as err:
-        raise StorageError(f"{path}: cannot be read: {err.strerror}.", url=str(folder)) from err
+    """Return whether a local folder has an `index.json` that may be read."""
+    return os.path.isfile(os.path.join(local_path(str(folder)), INDEX_NAME))  # noqa: PTH113, PTH118 (no error)
 
 
 def has_run(folder: str | Path) -> bool:
@@ -276,7 +264,7 @@ def _to_json(entry: ShardEntry) -> dict[str, Any]:
 
 
 def read_index(folder: str | Path, *, copy: Path | None = None) -> Index:
-    """Read the `index.json` of a local or remote folder. 10^5 shards take 0.4 s.
+    """Read the `index.json` of a local or remote folder. 10^5 shards take 0.45 s.
 
     Args:
         folder: Path or URL of the folder.
@@ -298,16 +286,11 @@ def read_index(folder: str | Path, *, copy: Path | None = None) -> Index:
             raise
         where = f"Run `wdskit index {folder or '.'}`" if is_here else "Run `wdskit index` where the shards are"
         raise FolderIndexError(f"{err}\n  {where} to make it.", folder=folder) from err
-    was_enabled = gc.isenabled()
-    gc.disable()  # Python's cyclic garbage collector would take a quarter of the time
     try:
         return _parse(folder, orjson.loads(data), copy, hashlib.sha256(data).hexdigest())
     except ValueError as err:
         msg = f"{url}: it is not an index of wdskit: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _parse(folder: str, document: Any, copy: Path | None, sha256: str) -> Index:

@@ -27,9 +27,10 @@ from wdskit.files import publish, publish_bytes, read_own, remove_temp_files
 from wdskit.limits import BLOCK_BYTES, MAX_IDX_BYTES, MAX_INDEX_BYTES
 from wdskit.storage.cache import PartCache, PartName, make_private_folder
 from wdskit.storage.traffic import Traffic
+from wdskit.storage.urls import ABSENT_STATUSES
 
 if TYPE_CHECKING:
-    from wdskit.storage.objects import ObjectFile, ReadAhead
+    from wdskit.storage.objects import ObjectFile
 
 PART_BYTES = 8 << 20
 """Approximate size of the parts of a shard that are fetched and cached."""
@@ -48,13 +49,13 @@ def read_copy(url: str, names: Sequence[str], read: Callable[[Path], T]) -> T:
 
     Args:
         url: URL of the remote folder.
-        names: Files to copy in addition to `index.json`.
+        names: Files to copy in addition to `index.json`, if they exist.
         read: Called with the local folder of the copies. If `read` raises FolderIndexError or SelectionError, the files
             are downloaded again and `read` is called once more.
 
     Raises:
         FolderIndexError: The folder has no index, or the second call of `read` raises this error.
-        SelectionError: A file of `names` does not exist, or the second call of `read` raises this error.
+        SelectionError: The second call of `read` raises this error.
         StorageError: A file cannot be read, or the copies cannot be written.
     """
     names = (INDEX_NAME, *names)
@@ -74,29 +75,31 @@ def _copy(url: str, names: Sequence[str]) -> Path:
     """
     from wdskit.storage.objects import ObjectFile
 
-    files = [ObjectFile(join_url(url, name)) for name in names]
-    heads = [file.ahead([(0, _HEAD_BYTES)]) for file in files]  # one round trip for all files
+    files = {name: ObjectFile(join_url(url, name)) for name in names}
+    heads = {name: file.ahead([(0, _HEAD_BYTES)]) for name, file in files.items()}  # one round trip for all files
 
-    def read_whole(file: ObjectFile, head: ReadAhead) -> bytes:
+    def read_whole(name: str) -> bytes:
+        file = files[name]
         if file.num_bytes > MAX_INDEX_BYTES:
             msg = f"{file.url}: it holds more than {MAX_INDEX_BYTES} bytes, too many for such a file."
             raise StorageError(msg, url=file.url)
-        return head.read_at(0, file.num_bytes)
+        return heads[name].read_at(0, file.num_bytes)
 
     versions = [url]
-    try:
-        for name, file, head in zip(names, files, heads, strict=True):
-            head.read_at(0, _HEAD_BYTES)
-            # Without a version, the sha256 of the bytes identifies the copy.
-            versions.append(f"{name} {file.version or hashlib.sha256(read_whole(file, head)).hexdigest()}")
-    except StorageError as err:
-        if err.status != HTTPStatus.NOT_FOUND:
-            raise
-        if err.url != files[0].url:
-            msg = f"{url}: the folder has no column.\n  Run `wdskit index {url} --columns NAMES`, or `wdskit split`."
-            raise SelectionError(msg, folder=url) from err
-        msg = f"{err}\n  A planned source needs the index of its folder. Run `wdskit index` where the shards are."
-        raise FolderIndexError(msg, folder=url) from err
+    found = []
+    for name, file in files.items():
+        try:
+            heads[name].read_at(0, _HEAD_BYTES)
+        except StorageError as err:
+            if name != INDEX_NAME and err.status in ABSENT_STATUSES:
+                continue
+            if err.status != HTTPStatus.NOT_FOUND:
+                raise
+            msg = f"{err}\n  A planned source needs the index of its folder. Run `wdskit index` where the shards are."
+            raise FolderIndexError(msg, folder=url) from err
+        found.append(name)
+        # Without a version, the sha256 of the bytes identifies the copy.
+        versions.append(f"{name} {file.version or hashlib.sha256(read_whole(name)).hexdigest()}")
     digest = hashlib.sha256("\n".join(versions).encode()).hexdigest()
     copies = user_cache() / "folders"
     folder, remedy = copies / digest[:32], "Set XDG_CACHE_HOME to a folder of your own with free space"
@@ -105,9 +108,9 @@ def _copy(url: str, names: Sequence[str]) -> Path:
     try:
         with lock_folder(folder, wait=True):
             remove_temp_files(folder)
-            for name, file, head in zip(names, files, heads, strict=True):
+            for name in found:
                 if not _is_sound(folder / name):
-                    data = read_whole(file, head)
+                    data = read_whole(name)
                     publish_bytes(folder / (name + _DIGEST_SUFFIX), hashlib.sha256(data).digest())
                     publish_bytes(folder / name, data)
     except OSError as err:
@@ -189,8 +192,6 @@ class RemoteShard(IndexedShard):
         idx: bytes,
         cache: PartCache | None = None,
     ) -> None:
-        from wdskit.storage.objects import is_strong_etag
-
         url = file.url
         if entry.idx_sha256 is None:
             msg = f"{url}: the index of its folder has no digest of its {IDX_SUFFIX}; an older version wrote it."
@@ -200,7 +201,6 @@ class RemoteShard(IndexedShard):
             raise foreign_offsets(url, f"it has {len(offsets) - 1} samples, but the index says {entry.num_samples}")
         kept = None
         if cache is not None and (version := file.version) is not None:
-            version = version if is_strong_etag(file.etag) else f"{url} {version}"
             kept = _CachedParts(cache, hashlib.sha256(f"{entry.sha256} {version}".encode()).hexdigest(), offsets)
         super().__init__(url, _ShardFile(file, kept), offsets, is_trusted=True)
 

@@ -230,7 +230,11 @@ class LocalShard(IndexedShard):
         path = os.fspath(path)
         file = LocalFile(path)
         try:
-            self._check_size(path, file.num_bytes)
+            if num_bytes not in (None, file.num_bytes):
+                found = f"it has {file.num_bytes} bytes, but the folder's index says {num_bytes}"
+                remedy = f"{_make_index(path)} if the shard is right."
+                problem = f"{found}: it was truncated or replaced"
+                raise ShardError(shard=path, offset=0, problem=problem, remedy=remedy)  # noqa: TRY301
             super().__init__(path, file, read_offsets(path, num_bytes=file.num_bytes, sha256=idx_sha256))
             self._check_ends()
         except BaseException:
@@ -240,14 +244,6 @@ class LocalShard(IndexedShard):
     def __reduce__(self) -> tuple[object, tuple[str]]:
         """Return a function that opens the shard again, and the arguments of this function: the path."""
         return functools.partial(LocalShard, idx_sha256=self._idx_sha256, num_bytes=self._num_bytes), (self.path,)
-
-    def _check_size(self, path: str, found: int) -> None:
-        if self._num_bytes not in (None, found):
-            problem = (
-                f"it has {found} bytes, but the folder's index says {self._num_bytes}: it was truncated or replaced"
-            )
-            remedy = f"Fetch or pack it again. {_make_index(path)} if the shard is right."
-            raise ShardError(shard=path, offset=0, problem=problem, remedy=remedy)
 
     def _check_ends(self) -> None:
         """Raise FolderIndexError if the first or last offset is wrong, as in a truncated `.idx`. Raise ShardError if

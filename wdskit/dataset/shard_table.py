@@ -149,7 +149,9 @@ class ShardTable:
         """
         digest = hashlib.sha256()
         for folder, numbers in self._runs():
-            self._indexes[folder].hash_names(digest, numbers)
+            names = [self._indexes[folder].names[number].encode() for number in numbers.tolist()]
+            digest.update(b"".join(names))
+            digest.update(np.array([*map(len, names)], dtype="<i8").tobytes())
         for column in (self.file_counts, self._firsts, self.counts):
             digest.update(np.ascontiguousarray(column, dtype="<i8").data)
         if self._subset is not None:

@@ -11,7 +11,6 @@ Ints = NDArray[np.int64]
 
 _BLOCK_BYTES = 64  # bytes of the bitmap between two stored counts
 _BLOCK_BITS = 8 * _BLOCK_BYTES
-_MOST_LISTED = 1 << 22  # up to this many kept samples are also listed, 4 bytes each: a lookup is six times as fast
 _CHUNK = 1 << 14  # samples that `take` looks up at once, which bounds its memory
 
 _BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
@@ -51,8 +50,6 @@ class Subset:
         kept_before = self._before[blocks] + inside
         self.counts: Ints = np.diff(kept_before)
         self._kept_before: Ints = kept_before[:-1]  # kept samples before each shard
-        is_short = kept_before[-1] <= _MOST_LISTED and len(mask) < 1 << 31
-        self._listed = np.flatnonzero(mask).astype(np.int32) if is_short else None
 
     def digest(self) -> bytes:
         """Return 32 bytes that identify which samples are kept: sha256 of the bitmap."""
@@ -72,9 +69,6 @@ class Subset:
             places: Number of each sample among the kept samples of its shard, int64 (n,), 0 <= places[i] <
                 counts[shards[i]].
         """
-        if self._listed is not None:
-            found: Ints = self._listed[self._kept_before[shards] + places] - self._firsts[shards]
-            return found
         numbers = np.empty_like(places)
         for first in range(0, len(places), _CHUNK):
             part = slice(first, first + _CHUNK)

@@ -12,7 +12,6 @@ from wdskit.dataset.columns import Column
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.dataset.subset import Subset
 
-_MAX_RANGE = 1 << 24  # largest range of whole numbers that is counted in an array
 _CHUNK = 1 << 20
 
 Ints = NDArray[np.int64]
@@ -52,7 +51,7 @@ class SampleWeights:
         mask = None if self.num_used == table.file_counts.sum() else table.used()
         self._used = None if mask is None else Subset(table.file_counts, mask)
         table.use_only(None)
-        self._values: NDArray[Any] | None = None  # for `balance`: the distinct values; only the least for a small range
+        self._values: NDArray[Any] = np.zeros(0)  # for `balance`: the distinct values
         self._scale: Floats | None = None
         digest = hashlib.sha256("".join(column.sha256 for column in columns).encode())
         digest.update(b"" if self._used is None else self._used.digest())
@@ -73,16 +72,8 @@ class SampleWeights:
         used = values if mask is None else values[mask]
         if not are_whole(used):
             raise column.unfit("`balance` needs whole numbers or text, and some of its values are fractions or missing")
-        least, most = (int(used.min()), int(used.max())) if len(used) else (0, 0)
-        if most - least < _MAX_RANGE:
-            counts = np.zeros(most - least + 1, dtype=np.int64)
-            for first in range(0, len(used), _CHUNK):
-                part = used[first : first + _CHUNK].astype(np.int64) - least
-                counts += np.bincount(part, minlength=len(counts))
-            self._values = np.array([least])
-        else:
-            self._values, counts = np.unique(used, return_counts=True)
-        self._scale = 1.0 / np.maximum(counts, 1)
+        self._values, counts = np.unique(used, return_counts=True)
+        self._scale = 1.0 / counts
 
     def _check(self, column: Column) -> None:
         """Raise SelectionError if a weight or their sum is negative or not finite. `column` is for the error."""
@@ -101,15 +92,11 @@ class SampleWeights:
     def __call__(self, numbers: Ints) -> Floats:
         """Return the weights of samples, float64 (n,). `numbers`, int64 (n,), are sample numbers over all shards."""
         values = self._view.take(numbers)
-        if self._scale is not None and values.dtype.kind == "f" and self._used is not None:
-            values = np.where(self._used.contains(numbers), values, 0)  # unused samples may have no value
         if self._scale is None:
             weights = values.astype(np.float64)
-        else:
-            assert self._values is not None
-            dense = len(self._values) == 1
-            at = values.astype(np.int64) - self._values[0] if dense else np.searchsorted(self._values, values)
-            weights = self._scale[np.clip(at, 0, len(self._scale) - 1)]
+        else:  # an unused sample may have a value that is not in `_values`
+            at = np.searchsorted(self._values, values)
+            weights = self._scale[np.minimum(at, len(self._scale) - 1)]
         if self._used is not None:
             weights[~self._used.contains(numbers)] = 0
         return weights

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import stat
 import tempfile
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from wdskit.dataset.columns import (
     COLUMNS_NAME,
@@ -33,7 +32,7 @@ from wdskit.dataset.index import (
     write_index,
 )
 from wdskit.dataset.lock import lock_folder
-from wdskit.dataset.patterns import split_url
+from wdskit.dataset.patterns import files_of, split_url
 from wdskit.dataset.remote import read_copy
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import IDX_SUFFIX, digest_offsets, offsets_problem, write_offsets
@@ -42,7 +41,7 @@ from wdskit.files import DISK, Disk, remove_temp_files
 from wdskit.limits import MAX_HELD_BYTES, MAX_IDX_BYTES, MAX_INDEX_BYTES
 from wdskit.shards.lazy_shard import close_files, field_size, fields_of
 from wdskit.shards.make_columns import ColumnBuilder, Source, parse_columns, parse_names, reader_of
-from wdskit.shards.parallel import Progress, local_folder, read_shards
+from wdskit.shards.parallel import Progress, file_size, local_folder, read_shards
 from wdskit.storage.urls import ByteStream, is_local, open_stream, read_bytes
 from wdskit.text import plural
 
@@ -98,12 +97,11 @@ def index_folder(
         disk: Performs the file operations; tests replace it.
 
     Raises:
-        ShardError: Shards are invalid, or several shards have a value that cannot be in its column; the message lists
-            them, and no index is written.
+        ShardError: A shard is invalid. No index is written; `wdskit verify` lists all faults of all shards.
         FolderIndexError: Another program wrote the `index.json` or an `.idx` that is here; a run of `pack` was stopped
             here while it moved its shards into place; or another process is writing.
         SelectionError: A column is invalid, a column to remove does not exist, a new column has the name of another
-            existing column, the list of columns is damaged, or one shard has a value that cannot be in its column.
+            existing column, the list of columns is damaged, or a value cannot be in its column.
         StorageError: The folder does not exist, has no shard, or cannot be read or written.
         WdskitError: A worker process was killed.
     """
@@ -113,15 +111,15 @@ def index_folder(
         path = local_folder(folder)
         with lock_folder(path):
             refuse_commit(path)
-            return index(str(path), _find_files(path), list_columns(path), into=path)
-    from wdskit.storage.buckets import check_bucket, list_objects, start_upload
+            return index(str(path), files_of(str(path)), list_columns(path), into=path)
+    from wdskit.storage.buckets import check_bucket, start_upload
     from wdskit.storage.requests import result
 
     url = str(folder).rstrip("/")
     check_bucket(url)
-    files = {unquote(one.url.rpartition("/")[2]): _File(one.url, one.num_bytes) for one in list_objects(url)}
+    files = files_of(url)
     columns_of: Mapping[str, Column] = {}
-    if COLUMNS_NAME in files and INDEX_NAME in files:
+    if INDEX_NAME in files:
         columns_of = read_copy(url, [COLUMNS_NAME], partial(list_columns, url=url))
     with tempfile.TemporaryDirectory() as temp:
         report = index(url, files, columns_of, into=Path(temp))
@@ -131,16 +129,9 @@ def index_folder(
     return report
 
 
-class _File(NamedTuple):
-    """Path or URL of a file, and its size."""
-
-    url: str
-    num_bytes: int
-
-
 def _index(
     folder: str,
-    files: Mapping[str, _File],
+    files: Mapping[str, str],
     columns: Mapping[str, Column],
     *,
     into: Path,
@@ -154,7 +145,7 @@ def _index(
 
     Args:
         folder: Path or URL of the folder.
-        files: The files of the folder by name: at least its shards, their `.idx` and `index.json`.
+        files: Path or URL of each file of the folder by name.
         columns: The columns of the folder by name.
         into: `folder`, or a folder whose files are uploaded.
         new: The sources of new columns by name.
@@ -167,10 +158,10 @@ def _index(
     known = _read_before(folder, files)
     # States of loaders depend on the order of the shards, so the order of an earlier index is kept.
     names = dict.fromkeys([*(name for name in known if name in files), *found])
-    urls, sizes = [files[name].url for name in names], [files[name].num_bytes for name in names]
+    urls = [files[name] for name in names]
     sources = _sources(columns, new, drop, folder)
     scan = partial(scan_shard, columns=sources)
-    scans = [*read_shards(scan, urls, sizes, path=folder, workers=workers, progress=progress)]
+    scans = [*read_shards(scan, urls, [*map(file_size, urls)], workers=workers, progress=progress)]
     entries = [one.entry for one in scans]
     index = Index.of(folder, entries)
     made = {name: NewColumn(source, [one.columns[name] for one in scans]) for name, source in sources.items()}
@@ -195,7 +186,7 @@ def _index(
     )
 
 
-def _read_before(folder: str, files: Mapping[str, _File]) -> Mapping[str, ShardEntry]:
+def _read_before(folder: str, files: Mapping[str, str]) -> Mapping[str, ShardEntry]:
     """Return the entries of the index that will be replaced, by name; empty without an index, or if it is damaged.
 
     Raises:
@@ -204,9 +195,9 @@ def _read_before(folder: str, files: Mapping[str, _File]) -> Mapping[str, ShardE
     """
     known: Mapping[str, ShardEntry] = {}
     foreign = []
-    if file := files.get(INDEX_NAME):
-        if b'"wdskit_index_version"' not in read_bytes(file.url, limit=MAX_INDEX_BYTES)[:_HEAD_BYTES]:
-            foreign.append(file.url)
+    if url := files.get(INDEX_NAME):
+        if b'"wdskit_index_version"' not in read_bytes(url, limit=MAX_INDEX_BYTES)[:_HEAD_BYTES]:
+            foreign.append(url)
         else:
             try:
                 known = {entry.name: entry for entry in read_index(folder).entries}
@@ -215,7 +206,7 @@ def _read_before(folder: str, files: Mapping[str, _File]) -> Mapping[str, ShardE
                 _log.warning("%s The index is replaced, and the shards are in the order of their names.", problem)
     for name in files:
         if (idx := files.get(f"{name}{IDX_SUFFIX}")) and name.endswith(".tar") and name not in known:
-            foreign += [idx.url] if offsets_problem(read_bytes(idx.url, limit=MAX_IDX_BYTES), 1 << 64) else []
+            foreign += [idx] if offsets_problem(read_bytes(idx, limit=MAX_IDX_BYTES), 1 << 64) else []
     if foreign:
         msg = f"{foreign[0]}: this file is in the way: wdskit did not write it. Nothing was changed.\n  Move it away."
         raise FolderIndexError(msg, folder=folder)
@@ -239,23 +230,6 @@ def _sources(
             raise SelectionError(f"{msg}\n  Choose another, as in other={source['path']}.", folder=folder)
     kept = {name: column.source for name, column in known.items() if name not in drop}
     return {**kept, **new}
-
-
-def _find_files(folder: Path) -> dict[str, _File]:
-    """Return the shards and the files of the index in a local folder, by name. StorageError: The folder cannot be read,
-    or a shard is not a plain file.
-    """
-    files = {}
-    try:
-        for path in folder.iterdir():
-            if path.name.endswith((".tar", IDX_SUFFIX, INDEX_NAME)) and not path.name.startswith("."):
-                status = path.stat()
-                files[path.name] = _File(str(path), status.st_size)
-                if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait forever
-                    raise StorageError(f"{path}: this is not a file. Move it away, or rename it.", url=str(path))
-    except OSError as err:
-        raise StorageError(f"{err.filename}: cannot be read: {err.strerror}.", url=str(folder)) from err
-    return files
 
 
 class ScannedShard(NamedTuple):
@@ -314,7 +288,7 @@ def scan_shard(url: str, *, columns: Mapping[str, Source] | None = None) -> Scan
     if not name.isprintable():
         problem = f"its file name {name!r} holds characters that cannot be printed"
         raise ShardError(shard=url, offset=0, problem=problem, remedy="Rename it.")
-    shard = DigestedFile(open_stream(url))
+    shard = DigestedFile(open_stream(url, takes_pipe=False))
     fields: set[str] = set()
     with contextlib.closing(shard.file):
         builder = ColumnBuilder(columns or {}, url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterable, Iterator
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
 from wdskit.files import Buffer
@@ -36,7 +36,6 @@ class LazyShard(contextlib.ExitStack):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._num_read = 0
         self._stream = stream = open_stream(url)
         self.callback(stream.close)
         self._file = stream if isinstance(stream, LocalFile) and stream.is_regular else None
@@ -44,7 +43,8 @@ class LazyShard(contextlib.ExitStack):
         if self._file is not None:
             self.reader = HeaderReader(self._file, shard=url)
         else:
-            self.reader = ShardReader(self._read, shard=url, hold_bytes=MAX_HELD_BYTES, spill=self._spill)
+            spill = tempfile.TemporaryFile
+            self.reader = ShardReader(stream.read, shard=url, hold_bytes=MAX_HELD_BYTES, spill=spill)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield each sample, in order: `{"__key__": key, "__url__": url, field: data, ...}`. The data of a field are a
@@ -69,18 +69,8 @@ class LazyShard(contextlib.ExitStack):
 
     @property
     def num_bytes(self) -> int:
-        """Size of the shard in bytes; for a stream, the bytes read so far."""
-        return self._num_read if self._file is None else self._file.num_bytes
-
-    def _spill(self) -> IO[bytes]:
-        file = tempfile.TemporaryFile()  # noqa: SIM115 (closed with its sample)
-        self.callback(file.close)
-        return file
-
-    def _read(self, size: int) -> bytes:
-        part = self._stream.read(size)
-        self._num_read += len(part)
-        return part
+        """Size of the shard in bytes; 0 for a named pipe."""
+        return self._stream.num_bytes or 0
 
 
 def close_files(samples: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,7 +26,7 @@ from wdskit.dataset.patterns import (
     find_shards,
     split_url,
 )
-from wdskit.errors import KeyRuleError, SelectionError, StorageError
+from wdskit.errors import KeyRuleError
 from wdskit.shards.lazy_shard import LazyShard, field_size, fields_of
 from wdskit.shards.parallel import Progress, file_size, read_shards
 from wdskit.storage.urls import LISTED_SCHEMES, is_local, local_path, scheme_of, shown_url
@@ -177,7 +176,7 @@ class Summary:
             without that file, or if the shards are in several folders.
         class_counts: Number of samples by class name, or by number for a class without a name; only classes with
             samples. None if only the index was read and the folder has no column `cls`, or without labels.
-        columns: Columns of an indexed folder, local or in a bucket; empty for anything else.
+        columns: Columns of an indexed folder; empty for anything else.
         shards: The first `num` shards of a folder or pattern, in order; empty for a shard.
         samples: The first `num` samples of a shard, in order; empty for a folder or pattern.
         num_others: Tars beside the index of a local folder or bucket that the index does not list, and that are not
@@ -227,7 +226,7 @@ def info(path: str, *, num: int = 5, workers: int | None = None, progress: Progr
     if is_scan:
         read = partial(read_contents, num=num if target.kind == "shard" else 0)
         sizes_of = [*map(file_size, target.urls)]
-        shards = [*read_shards(read, target.urls, sizes_of, path=shown_url(path), workers=workers, progress=progress)]
+        shards = [*read_shards(read, target.urls, sizes_of, workers=workers, progress=progress)]
     counts = [shard.num_samples for shard in shards]
     scanned = [shard for shard in shards if isinstance(shard, ShardContents)]
     num_samples, sizes, labels = Counter[str](), Counter[str](), Counter[str]()
@@ -241,8 +240,10 @@ def info(path: str, *, num: int = 5, workers: int | None = None, progress: Progr
         name = name.rpartition("/")[2] if target.kind == "folder" else name
         rows.append(ShardRow(name, one.num_samples, one.num_bytes, tuple(one.fields)))
     num_shards = Counter(name for shard in shards for name in shard.fields)
-    has_columns = target.index is not None and (is_local(path) or scheme_of(path) in LISTED_SCHEMES)
-    summaries = _summarize_columns(path.rstrip("/") or "/") if has_columns else ()
+    summaries: tuple[ColumnSummary, ...] = ()
+    if target.index is not None:
+        stored = columns(path)
+        summaries = tuple(_summarize(stored.column(name)) for name in stored)
     classes = read_target_classes(target)
     labels.update(next((one.values for one in summaries if one.source == CLASS_FIELD and one.values), {}))
     return Summary(
@@ -280,17 +281,6 @@ def _name_classes(labels: Counter[str], classes: Sequence[str]) -> dict[str, int
     for label in sorted(labels, key=lambda label: (len(label), label)):
         counts[class_name(label, classes)] += labels[label]
     return dict(counts) or None
-
-
-def _summarize_columns(folder: str) -> tuple[ColumnSummary, ...]:
-    """Return the columns of an indexed folder; () if a remote folder has no columns. `info` lists the errors."""
-    try:
-        found = columns(folder)
-    except SelectionError as err:
-        if isinstance(err.__cause__, StorageError):  # there is no columns.json
-            return ()
-        raise
-    return tuple(_summarize(found.column(name)) for name in found)
 
 
 def _summarize(column: Column) -> ColumnSummary:
@@ -381,7 +371,7 @@ def cat(url: str, name: str) -> bytes:
     Raises:
         KeyRuleError: The name is not a key and a field, or the shard has no such sample or field.
         ShardError: The shard is invalid before the end of the sample.
-        StorageError: The shard cannot be read, or `url` is a folder.
+        StorageError: The shard cannot be read.
     """
     return b"".join(cat_pieces(url, name))
 
@@ -393,10 +383,6 @@ def cat_pieces(url: str, name: str) -> Iterator[bytes]:
     split = split_name(name)
     if split is None:
         raise KeyRuleError(f"{name!r} is not KEY.FIELD. Write both, such as photos/cat/000003.json.", name=name)
-    is_folder = os.path.isdir(local_path(url)) if is_local(url) else not split_url(url)[1]  # noqa: PTH112
-    if is_folder:
-        msg = f"{url}: this is a folder. Name one of its shards; `wdskit info {url}` lists them."
-        raise StorageError(msg, url=url)
     key, wanted = split
     shown = shown_url(url)
     with LazyShard(url) as shard:

@@ -14,7 +14,7 @@ from wdskit.codecs.checks import read_header
 from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, TEXT_FIELDS, decode_field, follow_path
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.structure import ImageHeader
-from wdskit.dataset.columns import MAX_COLUMNS, Part, check_column_name, pack_values
+from wdskit.dataset.columns import Part, check_column_name, pack_values
 from wdskit.errors import DecodeError, SelectionError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES
@@ -40,8 +40,7 @@ def parse_columns(names: str | Iterable[str]) -> dict[str, Source]:
             `score`.
 
     Raises:
-        SelectionError: A name is invalid or comes twice, a path cannot give a number or a text, or there are over
-            `MAX_COLUMNS` names.
+        SelectionError: A name is invalid or comes twice, or a path cannot give a number or a text.
     """
     sources: dict[str, Source] = {}
     for item in parse_names(names):
@@ -57,8 +56,6 @@ def parse_columns(names: str | Iterable[str]) -> dict[str, Source]:
         if "" in parts or not path.isprintable() or not (is_json or is_field or _is_side(path)):
             raise SelectionError(f"columns: {path!r} cannot be a column. {_EXAMPLES}.")
         sources[name] = {"path": path}
-    if len(sources) > MAX_COLUMNS:
-        raise SelectionError(f"{len(sources)} columns are more than the {MAX_COLUMNS} that a folder can have.")
     return sources
 
 

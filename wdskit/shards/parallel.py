@@ -13,9 +13,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
-from wdskit.errors import ShardError, StorageError, WdskitError, error_text
+from wdskit.errors import StorageError, WdskitError, error_text
 from wdskit.files import describe_missing
-from wdskit.limits import MAX_LISTED
 from wdskit.processes import (
     GUARD,
     block_sigint,
@@ -130,66 +129,48 @@ def read_shards(
     shards: Sequence[S],
     sizes: Sequence[int | None],
     *,
-    path: str,
     workers: int | None,
     progress: Progress | None,
 ) -> Iterator[T]:
-    """Call `function` on each shard, and yield its results in order. After the last shard, raise an error if shards are
-    invalid.
-
-    A shard is invalid if `function` raises a WdskitError. An invalid shard yields no result.
+    """Call `function` on each shard, and yield its results in order.
 
     Args:
         function: Takes an element of `shards`. With several workers, function, argument and result must be picklable.
         shards: URLs, or descriptions of shards.
         sizes: Bytes of each shard, for `progress` and `choose_workers`. If a size is None (unknown), `progress` counts
             the `num_bytes` of the result.
-        path: The path that the error names.
         workers: Number of processes; None lets `choose_workers` decide.
         progress: Called after each shard, as `Progress` describes; None for no calls.
 
     Raises:
-        WdskitError: The error of the only invalid shard. Or a process was killed.
-        ShardError: Several shards are invalid; the message lists them.
+        WdskitError: `function` raised this error for the first invalid shard. Or a process was killed.
     """
     num_bytes = None if None in sizes else sum(size or 0 for size in sizes)
     num_workers = choose_workers(len(shards), num_bytes) if workers is None else workers
     num_done = 0
-    faults: list[WdskitError] = []
     with contextlib.closing(map_shards(function, shards, workers=num_workers)) as results:
         for size, result in zip(sizes, results, strict=True):
+            if isinstance(result, WdskitError):
+                raise result
             num_done += getattr(result, "num_bytes", 0) if size is None else size
             if progress:
                 progress(num_done, num_bytes)
-            if isinstance(result, WdskitError):
-                faults.append(result)
-            else:
-                yield result
-    if len(faults) == 1:
-        raise faults[0]
-    if faults:
-        more = [f"... and {len(faults) - MAX_LISTED} more."] if len(faults) > MAX_LISTED else []
-        lines = [f"{path}: {len(faults)} of {len(shards)} shards are invalid.", *map(str, faults[:MAX_LISTED]), *more]
-        raise ShardError("\n".join(lines)) from faults[0]
+            yield result
 
 
 def file_size(url: str) -> int | None:
     """Return the size of a file in bytes; None for a remote file, and for a file that cannot be read."""
-    try:
+    with contextlib.suppress(OSError):
         return Path(local_path(url)).stat().st_size if is_local(url) else None
-    except OSError:
-        return None
+    return None
 
 
 def local_folder(folder: str | Path) -> Path:
     """Return the path of a local folder. StorageError: The folder is remote, does not exist, or is a file."""
     if not is_local(str(folder)):
-        msg = f"{folder}: this is not a local folder. Run the command on the machine with its files."
-        raise StorageError(msg, url=str(folder))
+        raise StorageError(f"{folder}: this is not a local folder.", url=str(folder))
     path = Path(local_path(str(folder)))
-    if not str(folder).strip():
-        raise StorageError("an empty path: there is no such folder. Write . for this folder.", url="")
-    if not path.is_dir():
-        problem = "this is a file, not a folder." if path.is_file() else describe_missing(str(folder), "folder")
-        raise StorageError(f"{folder}: {problem}", url=str(folder))
+    if not str(folder).strip() or not path.is_dir():
+        shown = str(folder).strip() or "an empty path"
+        raise StorageError(f"{shown}: {describe_missing(str(folder), 'folder')}", url=str(folder))
     return path

@@ -21,7 +21,7 @@ from wdskit.shards.lazy_shard import LazyShard, field_size, fields_of
 from wdskit.shards.make_columns import ColumnBuilder
 from wdskit.shards.parallel import Progress, local_folder, read_shards
 from wdskit.shards.shares import SPLIT_SEED, parse_shares, split_source
-from wdskit.text import as_int, plural
+from wdskit.text import as_int
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def split(
         names = [str(path / entry.name) for entry in index.entries]
         sizes = [entry.num_bytes for entry in index.entries]
         choose = partial(_split_shard, source=source)
-        parts = [*read_shards(choose, names, sizes, path=str(path), workers=workers, progress=progress)]
+        parts = [*read_shards(choose, names, sizes, workers=workers, progress=progress)]
         counts: Counter[str] = Counter()
         for entry, part in zip(index.entries, parts, strict=True):
             codes, values = part if isinstance(part, Texts) else (part, ())
@@ -124,9 +124,7 @@ def split(
         )
         if empty := [part.name for part in report.parts if not part.num_samples]:
             msg = f"{path}: split {empty[0]!r} would be empty, so nothing was written."
-            divided = ", ".join(f"{part.name} {part.num_samples:,}" for part in report.parts)
-            msg += f"\n  {plural(report.num_samples, 'sample')} would be divided into {divided}."
-            raise SelectionError(f"{msg} Choose a larger share or another seed, or leave it out.", folder=str(path))
+            raise SelectionError(msg, folder=str(path))
         try:
             remove_temp_files(path, disk=disk)
             add_columns(index, {SPLIT_COLUMN: NewColumn(source, parts)}, disk=disk)

@@ -18,7 +18,7 @@ import numpy as np
 from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import CLASSES_NAME, read_classes
-from wdskit.dataset.columns import COLUMNS_NAME, Columns, columns
+from wdskit.dataset.columns import COLUMNS_NAME, columns
 from wdskit.dataset.index import INDEX_NAME, Index, ShardEntry, has_run, join_url
 from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.dataset.patterns import UNLISTED, any_index, find_shards, shard_error, split_parts, split_url
@@ -125,7 +125,7 @@ def verify(
         for folder in [split_url(name)[0]]
     ]
     sizes = [job.entry.num_bytes if job.entry and not is_local(job.path) else file_size(job.path) for job in jobs]
-    reports = list(read_shards(check_shard, jobs, sizes, path=shown, workers=workers, progress=progress))
+    reports = list(read_shards(check_shard, jobs, sizes, workers=workers, progress=progress))
     findings = [*target.findings, *(found for one in reports for found in one.findings)]
     findings += [*find_repeats(reports), *find_odd(reports)]
     if reports and all(one.is_whole and not one.num_samples for one in reports):
@@ -176,14 +176,10 @@ def find_targets(path: str) -> Targets:
             unfinished.
     """
     targets = Targets()
-    seen: set[tuple[str, str]] = set()
     found = find_shards(path, partial(_open_index, targets))
     for one in found:
-        folder, problems = one.real_folder, dict(one.problems())
-        for at, name in enumerate(one.names):
-            if (folder, name) in seen:
-                continue
-            seen.add((folder, name))
+        problems = dict(one.problems())
+        for at in range(len(one.names)):
             problem = problems.get(at, "")
             if problem:
                 kind: Kind = "unlisted" if problem == UNLISTED else "missing"
@@ -225,17 +221,13 @@ def check_columns(folder: str, targets: Targets) -> None:
     """Compare the columns of an indexed folder with their digests and with the index. Add a finding to `targets` if
     they are damaged or cannot be read.
     """
-    found: Columns | None = None
     try:
         found = columns(folder)
         for name in found:
             found.column(name).check()
     except WdskitError as err:
-        unread = err if isinstance(err, StorageError) else err.__cause__
-        is_absent = isinstance(unread, StorageError) and unread.status in ABSENT_STATUSES
-        if found is not None or not is_absent:  # a remote folder may have no columns
-            is_read = is_absent or not isinstance(err, StorageError)
-            targets.add(join_url(folder, COLUMNS_NAME), err, "index" if is_read else "unchecked")
+        is_unread = isinstance(err, StorageError) and err.status not in ABSENT_STATUSES
+        targets.add(join_url(folder, COLUMNS_NAME), err, "unchecked" if is_unread else "index")
 
 
 def find_odd(reports: Sequence[ShardReport]) -> tuple[Finding, ...]:

@@ -25,7 +25,7 @@ from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageErro
 from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_LISTED
 from wdskit.shards.index import DigestedFile
-from wdskit.storage.urls import LocalFile, is_local, open_stream, read_bytes, shown_url
+from wdskit.storage.urls import open_stream, read_bytes, shown_url
 from wdskit.tar.window import LargeData
 from wdskit.text import shorten
 
@@ -167,8 +167,7 @@ class _ShardCheck:
         job, report = self._job, self._report
         is_absent = False
         try:
-            local = is_local(job.path)
-            shard = DigestedFile(LocalFile(job.path, takes_pipe=False) if local else open_stream(job.path))
+            shard = DigestedFile(open_stream(job.path, takes_pipe=False))
             with contextlib.closing(shard.file):
                 try:
                     self._read(shard)

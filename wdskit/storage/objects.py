@@ -57,7 +57,7 @@ class ObjectFile:
     """One object of a store, read by ranges. The first read sends the first request.
 
     Unknown size, ETag and time of change are taken from the first reply. A reply with other values raises StorageError,
-    so bytes of two versions are never mixed. Threads may share the object. A pickle has URL, size and ETag.
+    so bytes of two versions are never mixed. Threads may share the object.
 
     Args:
         url: s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, hf://datasets/OWNER/NAME[@REVISION]/PATH,
@@ -87,13 +87,6 @@ class ObjectFile:
         self._is_closed = False
         self._has_replied = False
         self._is_resolved = self._location.scheme not in ("http", "https") or self._full_url == self.url
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle URL, size and ETag. Raises StorageError if the URL has a query, which may be a secret."""
-        if self._full_url != self.url:
-            msg = f"{self.url}: an open URL with a query cannot be pickled. Pass the URL as text to the other process."
-            raise StorageError(msg, url=self.url)
-        return _reopen, (self.url, self._num_bytes, self._etag)
 
     @property
     def num_bytes(self) -> int:
@@ -127,7 +120,7 @@ class ObjectFile:
 
     @property
     def version(self) -> str | None:
-        """Text that identifies the version of the object: its size, and its ETag or time of change.
+        """Text that identifies the version of the object: its size, and its strong ETag, or its URL and time of change.
 
         None if the store gives neither a strong ETag nor a time of change. Unknown values are requested. StorageError:
         The request failed.
@@ -135,7 +128,7 @@ class ObjectFile:
         # A weak ETag may stay while the bytes change.
         if is_strong_etag(self.etag):
             return f"{self._etag} {self.num_bytes}"
-        return f"{self._etag} {self._modified} {self.num_bytes}" if self._modified else None
+        return f"{self.url} {self._etag} {self._modified} {self.num_bytes}" if self._modified else None
 
     def close(self) -> None:
         """Close the object: later reads raise StorageError. A second call does nothing."""
@@ -520,7 +513,3 @@ def is_strong_etag(etag: str | None) -> bool:
     Two versions of an object never have the same strong ETag.
     """
     return etag is not None and not etag.startswith("W/")
-
-
-def _reopen(url: str, num_bytes: int | None, etag: str | None) -> ObjectFile:
-    return ObjectFile(url, num_bytes=num_bytes, etag=etag)

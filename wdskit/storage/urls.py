@@ -80,7 +80,7 @@ def shown_url(url: str) -> str:
 def local_path(url: str) -> str:
     """Return the path of a local file. `url` is a path, which is returned unchanged, or a file URL, which is decoded.
 
-    Raises StorageError if a file URL names another host, or has a query or a fragment.
+    Raises StorageError if a file URL names another host.
     """
     if not url.lower().startswith("file://"):
         return url
@@ -89,19 +89,17 @@ def local_path(url: str) -> str:
     if host.lower() not in ("", "localhost"):
         msg = f"{url}: a file URL names a file on this machine: file:///path, not file://{host}/..."
         raise StorageError(msg, url=url)
-    if "?" in path or "#" in path:
-        msg = f"{url}: `?` and `#` end the path of a URL. Write %3F and %23 there, or the path without `file://`."
-        raise StorageError(msg, url=url)
     return unquote(path, errors="surrogateescape")  # file names may have any bytes
 
 
-def open_stream(url: str) -> ByteStream:
-    """Open a local file, a named pipe, or an object of a store or http(s) server for reading in order.
+def open_stream(url: str, *, takes_pipe: bool = True) -> ByteStream:
+    """Open a local file, or an object of a store or http(s) server, for reading in order. `takes_pipe` is for
+    `LocalFile`.
 
     Raises StorageError if the file or object cannot be opened.
     """
     if is_local(url):
-        return LocalFile(url)
+        return LocalFile(url, takes_pipe=takes_pipe)
     from wdskit.storage.objects import ObjectStream
 
     return ObjectStream(url)
@@ -223,8 +221,7 @@ def read_bytes(url: str, *, limit: int, takes_pipe: bool = False) -> bytes:
     unless `takes_pipe` is True.
     """
     data = bytearray()
-    opened = LocalFile(url, takes_pipe=takes_pipe) if is_local(url) else open_stream(url)
-    with contextlib.closing(opened) as stream:
+    with contextlib.closing(open_stream(url, takes_pipe=takes_pipe)) as stream:
         while part := stream.read(1 << 20):
             data += part
             if len(data) > limit:
