@@ -38,7 +38,7 @@ def test_a_log_gets_one_line_a_minute(clock: list[float], capsys: pytest.Capture
         for number in range(3):
             show_steps("4 x 2", number, 3)
             clock[0] += 61
-    assert capsys.readouterr().err == "4 x 2: 1 of 3\n4 x 2: 2 of 3\n"
+    assert capsys.readouterr().err == "4 x 2: 1 of 3  0:02:02 left\n4 x 2: 2 of 3  0:01:01 left\n"
 
 
 @pytest.mark.parametrize(

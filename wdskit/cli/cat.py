@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import islice
 from typing import Annotated
 
 import typer
@@ -29,19 +30,15 @@ def cat_command(
     """
     from wdskit.cli.console import escape_lines, plural
     from wdskit.errors import DecodeError
-    from wdskit.limits import MAX_HELD_BYTES
     from wdskit.shards.listing import cat_pieces
 
     pieces = cat_pieces(shard, name)
     if not sys.stdout.isatty():
         sys.stdout.buffer.writelines(pieces)
         return
-    data = bytearray()
-    for piece in pieces:
-        data += piece
-        if len(data) > MAX_HELD_BYTES:
-            msg = f"{name!r} has more than {plural(MAX_HELD_BYTES, 'byte')}, too many for a terminal. {_TO_FILE}"
-            raise DecodeError(msg, field=name)
+    data, *more = [*islice(pieces, 2)] or [b""]
+    if more:
+        raise DecodeError(f"{name!r} has more than 1 MiB, too much for a terminal. {_TO_FILE}", field=name)
     try:
         print(escape_lines(data.decode()))
     except UnicodeDecodeError as err:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -12,10 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import typer
-
 from wdskit import text as wording
-from wdskit.errors import WdskitError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,16 +63,6 @@ def print_json(value: object) -> None:
 def by_name(rows: Iterable[Any]) -> dict[str, dict[str, object]]:
     """Return {row.name: dict of the row's other attributes}. Rows are dataclasses with different names."""
     return {row.name: {key: value for key, value in vars(row).items() if key != "name"} for row in rows}
-
-
-@contextlib.contextmanager
-def exit_2_on_error() -> Iterator[None]:
-    """If the `with` block raises a WdskitError, print the error and raise typer.Exit with code 2."""
-    try:
-        yield
-    except WdskitError as err:
-        print_error(err)
-        raise typer.Exit(2) from err
 
 
 def print_tables(tables: Iterable[Table]) -> None:
@@ -147,14 +135,18 @@ def ignored_note(num_ignored: int) -> str:
     return f"Note: {plural(num_ignored, 'member')} in no sample (`tar tf SHARD` lists all members)."
 
 
-Show: TypeAlias = Callable[[str, int, int | None, str], None]
-"""Takes the name of the running step, the amount done, the whole amount (None if unknown), and both as text."""
+Show: TypeAlias = Callable[[str, int, int | None], None]
+"""Takes the name of the running step, the amount done, and the whole amount (None if unknown)."""
 
 
 @contextlib.contextmanager
-def _show_progress() -> Iterator[Show]:
+def show_progress(form: Callable[[int], str], *, rate: str | None = None) -> Iterator[Show]:
     """Show a progress bar on stderr while the `with` block runs. If stderr is not a terminal, print a line once a
     minute instead.
+
+    Args:
+        form: Turns an amount into text.
+        rate: The text between the amount in a second and `/s`; None shows no rate.
     """
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -164,13 +156,21 @@ def _show_progress() -> Iterator[Show]:
     task = bar.add_task("", total=None, text="")
     next_s, shown = start_s + (0 if console.is_terminal else _LOG_EVERY_S), ""
 
-    def show(step: str, done: int, total: int | None, text: str) -> None:
+    def show(step: str, done: int, total: int | None) -> None:
         nonlocal next_s, shown
-        now_s, is_end = time.monotonic(), step != shown or done == total
-        if console.is_terminal and (is_end or now_s >= next_s):
+        now_s = time.monotonic()
+        is_end = console.is_terminal and (step != shown or done == total)
+        if now_s < next_s and not is_end:
+            return
+        seconds = now_s - start_s or 1e-9
+        text = form(done) if total is None else f"{form(done)} of {form(total)}"
+        text += "" if rate is None else f"  {form(round(done / seconds))}{rate}/s"
+        if done and total is not None:
+            text += f"  {timedelta(seconds=round(seconds * (total - done) / done))} left"
+        if console.is_terminal:
             next_s, shown = now_s + _REFRESH_S, step
             bar.update(task, description=escape(step), completed=done, total=total, text=escape(text), refresh=is_end)
-        elif not console.is_terminal and now_s >= next_s:
+        else:
             next_s = now_s + _LOG_EVERY_S
             print(escape(f"{step}: {text}"), file=sys.stderr, flush=True)
 
@@ -179,59 +179,32 @@ def _show_progress() -> Iterator[Show]:
         yield show
 
 
-def _time_left(done: int, total: int | None, seconds: float) -> str:
-    """Return the time left, such as `  0:00:48 left`, if the first `done` of `total` took `seconds`; "" if unknown."""
-    return f"  {timedelta(seconds=round(seconds * (total - done) / done))} left" if done and total is not None else ""
+show_steps = functools.partial(show_progress, format_count)
+"""Shows the progress of a run of equal steps."""
 
 
 @contextlib.contextmanager
 def show_bytes(title: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show the progress of reading as `_show_progress` does. `title` is the name of the step.
+    """Show the progress of reading as `show_progress` does. `title` is the name of the step.
 
     Yields:
         A function to call with the number of bytes so far and the total number of bytes (None if unknown).
     """
-    start_s = time.monotonic()
-    with _show_progress() as show:
-
-        def show_done(done: int, total: int | None) -> None:
-            seconds = time.monotonic() - start_s or 1e-9
-            size = format_bytes(done) + ("" if total is None else f" of {format_bytes(total)}")
-            show(title, done, total, f"{size}  {format_bytes(done / seconds)}/s{_time_left(done, total, seconds)}")
-
-        yield show_done
-
-
-@contextlib.contextmanager
-def show_steps() -> Iterator[Callable[[str, int, int], None]]:
-    """Show the progress of a run of equal steps as `_show_progress` does.
-
-    Yields:
-        A function to call with the name of the next step, the number of finished steps, and the number of all steps.
-    """
-    with _show_progress() as show:
-        yield lambda what, done, total: show(what, done, total, f"{format_count(done)} of {format_count(total)}")
+    with show_progress(format_bytes, rate="") as show:
+        yield functools.partial(show, title)
 
 
 @contextlib.contextmanager
 def show_packing() -> Iterator[OnProgress]:
-    """Show the progress of each stage of packing as `_show_progress` does. After Ctrl-C, print how packing continues,
+    """Show the progress of each stage of packing as `show_progress` does. After Ctrl-C, print how packing continues,
     and raise KeyboardInterrupt again.
 
     Yields:
         A function to call with the stage, the number of samples so far, and of all samples (None if unknown).
     """
-    start_s = time.monotonic()
-
-    def rates(num: int, total: int | None) -> str:
-        """Return `1,200 of 40,000  812 samples/s  0:00:48 left`, without what is unknown."""
-        seconds = time.monotonic() - start_s or 1e-9
-        count = format_count(num) + ("" if total is None else f" of {format_count(total)}")
-        return f"{count}  {format_count(round(num / seconds))} samples/s{_time_left(num, total, seconds)}"
-
     try:
-        with _show_progress() as show:
-            yield lambda stage, num, total: show(stage, num, total, rates(num, total))
+        with show_progress(format_count, rate=" samples") as show:
+            yield show
     except KeyboardInterrupt:
         print(
             "Stopped. Every file with its final name is complete, and the same command continues from there.",

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from wdskit.cli.console import escape, exit_2_on_error, format_bytes, ignored_note, plural, print_json, show_bytes
+from wdskit.cli.console import escape, format_bytes, ignored_note, plural, print_error, print_json, show_bytes
 from wdskit.cli.options import JsonOption, PathArgument, ReadersOption
+from wdskit.errors import WdskitError
 
 if TYPE_CHECKING:
     from wdskit.codecs.checks import ImageCheck
@@ -48,8 +49,12 @@ def verify_command(
     from wdskit.shards.verify import verify
 
     start = time.perf_counter()
-    with exit_2_on_error(), show_bytes("verifying") as show:
-        result = verify(path, images=cast("ImageCheck", images), workers=workers, progress=show)
+    try:
+        with show_bytes("verifying") as show:
+            result = verify(path, images=cast("ImageCheck", images), workers=workers, progress=show)
+    except WdskitError as err:
+        print_error(err)
+        raise typer.Exit(2) from err
     if json:
         print_json({**vars(result), "is_clean": result.is_clean})
     else:

@@ -106,74 +106,39 @@ def index_folder(
         WdskitError: A worker process was killed.
     """
     new, drop = parse_columns(columns) if columns else {}, parse_names(drop_columns)
-    index = partial(_index, new=new, drop=drop, workers=workers, progress=progress, disk=disk)
-    if is_local(str(folder)):
-        path = local_folder(folder)
-        with lock_folder(path):
-            refuse_commit(path)
-            return index(str(path), files_of(str(path)), list_columns(path), into=path)
-    from wdskit.storage.buckets import check_bucket, start_upload
-    from wdskit.storage.requests import result
-
-    url = str(folder).rstrip("/")
-    check_bucket(url)
-    files = files_of(url)
-    columns_of: Mapping[str, Column] = {}
-    if INDEX_NAME in files:
-        columns_of = read_copy(url, [COLUMNS_NAME], partial(list_columns, url=url))
-    with tempfile.TemporaryDirectory() as temp:
-        report = index(url, files, columns_of, into=Path(temp))
-        made = [path.name for path in Path(temp).iterdir()]
-        for name in sorted(made, key=lambda name: (name == INDEX_NAME, name == COLUMNS_NAME)):
-            result(start_upload(f"{url}/{quote(name)}", Path(temp) / name), f"{url}/{name}")
-    return report
-
-
-def _index(
-    folder: str,
-    files: Mapping[str, str],
-    columns: Mapping[str, Column],
-    *,
-    into: Path,
-    new: Mapping[str, Source],
-    drop: Sequence[str],
-    workers: int | None,
-    progress: Progress | None,
-    disk: Disk,
-) -> IndexReport:
-    """Read all shards, and write the index into the local folder `into`. `index_folder` lists the errors.
-
-    Args:
-        folder: Path or URL of the folder.
-        files: Path or URL of each file of the folder by name.
-        columns: The columns of the folder by name.
-        into: `folder`, or a folder whose files are uploaded.
-        new: The sources of new columns by name.
-        drop: Names of columns to remove.
-        workers, progress, disk: As for `index_folder`.
-    """
-    found = sorted(name for name in files if name.endswith(".tar") and not name.startswith("."))
-    if not found:
-        raise StorageError(f"{folder}: there are no shards (*.tar) in this folder.", url=folder)
-    known = _read_before(folder, files)
-    # States of loaders depend on the order of the shards, so the order of an earlier index is kept.
-    names = dict.fromkeys([*(name for name in known if name in files), *found])
-    urls = [files[name] for name in names]
-    sources = _sources(columns, new, drop, folder)
-    scan = partial(scan_shard, columns=sources)
-    scans = [*read_shards(scan, urls, [*map(file_size, urls)], workers=workers, progress=progress)]
-    entries = [one.entry for one in scans]
-    index = Index.of(folder, entries)
-    made = {name: NewColumn(source, [one.columns[name] for one in scans]) for name, source in sources.items()}
-    try:
-        remove_temp_files(into, disk=disk)
-        for one in scans:
-            write_offsets(into / one.entry.name, one.offsets, disk=disk)
-        write_index(into, entries, disk=disk)
-        kept = write_columns(into, index.digest, made, disk=disk) if made or columns else []
-        remove_columns(into, keep=kept, disk=disk)
-    except OSError as err:
-        raise StorageError(f"{into}: the index cannot be written: {err.strerror}.", url=folder) from err
+    is_here = is_local(str(folder))
+    place = str(local_folder(folder)) if is_here else str(folder).rstrip("/")
+    with lock_folder(Path(place)) if is_here else tempfile.TemporaryDirectory() as temp:
+        into = Path(temp or place)
+        if is_here:
+            refuse_commit(into)
+        files = files_of(place)
+        found = sorted(name for name in files if name.endswith(".tar") and not name.startswith("."))
+        if not found:
+            raise StorageError(f"{place}: there are no shards (*.tar) in this folder.", url=place)
+        known = _read_before(place, files)
+        # States of loaders depend on the order of the shards, so the order of an earlier index is kept.
+        urls = [files[name] for name in dict.fromkeys([*(name for name in known if name in files), *found])]
+        columns_of: Mapping[str, Column] = list_columns(into)
+        if not is_here and INDEX_NAME in files:
+            columns_of = read_copy(place, [COLUMNS_NAME], partial(list_columns, url=place))
+        sources = _sources(columns_of, new, drop, place)
+        scan = partial(scan_shard, columns=sources)
+        scans = [*read_shards(scan, urls, [*map(file_size, urls)], workers=workers, progress=progress)]
+        entries = [one.entry for one in scans]
+        index = Index.of(place, entries)
+        made = {name: NewColumn(source, [one.columns[name] for one in scans]) for name, source in sources.items()}
+        try:
+            remove_temp_files(into, disk=disk)
+            for one in scans:
+                write_offsets(into / one.entry.name, one.offsets, disk=disk)
+            write_index(into, entries, disk=disk)
+            kept = write_columns(into, index.digest, made, disk=disk) if made or columns_of else []
+            remove_columns(into, keep=kept, disk=disk)
+        except OSError as err:
+            raise StorageError(f"{into}: the index cannot be written: {err.strerror}.", url=place) from err
+        if not is_here:
+            _upload(into, place)
     return IndexReport(
         index=index,
         num_ignored=sum(one.num_ignored for one in scans),
@@ -184,6 +149,16 @@ def _index(
         ),
         columns=tuple(sources),
     )
+
+
+def _upload(folder: Path, url: str) -> None:
+    """Upload the files of a local folder into a folder of a bucket, the index last. StorageError: A request fails."""
+    from wdskit.storage.buckets import start_upload
+    from wdskit.storage.requests import result
+
+    names = [path.name for path in folder.iterdir()]
+    for name in sorted(names, key=lambda name: (name == INDEX_NAME, name == COLUMNS_NAME)):
+        result(start_upload(f"{url}/{quote(name)}", folder / name), f"{url}/{name}")
 
 
 def _read_before(folder: str, files: Mapping[str, str]) -> Mapping[str, ShardEntry]:

@@ -35,7 +35,7 @@ from wdskit.text import shorten
 
 _KINDS = {"b": "bool", "u": "int", "i": "int", "f": "float"}
 _MAX_COUNTED = 100  # samples are counted by value if a column, other than labels, has at most this number of values
-_MAX_SPAN = 1 << 16  # and if its largest number is less than this above its smallest
+_COUNTED_BYTES = 2  # and if a value takes at most this number of bytes
 _CHUNK_VALUES = 1 << 20
 _LABEL_BYTES = 20
 _PIECE_BYTES = 1 << 20
@@ -234,11 +234,9 @@ def info(path: str, *, num: int = 5, workers: int | None = None, progress: Progr
         num_samples.update(shard.fields)
         sizes.update(shard.sizes)
         labels.update(shard.labels)
-    rows = []
-    for url, one in zip(target.urls[:num] if target.kind != "shard" else (), shards, strict=False):
-        name = shown_url(url)
-        name = name.rpartition("/")[2] if target.kind == "folder" else name
-        rows.append(ShardRow(name, one.num_samples, one.num_bytes, tuple(one.fields)))
+    names = [shown_url(url) for url in target.urls[: 0 if target.kind == "shard" else num]]
+    names = [name.rpartition("/")[2] for name in names] if target.kind == "folder" else names
+    rows = zip(names, shards, strict=False)
     num_shards = Counter(name for shard in shards for name in shard.fields)
     summaries: tuple[ColumnSummary, ...] = ()
     if target.index is not None:
@@ -261,7 +259,7 @@ def info(path: str, *, num: int = 5, workers: int | None = None, progress: Progr
         classes=classes,
         class_counts=_name_classes(labels, classes or ()),
         columns=summaries,
-        shards=tuple(rows),
+        shards=tuple(ShardRow(name, one.num_samples, one.num_bytes, tuple(one.fields)) for name, one in rows),
         samples=scanned[0].samples if target.kind == "shard" else (),
         num_others=len(other_tars(target.index)) if target.index else 0,
         is_unfinished=target.kind == "folder" and is_local(path) and has_run(local_path(path)),
@@ -290,13 +288,12 @@ def _summarize(column: Column) -> ColumnSummary:
     counts: Counter[int] = Counter()
     low, high = math.inf, -math.inf
     for part in column.chunks(_CHUNK_VALUES):
-        first = np.fmin.reduce(part).item()
-        low, high = min(low, first), max(high, np.fmax.reduce(part).item())
-        if kind != "float" and high - low < _MAX_SPAN:
-            numbers = np.bincount(part.astype(np.int64) - int(first)).tolist()
-            counts.update({at: number for at, number in enumerate(numbers, int(first)) if number})
+        low, high = min(low, np.fmin.reduce(part).item()), max(high, np.fmax.reduce(part).item())
+        if part.dtype.itemsize <= _COUNTED_BYTES:
+            found, numbers = np.unique(part, return_counts=True)
+            counts.update(dict(zip(found.tolist(), numbers.tolist(), strict=True)))
     limits = (low, high) if kind in {"int", "float"} and low <= high else None
-    if kind == "float" or high - low >= _MAX_SPAN or (len(counts) > _MAX_COUNTED and source != CLASS_FIELD):
+    if not counts or (len(counts) > _MAX_COUNTED and source != CLASS_FIELD):
         return ColumnSummary(column.name, source, kind, limits=limits)
     names = column.values or (("false", "true") if kind == "bool" else None)
     values = {names[at] if names else str(at): number for at, number in sorted(counts.items())}
@@ -355,10 +352,9 @@ def read_contents(url: str, *, num: int) -> ShardContents:
                 labels[shard.part(sample[CLASS_FIELD], _LABEL_BYTES).decode(errors="replace").strip()] += 1
             if number < num:
                 samples.append(SampleRow(number, sample["__key__"], shard.reader.starts[-1], fields))
-        num_bytes = shard.num_bytes
-    ordered = {name: counts[name] for name in sorted(counts)}
-    read = shard.reader
-    return ShardContents(url, read.num_samples, num_bytes, read.num_ignored, ordered, sizes, labels, tuple(samples))
+        read, fields = shard.reader, dict(sorted(counts.items()))
+        num_bytes, num_ignored = shard.num_bytes, read.num_ignored
+    return ShardContents(url, read.num_samples, num_bytes, num_ignored, fields, sizes, labels, tuple(samples))
 
 
 def cat(url: str, name: str) -> bytes:

@@ -27,7 +27,6 @@ SPLIT_SEED = 0
 """Default seed of `wdskit split`. `pack --split` uses this seed, so both give a key the same split."""
 
 _SHARE = re.compile(r"(\d{1,18}(\.\d{1,18})?|\.\d{1,18})%?|\d{1,18}/0{0,9}[1-9]\d{0,17}", re.ASCII)
-_MAX_SPLITS = 100
 _MAX_CHARS = 1000
 _EXAMPLE = "Write train=0.8,val=0.1,test=0.1."
 
@@ -129,8 +128,8 @@ def parse_shares(shares: str | Mapping[str, object]) -> Shares:
             (`80%`); the float 0.1 means exactly 1/10.
 
     Raises:
-        SelectionError: A share is not a number over 0 and at most 1, a name is invalid or comes twice, the sum is not
-            1, or there are over 100 splits.
+        SelectionError: A share is not a number over 0 and at most 1, a name is invalid or comes twice, or the sum is
+            not 1.
     """
     pairs: list[tuple[str, object]] = [] if isinstance(shares, str) else [*shares.items()]
     for part in shares.split(",") if isinstance(shares, str) else ():
@@ -138,8 +137,6 @@ def parse_shares(shares: str | Mapping[str, object]) -> Shares:
         if not equals:
             raise SelectionError(f"{part.strip()!r} is not NAME=SHARE. {_EXAMPLE}")
         pairs.append((name.strip(), value.strip()))
-    if len(pairs) > _MAX_SPLITS:
-        raise SelectionError(f"{len(pairs)} shares are more than the {_MAX_SPLITS} splits that a folder can have.")
     found: dict[str, Fraction] = {}
     for name, given in pairs:
         check_split_name(name)

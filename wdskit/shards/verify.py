@@ -19,10 +19,9 @@ from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import CLASSES_NAME, read_classes
 from wdskit.dataset.columns import COLUMNS_NAME, columns
-from wdskit.dataset.index import INDEX_NAME, Index, ShardEntry, has_run, join_url
+from wdskit.dataset.index import INDEX_NAME, Index, ShardEntry, has_run, join_url, unfinished
 from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.dataset.patterns import UNLISTED, any_index, find_shards, shard_error, split_parts, split_url
-from wdskit.dataset.shard import offsets_path
 from wdskit.errors import ConfigError, FolderIndexError, StorageError, WdskitError
 from wdskit.limits import MAX_LISTED
 from wdskit.shards.listing import other_tars
@@ -116,13 +115,10 @@ def verify(
         CheckJob(
             path=name,
             entry=entry,
-            has_offsets=(folder in target.indexes and shown_url(name) == name)  # no query hides the end of the name
-            or (is_local(name) and offsets_path(name).exists()),
             images=images,
-            num_classes=None if (names := classes.get(folder)) is None else len(names),
+            num_classes=None if (names := classes.get(split_url(name)[0])) is None else len(names),
         )
         for name, entry in target.shards.items()
-        for folder in [split_url(name)[0]]
     ]
     sizes = [job.entry.num_bytes if job.entry and not is_local(job.path) else file_size(job.path) for job in jobs]
     reports = list(read_shards(check_shard, jobs, sizes, workers=workers, progress=progress))
@@ -199,8 +195,7 @@ def _open_index(targets: Targets, folder: str) -> Index | None:
     """
     path = join_url(folder, INDEX_NAME)
     if is_local(folder) and has_run(folder):
-        problem = "a run of `wdskit pack` here is unfinished. Run the same command again: it continues"
-        targets.findings.append(Finding("unfinished", folder or ".", problem))
+        targets.add(folder or ".", unfinished(folder), "unfinished")
     try:
         index = any_index(folder)
     except FolderIndexError as err:
@@ -211,8 +206,7 @@ def _open_index(targets: Targets, folder: str) -> Index | None:
         return None
     targets.indexes[folder] = index
     if others := other_tars(index):
-        what = "other tar is" if len(others) == 1 else "other tars are"
-        problem = f"{len(others):,} {what} beside the index and not part of the data, first {others[0]}"
+        problem = f"{plural(len(others), 'other tar')} beside the index, not part of the data, first {others[0]}"
         targets.findings.append(Finding("beside", shown_url(path), problem))
     return index
 

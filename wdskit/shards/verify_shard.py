@@ -20,12 +20,12 @@ from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.patterns import ABSENT, LISTED_ABSENT
 from wdskit.dataset.samples import ShardReader
-from wdskit.dataset.shard import IDX_SUFFIX, parse_offsets
+from wdskit.dataset.shard import IDX_SUFFIX, offsets_path, parse_offsets
 from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_LISTED
 from wdskit.shards.index import DigestedFile
-from wdskit.storage.urls import open_stream, read_bytes, shown_url
+from wdskit.storage.urls import is_local, open_stream, read_bytes, shown_url
 from wdskit.tar.window import LargeData
 from wdskit.text import shorten
 
@@ -99,14 +99,12 @@ class CheckJob:
     Attributes:
         path: Path or URL of the shard.
         entry: The shard's entry in the folder's index; None without an index.
-        has_offsets: Whether the shard must have an .idx.
         images: How images are checked: `none`, `structure` or `decode`.
         num_classes: Number of classes in the folder's classes.json; None without this file.
     """
 
     path: str
     entry: ShardEntry | None = None
-    has_offsets: bool = False
     images: ImageCheck = "none"
     num_classes: int | None = None
 
@@ -178,7 +176,9 @@ class _ShardCheck:
             report.is_whole, is_absent = False, err.status == HTTPStatus.NOT_FOUND
             absent = ABSENT if job.entry is None else LISTED_ABSENT
             self._add("missing" if is_absent else "unreadable", absent if is_absent else str(err))
-        if job.has_offsets and not is_absent and (problem := compare_offsets(job.path, report, entry=job.entry)):
+        must_have = job.entry is not None and self._shown == job.path  # no query hides the end of the name
+        has_offsets = must_have or (is_local(job.path) and offsets_path(job.path).exists())
+        if has_offsets and not is_absent and (problem := compare_offsets(job.path, report, entry=job.entry)):
             self._findings["offsets"] = [Finding("offsets", f"{self._shown}{IDX_SUFFIX}", problem)]
         report.findings = tuple(one for found in self._findings.values() for one in found)
         return report

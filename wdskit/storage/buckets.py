@@ -85,7 +85,6 @@ async def _upload(location: Location, path: Path, num_bytes: int) -> str | None:
                 location.key, path, use_multipart=in_parts, chunk_size=chunk_bytes, max_concurrency=PARTS_AT_ONCE
             ),
             limit_s,
-            extra_s=limit_s,
         )
         meta = await call_with_retries(location, lambda store: store.head_async(location.key), PART_S)
     sent, stored = quote_etag(reply["e_tag"]), quote_etag(meta["e_tag"])

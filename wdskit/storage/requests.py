@@ -36,7 +36,7 @@ LARGE_UNITS = 8
 RETRIES = 8
 """Retries of one part. A busy server gets more retries, because obstore does not show its Retry-After."""
 RETRY_S = 120.0
-"""Longest time between the first try and the start of the last one."""
+"""Longest time of all waits between tries."""
 WAIT_S = 0.1
 """Wait before the second try. The wait doubles for each further try, up to `MAX_WAIT_S`."""
 MAX_WAIT_S = 15.0
@@ -163,13 +163,10 @@ class RetryState:
 
     Args:
         location: The object of the request.
-        extra_s: The last try starts at most `RETRY_S + extra_s` seconds after the first try. Slow requests, such as
-            uploads, need more than 0.
     """
 
-    def __init__(self, location: Location, extra_s: float = 0.0) -> None:
+    def __init__(self, location: Location) -> None:
         self._location = location
-        self._extra_s = extra_s
         self._key = (location.scheme, location.root)
         self._loop = loop_of_this_process(location.url)
         self._used = OpenStore(None, is_anonymous=False)
@@ -207,10 +204,9 @@ class RetryState:
             self._loop.limit = max(LARGE_UNITS, self._loop.limit // 2)
         self._num += 1
         wait_s = min(MAX_WAIT_S, WAIT_S * 2 ** (self._num - 1)) * random.SystemRandom().uniform(0.75, 1.25)
-        elapsed_s = time.monotonic() - self._start
-        is_last = self._num > RETRIES and not (is_busy and self._waited_s + wait_s <= RETRY_S)
-        if is_last or not failure.is_transient or elapsed_s + wait_s > RETRY_S + self._extra_s:
-            raise self._error(failure, elapsed_s) from None
+        is_last = (self._num > RETRIES and not is_busy) or self._waited_s + wait_s > RETRY_S
+        if is_last or not failure.is_transient:
+            raise self._error(failure, time.monotonic() - self._start) from None
         self._loop.count(Traffic(retries=1))
         self._waited_s += wait_s
         await asyncio.sleep(wait_s)
@@ -289,21 +285,18 @@ def classify_error(err: Exception) -> RequestFailure:
     return RequestFailure(f"it cannot be read: {type(err).__name__}. Check the settings of its store")
 
 
-async def call_with_retries(
-    location: Location, call: Callable[[Any], Awaitable[Any]], limit_s: float, *, extra_s: float = 0.0
-) -> Any:
+async def call_with_retries(location: Location, call: Callable[[Any], Awaitable[Any]], limit_s: float) -> Any:
     """Await `call` with the store of a location, with retries. Return its result.
 
     Args:
         location: The object.
         call: Takes obstore's store, and sends the request.
         limit_s: Longest time for one try.
-        extra_s: The last try starts at most `RETRY_S + extra_s` seconds after the first try.
 
     Raises:
         StorageError: A try took longer than `limit_s`, which is not tried again; or the last try failed.
     """
-    tries = RetryState(location, extra_s)
+    tries = RetryState(location)
     while True:
         try:
             reply = await asyncio.wait_for(call(tries.store()), limit_s)
