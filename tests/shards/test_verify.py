@@ -220,7 +220,7 @@ def test_ten_million_keys_take_240_megabytes(tmp_path):
     num = 100_000
     report = verify_report(num)
     tracemalloc.start()
-    assert find_repeats([report]) == ()
+    assert find_repeats([report]) == []
     assert tracemalloc.get_traced_memory()[1] < 25 * num
     tracemalloc.stop()
     assert report.starts.nbytes + report.hashes.nbytes == 16 * num + 8

@@ -14,8 +14,6 @@ from wdskit.tar.reader import TarReader
 from wdskit.tar.walk import Span, TarWalk
 from wdskit.tar.window import Read, Spill
 
-_CHECKED_BYTES = 1 << 20  # above this, comparing the file's size costs nothing relative to the read
-
 OnSample = Callable[[int, int, int, Mapping[str, Any]], None]
 """Called with each sample before it is yielded: its number, its start and end offsets in the shard, and the sample.
 Bytes between samples count to the sample before them.
@@ -202,8 +200,7 @@ def read_span(file: RangeFile, span: Span) -> bytes:
     """Return the bytes of `span`, a field of a `HeaderReader`. Raises StorageError if the file cannot be read, or has
     become shorter.
     """
-    is_long = span.size > _CHECKED_BYTES and span.offset + span.size > file.num_bytes  # before memory is allocated
-    data = b"" if is_long else file.read_at(*span)
+    data = file.read_at(*span)
     if len(data) < span.size:
         raise StorageError(f"{file.url}: it became shorter while it was read.", url=file.url)
     return data

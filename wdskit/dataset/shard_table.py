@@ -71,7 +71,8 @@ class ShardTable:
         self._indexes = [*dict.fromkeys(index for index, _ in pairs)]
         folders = np.array([self._indexes.index(index) for index, _ in pairs], dtype=np.int32)
         self._folder_numbers = np.repeat(folders, [len(names) for _, names in pairs])
-        self._numbers: Ints = np.concatenate([_number(index, names) for index, names in pairs])
+        shards_of = [index.by_name[name] for index, names in pairs for name in names]
+        self._numbers: Ints = np.array(shards_of, dtype=np.int64)
         self._columns = [Columns(index) for index in self._indexes] if needs_columns else []
         self.file_counts: Ints = self._column([index.counts for index in self._indexes])
         if self.file_counts.sum(dtype=np.float64) >= _MOST_SAMPLES:  # as int64, the sum may overflow
@@ -277,10 +278,3 @@ def _open_index(folder: str, *, names: Sequence[str]) -> Index:
         return index
 
     return read_copy(folder, names, read)
-
-
-def _number(index: Index, names: Sequence[str]) -> Ints:
-    """Return the numbers of the shards `names` in their index, int64 (n,)."""
-    if names is index.names:
-        return np.arange(len(index))
-    return np.array([index.by_name[name] for name in names], dtype=np.int64)

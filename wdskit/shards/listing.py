@@ -36,7 +36,6 @@ from wdskit.text import shorten
 _KINDS = {"b": "bool", "u": "int", "i": "int", "f": "float"}
 _MAX_COUNTED = 100  # samples are counted by value if a column, other than labels, has at most this number of values
 _COUNTED_BYTES = 2  # and if a value takes at most this number of bytes
-_CHUNK_VALUES = 1 << 20
 _LABEL_BYTES = 20
 _PIECE_BYTES = 1 << 20
 
@@ -287,7 +286,7 @@ def _summarize(column: Column) -> ColumnSummary:
     source = ", ".join(str(value) if key == "path" else f"{key} {value}" for key, value in column.source.items())
     counts: Counter[int] = Counter()
     low, high = math.inf, -math.inf
-    for part in column.chunks(_CHUNK_VALUES):
+    for part in column.chunks(_PIECE_BYTES):
         low, high = min(low, np.fmin.reduce(part).item()), max(high, np.fmax.reduce(part).item())
         if part.dtype.itemsize <= _COUNTED_BYTES:
             found, numbers = np.unique(part, return_counts=True)
@@ -321,7 +320,6 @@ class ShardContents:
         samples: The first samples.
     """
 
-    url: str
     num_samples: int
     num_bytes: int
     num_ignored: int
@@ -354,7 +352,7 @@ def read_contents(url: str, *, num: int) -> ShardContents:
                 samples.append(SampleRow(number, sample["__key__"], shard.reader.starts[-1], fields))
         read, fields = shard.reader, dict(sorted(counts.items()))
         num_bytes, num_ignored = shard.num_bytes, read.num_ignored
-    return ShardContents(url, read.num_samples, num_bytes, num_ignored, fields, sizes, labels, tuple(samples))
+    return ShardContents(read.num_samples, num_bytes, num_ignored, fields, sizes, labels, tuple(samples))
 
 
 def cat(url: str, name: str) -> bytes:

@@ -13,7 +13,6 @@ from typing import Any
 from wdskit.codecs.checks import read_header
 from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, TEXT_FIELDS, decode_field, follow_path
 from wdskit.codecs.formats import is_image_field
-from wdskit.codecs.structure import ImageHeader
 from wdskit.dataset.columns import Part, check_column_name, pack_values
 from wdskit.errors import DecodeError, SelectionError
 from wdskit.files import Buffer
@@ -95,11 +94,11 @@ class _PathValue:
         """
         names = [name for name in fields if self.wants(name)]
         if self._is_side:
-            sizes = {(header.width, header.height) for name in names if isinstance(header := fields[name], ImageHeader)}
-            if len(sizes) > 1:
-                sides = ", ".join(f"{name}.{self._last}" for name in names)
-                raise ValueError(f"its images have different sizes. Name the field: {sides}")
-            return sizes.pop()[_SIDES.index(self._last)] if sizes else None
+            sides = {getattr(fields[name], self._last) for name in names}
+            if len(sides) > 1:
+                known = ", ".join(f"{name}.{self._last}" for name in names)
+                raise ValueError(f"its images have different sizes. Name the field: {known}")
+            return sides.pop() if sides else None
         name = max(names, key=len, default=None)
         if name is None:
             return None

@@ -91,9 +91,7 @@ def map_shards(
             pending.extend(pool.submit(attempt, shard) for shard in itertools.islice(waiting, 1))
             yield result
     except BrokenProcessPool as err:
-        raise WdskitError(
-            "a worker process was killed, perhaps because memory ran out. Try again with fewer workers."
-        ) from err
+        raise WdskitError("a worker process was killed, perhaps because memory ran out.") from err
     finally:
         pool.shutdown(cancel_futures=True)
 

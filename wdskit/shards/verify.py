@@ -62,10 +62,9 @@ class VerifyResult:
     findings: tuple[Finding, ...]
 
     def __repr__(self) -> str:
-        """Return one line: path, samples, shards, and the number of faults."""
-        num_faults = sum(1 + finding.more for finding in self.findings if finding.kind not in NOTES)
+        """Return one line: path, samples, shards, and whether they are clean."""
         read = f"{plural(self.num_samples, 'sample')} in {plural(self.num_shards, 'shard')}"
-        return f"VerifyResult({self.path}: {read}, {'clean' if self.is_clean else plural(num_faults, 'fault')})"
+        return f"VerifyResult({self.path}: {read}, {'clean' if self.is_clean else 'not clean'})"
 
     @property
     def is_clean(self) -> bool:
@@ -224,7 +223,7 @@ def check_columns(folder: str, targets: Targets) -> None:
         targets.add(join_url(folder, COLUMNS_NAME), err, "unchecked" if is_unread else "index")
 
 
-def find_odd(reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
+def find_odd(reports: Sequence[ShardReport]) -> list[Finding]:
     """Find samples whose fields differ from the most common set of fields. Return one finding for each other set.
 
     The most frequent of the other sets comes first. `more` of the last finding is the number of sets after the first
@@ -245,9 +244,12 @@ def find_odd(reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
         path, key = first[kinds]
         problem = f"its fields are {shorten(', '.join(kinds))}; most have {shorten(', '.join(most))}"
         found.append(Finding("odd", path, f"{problem} ({plural(count, 'sample')}; this is the first)", key=key))
-    if len(others) > MAX_LISTED:
-        found[-1] = replace(found[-1], more=len(others) - MAX_LISTED)
-    return tuple(found)
+    return _limited(found, len(others))
+
+
+def _limited(found: list[Finding], num: int) -> list[Finding]:
+    """Return the findings `found`, of `num` that there are: `more` of the last one is the number of the others."""
+    return [*found[:-1], replace(found[-1], more=max(0, num - MAX_LISTED))] if found else []
 
 
 def _kind_of(name: str) -> str:
@@ -255,7 +257,7 @@ def _kind_of(name: str) -> str:
     return f"{name.rpartition('.')[0]}.image".lstrip(".") if is_image_field(name) else name
 
 
-def find_repeats(reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
+def find_repeats(reports: Sequence[ShardReport]) -> list[Finding]:
     """Return one finding for each key that several samples have, but only for `MAX_LISTED` repeated key hashes. `more`
     of the last finding is the number of further repeated hashes. Keys with equal hashes are read and compared; a key
     that cannot be read again counts as repeated.
@@ -279,10 +281,7 @@ def find_repeats(reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
                 where = f"also in {shown_url(known[key].path)}"
             start, shown = int(report.starts[number]), shown_url(report.path)
             found[digest] = Finding("repeated", shown, f"it is {where}", start, key and shorten(key))
-    findings = [*found.values()]
-    if findings:
-        findings[-1] = replace(findings[-1], more=max(0, len(repeated) - MAX_LISTED))
-    return tuple(findings)
+    return _limited([*found.values()], len(repeated))
 
 
 def read_key(report: ShardReport, number: int) -> str | None:

@@ -34,10 +34,10 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import xxhash
 
@@ -74,6 +74,7 @@ FULL_S = 60.0
 _SHARD = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"(\d+)-(\d+)\.part")
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class PartName(NamedTuple):
@@ -133,38 +134,37 @@ class PartCache:
         """Mark a part as used, and return True. Return False if the part is missing, cannot be opened now, or is cut or
         not private. Such a file is removed.
         """
-        return self._find(name) is not None
+        return self._use(name, lambda _: True) is not None
 
-    def _find(self, name: PartName) -> _OpenPart | None:
+    def _use(self, name: PartName, use: Callable[[_OpenPart], T]) -> T | None:
+        """Mark a part as used, and return `use(part)`. Return None as `read` does."""
+        try:
+            part = self._open_part(name)
+            now = time.monotonic()
+            if now - part.used_s > IN_USE_S / 2:
+                part.used_s = now
+                with contextlib.suppress(PermissionError):
+                    os.utime(part.path, follow_symlinks=False)
+            return use(part)
+        except FileNotFoundError:  # perhaps another process removed the file
+            self._forget(name)
+        except OSError as err:  # for example no free descriptor: the part may be valid
+            self._warn("parts cannot be read now", err)
+        except DamagedPart as err:
+            self._drop(name, str(err))
+        return None
+
+    def _open_part(self, name: PartName) -> _OpenPart:
         with self._lock:
             part = self._open.get(name)
             if part is not None:
                 self._open.move_to_end(name)
-        if part is None:
-            try:
-                part = _OpenPart(name, self.folder, self._owner)
-            except FileNotFoundError:
-                return None
-            except OSError as err:  # for example no free descriptor: the part may be valid
-                self._warn("parts cannot be read now", err)
-                return None
-            except DamagedPart as err:
-                self._drop(name, str(err))
-                return None
-            with self._lock:
-                self._open[name] = part
-                if len(self._open) > MAX_OPEN:
-                    self._open.popitem(last=False)
-        now = time.monotonic()
-        if now - part.used_s > IN_USE_S / 2:
-            part.used_s = now
-            try:
-                os.utime(part.path, follow_symlinks=False)
-            except FileNotFoundError:  # another process removed the file
-                self._forget(name)
-                return None
-            except OSError:
-                pass
+                return part
+        part = _OpenPart(name, self.folder, self._owner)
+        with self._lock:
+            self._open[name] = part
+            if len(self._open) > MAX_OPEN:
+                self._open.popitem(last=False)
         return part
 
     def _forget(self, name: PartName) -> None:
@@ -182,16 +182,7 @@ class PartCache:
             start: Offset of the sample in the shard.
             stop: End of the sample in the shard.
         """
-        part = self._find(name)
-        if part is None:
-            return None
-        try:
-            return part.read(number, start, stop)
-        except DamagedPart as err:
-            self._drop(name, str(err))
-        except OSError as err:
-            self._warn("parts cannot be read now", err)
-        return None
+        return self._use(name, lambda part: part.read(number, start, stop))
 
     def _drop(self, name: PartName, problem: str) -> None:
         """Log `problem`, close a damaged part, and remove its file. The file stays if it cannot be removed, or if its

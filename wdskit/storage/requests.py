@@ -28,7 +28,6 @@ from urllib.parse import urljoin
 from wdskit.errors import StorageError
 from wdskit.storage.stores import OBSTORE_ERRORS, READ_S, Location, is_metadata_failure, open_store
 from wdskit.storage.traffic import NO_TRAFFIC, Traffic
-from wdskit.storage.urls import NO_RANGES
 
 MAX_IN_FLIGHT = 64
 """Largest number of units in flight. A small request takes one unit, a large request takes `LARGE_UNITS`."""
@@ -55,7 +54,7 @@ _STATUS = re.compile(r"status code: (\d{3})((?: [A-Z][A-Za-z-]*)*)")
 _CODE = re.compile(r"<Code>(\w{1,80})</Code>")
 _SYSTEM = re.compile(r'code: \d+,\s*kind: \w+,\s*message: "([^"]*)"')
 _REASONS = {
-    "RangeNotSupported": NO_RANGES,
+    "RangeNotSupported": "the server does not support range requests",
     "UnexpectedRange": "the server sent a different range than the one requested",
     "Could not parse path": "the key has an empty part, or a part of dots only, which is not supported",
     r"source: Header \{\s*source: (\w+)|Parse(ContentRange)": "a header of the server's reply is missing or invalid",

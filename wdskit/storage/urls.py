@@ -16,7 +16,6 @@ from wdskit.text import CONTROL, public_url
 
 # `run:1` is a path. A `Path` of a URL keeps one slash, and is refused.
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*(?=://)|pipe(?=:)|(https?|s3|gs|az|hf|ais)(?=:/)", re.IGNORECASE)
-NO_RANGES = "the server does not support range requests"
 ABSENT_STATUSES = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
 """Statuses for a file that does not exist. S3 sends 403 to a client without the permission to list."""
 LISTED_SCHEMES = ("s3", "gs", "az")
