@@ -269,14 +269,15 @@ def test_head_ends_info_silently(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["info", "verify"])
 def test_a_folder_that_may_not_be_entered_is_an_error(train: Path, run, monkeypatch, command: str) -> None:
-    def refuse(path: Path, *_: object) -> None:
+    def refuse(path: str, *_: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "is_file", refuse)
+    monkeypatch.setattr("os.path.isfile", lambda _: False)
+    monkeypatch.setattr("os.listdir", refuse)
     code, out, err = run(command, str(train))
     assert code > 0
     assert out == ""
-    assert err.strip().endswith("index.json: cannot be read: Permission denied.")
+    assert err.strip() == f"{train}: cannot be read: Permission denied."
 
 
 def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +28,7 @@ def read_classes(folder: str | Path) -> tuple[str, ...] | None:
         StorageError: `classes.json` cannot be read for another reason.
     """
     path = str(folder / CLASSES_NAME) if isinstance(folder, Path) else join_url(folder, CLASSES_NAME)
-    if (isinstance(folder, Path) or is_local(path)) and not Path(path).is_file():
+    if (isinstance(folder, Path) or is_local(path)) and not os.path.isfile(path):  # noqa: PTH113 (never an error)
         return None
     try:
         return parse_classes(read_bytes(path, limit=MAX_CLASSES_BYTES), path, folder=str(folder))
