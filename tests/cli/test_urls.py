@@ -96,9 +96,13 @@ def test_a_command_says_what_it_says_of_a_local_copy(run, here, s3, command, sch
             "its files were not checked", "names and sizes of the files agree"
         )
 
-    if scheme == "http":  # a folder ends in a slash
+    if scheme == "http":  # a folder ends in a slash, and its columns are not read: a web server may lack ranges
         command = [f"{part}/" if part == AT else part for part in command]
-    assert result(remote) == result(str(here.parent))
+    code, out = result(remote)
+    expected_code, expected = result(str(here.parent))
+    if command[0] == "info" and scheme == "http":
+        expected = re.sub(r'"columns": \{".*?\}\}', '"columns": {}', expected)
+    assert (code, out) == (expected_code, expected)
 
 
 @pytest.mark.parametrize("scheme", ["s3", "http"])

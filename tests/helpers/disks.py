@@ -11,6 +11,9 @@ from typing import Any, cast
 
 from wdskit.testing import Disk
 
+CHILD_S = 240
+"""Longest time of a child of `run_child`."""
+
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))  # set by `make faults`
 
 
@@ -269,10 +272,15 @@ class PowerLossDisk(WatchedDisk):
 
 
 def run_child(work: Callable[[], Any]) -> int:
-    """Run `work` in a fork of this process; return its exit status, or minus the signal that killed it."""
+    """Run `work` in a fork of this process; return its exit status, or minus the signal that killed it.
+
+    A child that hangs, as on a lock that a thread held at the fork, is killed: it would keep the test's pipes open.
+    """
     pid = os.fork()
     if pid == 0:
         code = 1
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(CHILD_S)
         try:
             work()
             code = 0

@@ -175,7 +175,7 @@ class Summary:
             without that file, or if the shards are in several folders.
         class_counts: Number of samples by class name, or by number for a class without a name; only classes with
             samples. None if only the index was read and the folder has no column `cls`, or without labels.
-        columns: Columns of an indexed folder; empty for anything else.
+        columns: Columns of an indexed folder, local or in a bucket; empty for anything else.
         shards: The first `num` shards of a folder or pattern, in order; empty for a shard.
         samples: The first `num` samples of a shard, in order; empty for a folder or pattern.
         num_others: Tars beside the index of a local folder or bucket that the index does not list, and that are not
@@ -238,7 +238,7 @@ def info(path: str, *, num: int = 5, workers: int | None = None, progress: Progr
     rows = zip(names, shards, strict=False)
     num_shards = Counter(name for shard in shards for name in shard.fields)
     summaries: tuple[ColumnSummary, ...] = ()
-    if target.index is not None:
+    if target.index is not None and (is_local(path) or scheme_of(path) in LISTED_SCHEMES):
         stored = columns(path)
         summaries = tuple(_summarize(stored.column(name)) for name in stored)
     classes = read_target_classes(target)
