@@ -332,6 +332,27 @@ def test_batches_are_the_same_with_it_and_without(name, source, folder, monkeypa
     assert {found(workers=0), found(workers=0, threads=3), *with_it} == {with_it[0]}
 
 
+def test_streams_and_functions_get_the_pixels_of_batches(tmp_path):
+    """This holds for JPEGs that are decoded at a smaller scale, with native code and without."""
+    rows = [{"__key__": f"k{number}", "jpg": photo(200, 230, seed=number)} for number in range(6)]
+    pack(rows, tmp_path / "large", max_samples=6)
+    [shard] = map(str, (tmp_path / "large").glob("*.tar"))
+
+    def crop(pipe: Any) -> Any:
+        return pipe.decode("rgb8").resize(64).center_crop(60)
+
+    planned = Pipeline().sequential(str(tmp_path / "large"))
+    pipes = [
+        crop(planned).to_tuple("jpg").batched(6),
+        crop(planned).map(dict).to_tuple("jpg").batched(6),
+        crop(Pipeline().stream(shard)).to_tuple("jpg").batched(6),
+    ]
+    first, *others = [next(iter(pipe.loader(workers=0)))[0] for pipe in pipes]
+    assert all(torch.equal(first, images) for images in others)
+    singles = [sample[0] for sample in crop(planned).to_tuple("jpg").loader(workers=0)]
+    assert np.array_equal(np.stack(singles).transpose(0, 3, 1, 2), first.numpy())
+
+
 @needs_native
 def test_the_native_code_is_what_runs(folder, monkeypatch):
     """Tests that compare results would also pass if the native code never ran."""

@@ -133,6 +133,23 @@ def test_images_functions_and_other_collates_are_left_to_samples_one_by_one(fold
     assert images.decode("rgb8").batched(2).build(rank=0, world_size=1).columns is None
 
 
+def test_samples_that_may_be_replaced_are_made_one_by_one(folder: Path) -> None:
+    pipe = Pipeline().exact(str(folder)).decode().batched(4)
+    assert pipe.loader(workers=0).program.columns is not None
+    assert pipe.loader(workers=0, errors={"max_bad": 2}).program.columns is None
+
+
+def test_an_error_of_columns_alone_is_that_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples one by one do not hide it."""
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("our own mistake")
+
+    monkeypatch.setattr("wdskit.engine.columns.decode_column", fail)
+    with pytest.raises(RuntimeError, match="our own mistake"):
+        list(Pipeline().exact(str(folder)).decode().batched(4).loader(workers=0))
+
+
 def test_a_pipeline_that_travels_still_makes_columns(folder: Path) -> None:
     loader, other = (Pipeline().sequential(str(folder)).decode().batched(4).loader(workers=0) for _ in range(2))
     copy = pickle.loads(pickle.dumps(loader.program))

@@ -191,7 +191,7 @@ TABLE: dict[str, list[tuple[str, str, Callable[[Pipeline], Pipeline]]] | None] =
     "bucketed": None,  # these two need columns: tests/order/test_buckets.py
     "resize_to_bucket": None,
     "decode": [
-        *((fault, "all", lambda pipe: decoded(pipe).to_tuple("cls").batched(4)) for fault in IMAGE_FAULTS[1:]),
+        *((fault, "all", lambda pipe: decoded(pipe).to_tuple("cls", "jpg").batched(4)) for fault in IMAGE_FAULTS[1:]),
         *((fault, "all", lambda pipe: pipe.decode().to_tuple("cls").batched(4)) for fault in ("broken label",)),
         ("broken array", "only", lambda pipe: pipe.decode(only="npy").to_tuple("npy").batched(4)),
     ],

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Literal, get_args
 
 from wdskit.codecs import structure
-from wdskit.codecs.fields import decode_field, is_json_field
-from wdskit.codecs.formats import check_magic, image_format, is_image_field
+from wdskit.codecs.formats import check_magic, image_format
 from wdskit.codecs.images import decode_image, open_pillow, pillow_errors
 from wdskit.codecs.structure import HeaderTooShort, ImageHeader
 from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_PIXELS
 
-Check = Callable[[Buffer], object]
-ImageLevel = Literal["none", "magic", "structure", "decode"]
 ImageCheck = Literal["none", "structure", "decode"]
 
 IMAGE_CHECKS: tuple[ImageCheck, ...] = get_args(ImageCheck)
-"""The levels of `check_image_field` that `wdskit pack` and `wdskit verify` offer."""
-
-IMAGE_LEVELS: tuple[ImageLevel, ...] = get_args(ImageLevel)
 """How much of an image `check_image_field` checks. Each level includes the levels before it."""
 
 _STEPS = (2 << 10, 64 << 10, MAX_CHECKED_BYTES)  # bytes: most headers; headers after a camera's notes; all headers
@@ -91,14 +84,14 @@ def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
             image.verify()
 
 
-def check_image_field(field: str, data: Buffer, level: ImageLevel, *, max_pixels: int = MAX_PIXELS) -> None:
+def check_image_field(field: str, data: Buffer, level: ImageCheck, *, max_pixels: int = MAX_PIXELS) -> None:
     """Check that the content of an image field is a file of the format that the field's name promises.
 
     Args:
         field: Name of the field; `is_image_field` must be true for it.
         data: The whole file.
-        level: "none" checks nothing. "magic" checks the first bytes. "structure" also runs `check_image`. "decode" also
-            decodes the pixels.
+        level: "none" checks nothing. "structure" checks the first bytes, and runs `check_image`. "decode" also decodes
+            the pixels.
         max_pixels: Compared with width x height in the header before any pixel is decoded.
 
     Raises:
@@ -108,8 +101,6 @@ def check_image_field(field: str, data: Buffer, level: ImageLevel, *, max_pixels
     if level == "none":
         return
     check_magic(field, data)
-    if level == "magic":
-        return
     check_image(data, max_pixels=max_pixels)
     if level != "decode":
         return
@@ -120,21 +111,3 @@ def check_image_field(field: str, data: Buffer, level: ImageLevel, *, max_pixels
                 image.load()
             return
     decode_image(data, "rgb8", max_pixels=max_pixels)
-
-
-def field_check(name: str, images: ImageCheck, max_pixels: int) -> Check | None:
-    """Return a function that checks the bytes of a field; None if there is nothing to check.
-
-    The function takes the bytes, and raises DecodeError if they do not match the field's name. Only JSON and images are
-    checked.
-
-    Args:
-        name: Name of the field.
-        images: The `level` of `check_image_field`; "none" does not check images.
-        max_pixels: An image with more pixels raises ImageTooLarge, which is a DecodeError.
-    """
-    if is_json_field(name):
-        return functools.partial(decode_field, name)
-    if images != "none" and is_image_field(name):
-        return functools.partial(check_image_field, name, level=images, max_pixels=max_pixels)
-    return None
