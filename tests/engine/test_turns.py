@@ -129,3 +129,38 @@ def test_small_batches_are_made_in_all_threads(pattern: str, batch: int) -> None
 
     pipe = Pipeline().sequential(pattern).map(meet).batched(batch)
     next(iter(pipe.loader(workers=0, threads=threads, prefetch=1)))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_loaders_of_a_process_take_turns_to_call_a_function(pattern: str, threads: int) -> None:
+    """Such as one tokenizer in the pipelines of training and validation."""
+    function = Meeting()
+    pipe = Pipeline().exact(pattern).map(function).batched(4)
+    runs = [threading.Thread(target=lambda: [*pipe.loader(workers=0, threads=threads)]) for _ in range(3)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    assert function.most == 1
+
+
+def drawn_twice(sample: dict[str, Any]) -> dict[str, Any]:
+    first = float(torch.rand(()))
+    threading.Event().wait(0.001)
+    return {"draws": np.array([first, float(torch.rand(()))])}
+
+
+def test_loaders_in_two_threads_draw_from_the_generators_of_the_process_in_turn(pattern: str) -> None:
+    pipe = Pipeline().exact(pattern).map(wdskit.thread_safe(drawn_twice), global_rng=True).to_tuple("draws").batched(4)
+    found: list[list[Any]] = [[], [], []]
+
+    def run(draws: list[Any]) -> None:
+        draws += [column.tolist() for (column,) in pipe.loader(workers=0)]
+
+    run(found[2])
+    threads = [threading.Thread(target=run, args=(draws,)) for draws in found[:2]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1] == found[2]

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import inspect
 import keyword
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -159,10 +160,9 @@ class Run:
         """Create the attributes that are not pickled."""
         self.board = Board()
         self._local = threading.local()
-        self._functions = threading.RLock()  # held by the thread that calls a user's function
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("board", "_local", "_functions")
+        own = ("board", "_local")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -199,17 +199,20 @@ class Run:
         slot[0] = origin.major if origin.part < FOREIGN else -1
         slot[1] = origin.minor if origin.part < FOREIGN else 0
 
-    def call_lock(self, function: Callable[..., Any], origin: Origin) -> contextlib.AbstractContextManager[object]:
+    def call_lock(
+        self, function: Callable[..., Any], origin: Origin, *, global_rng: bool = False
+    ) -> contextlib.AbstractContextManager[object]:
         """Return the context manager for a call of a user's `function` on the value of `origin`.
 
-        With one thread, or if `function` is `thread_safe`, the context manager does nothing. Otherwise it holds a lock,
-        so that the threads take turns, and writes the position of `origin` to `board.turn`.
+        The context manager holds the lock of this process, so that the threads of all loaders take turns, and writes
+        the position of `origin` to `board.turn`. If `function` is `thread_safe`, it does nothing, unless `global_rng`
+        says that the function draws from the generators of the process.
         """
-        return _NULL_CONTEXT if self.num_threads == 1 or is_thread_safe(function) else self._hold_lock(origin)
+        return _NULL_CONTEXT if is_thread_safe(function) and not global_rng else self._hold_lock(origin)
 
     @contextlib.contextmanager
     def _hold_lock(self, origin: Origin) -> Iterator[None]:
-        with self._functions:
+        with _turn:
             self.mark_busy(self.board.turn, origin)
             try:
                 yield
@@ -288,6 +291,16 @@ class Step:
 
 
 _NULL_CONTEXT = contextlib.nullcontext()
+
+_turn = threading.RLock()  # held by the thread that calls a user's function, or seeds the generators of the process
+
+
+def _renew_turn() -> None:
+    global _turn  # noqa: PLW0603 (another thread may have held it when this process was forked)
+    _turn = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_turn)
 
 _SAFE = "__thread_safe__"
 
@@ -428,7 +441,7 @@ class BoundFunction:
             options["epoch"] = origin.epoch
         try:
             with (
-                self.run.call_lock(self.function, origin),
+                self.run.call_lock(self.function, origin, global_rng=self.global_rng),
                 self._seeded_globals(origin) if self.global_rng else _NULL_CONTEXT,
             ):
                 result = self.function(value, **options)
