@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 from pydantic.fields import FieldInfo
 
+import wdskit
 from wdskit import _PUBLIC as PUBLIC
 from wdskit.config.types import StageSpec
 from wdskit.loader.make import make_loader
@@ -246,18 +247,17 @@ def schema() -> str:
     return json.dumps(config_schema.json_schema(STAGES, SECTIONS), indent=2, ensure_ascii=False) + "\n"
 
 
-def package_init() -> str:
-    """Return wdskit/__init__.py with imports for type checkers, which do not see names that are loaded on access."""
-    path = ROOT / "wdskit" / "__init__.py"
-    lines = [
-        f"    from wdskit.{module} import {name} as {name}\n" for module, names in PUBLIC.items() for name in names
-    ]
-    before, mark, rest = path.read_text().partition("if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC\n")
-    return before + mark + "".join(lines) + rest[rest.index("\n\ndef ") :]
+def package_stub() -> str:
+    """Return wdskit/__init__.pyi: imports for type checkers, which do not see names that are loaded on access."""
+    lines = [f"from wdskit.{module} import {name} as {name}\n" for module, names in PUBLIC.items() for name in names]
+    names = "".join(f'    "{name}",\n' for name in wdskit.__all__)
+    head = "# `tools/generate.py` writes this file from `_PUBLIC`.\n\n"
+    more = "__version__: str\n_PUBLIC: dict[str, tuple[str, ...]]\n_HOMES: dict[str, str]\n"
+    return f"{head}{''.join(lines)}\n__all__ = [\n{names}]\n\n{more}"
 
 
 FILES: dict[str, Callable[[], str]] = {
-    "wdskit/__init__.py": package_init,
+    "wdskit/__init__.pyi": package_stub,
     "wdskit/pipeline/builder.pyi": builder_stub,
     "docs/stages.md": stages_page,
     "docs/wdskit.schema.json": schema,

@@ -27,6 +27,7 @@ message as its only argument, so that errors can be pickled, and torch can raise
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from wdskit.text import hide_secrets
 
@@ -35,70 +36,62 @@ PROCESS_ERRORS = (MemoryError, RecursionError, SystemError)
 
 
 class WdskitError(Exception):
-    """Base class of every error that a user can cause or correct. No message shows the password or query of a URL."""
+    """Base class of every error that a user can cause or correct. No message or attribute shows the user, password or
+    query of a URL.
 
-    def __init__(self, message: str = "") -> None:
+    Keyword arguments set the attributes that the class declares.
+    """
+
+    def __init__(self, message: str = "", **about: Any) -> None:
         super().__init__(hide_secrets(message))
+        for name, value in about.items():
+            if not hasattr(type(self), name):
+                raise TypeError(f"{type(self).__name__} has no attribute {name}")
+            setattr(self, name, hide_secrets(value) if isinstance(value, str) else value)
 
 
 class StorageError(WdskitError):
     """A URL or file cannot be read or written.
 
     Attributes:
-        url: The URL or path, without user, password and query.
+        url: The URL or path.
         status: Status of the HTTP response; 0 without a response.
     """
 
-    def __init__(self, message: str = "", *, url: str = "", status: int = 0) -> None:
-        super().__init__(message)
-        self.url = hide_secrets(url)
-        self.status = status
+    url = ""
+    status = 0
 
 
 class ShardError(WdskitError):
-    """The bytes of a shard are damaged or invalid.
+    """The bytes of a shard are damaged or invalid. Without a message, the message is made from the attributes.
 
     Attributes:
-        shard: Path or URL of the shard, without user, password and query.
+        shard: Path or URL of the shard.
         offset: Byte offset of the damaged header, member or byte from the start of the shard; -1 if unknown.
         samples_read: Number of whole samples before the damage; -1 if unknown.
         problem: Description of the damage.
         remedy: Advice for the user; may be empty.
     """
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        shard: str = "",
-        offset: int = -1,
-        problem: str = "",
-        remedy: str = "",
-        samples_read: int = -1,
-    ) -> None:
-        shard = hide_secrets(shard)
+    shard = ""
+    offset = -1
+    problem = ""
+    remedy = ""
+    samples_read = -1
+
+    def __init__(self, message: str = "", **about: Any) -> None:
+        super().__init__(message, **about)
         if not message:
-            count = f" ({samples_read} samples read)" if samples_read >= 0 else ""
-            message = f"{shard}, byte {offset}: {problem}{count}."
-            message += f"\n  {remedy}" if remedy else ""
-        super().__init__(message)
-        self.shard = shard
-        self.offset = offset
-        self.problem = problem
-        self.remedy = remedy
-        self.samples_read = samples_read
+            count = f" ({self.samples_read} samples read)" if self.samples_read >= 0 else ""
+            text = f"{self.shard}, byte {self.offset}: {self.problem}{count}."
+            self.args = (f"{text}\n  {self.remedy}" if self.remedy else text,)
 
     def after(self, samples_read: int) -> ShardError:
         """Return a copy of this error with another `samples_read`. The message of the copy is made from its
         attributes.
         """
-        return type(self)(
-            shard=self.shard,
-            offset=self.offset,
-            problem=self.problem,
-            remedy=self.remedy,
-            samples_read=samples_read,
-        )
+        about = {name: value for name, value in vars(self).items() if hasattr(type(self), name)}  # no `__notes__`
+        return type(self)(**about | {"samples_read": samples_read})
 
 
 class UnsupportedMember(ShardError):
@@ -120,9 +113,7 @@ class MemberNameError(ShardError):
 class FolderIndexError(WdskitError):
     """The index of `folder` is missing, cannot be read, or does not match the shards."""
 
-    def __init__(self, message: str = "", *, folder: str = "") -> None:
-        super().__init__(message)
-        self.folder = hide_secrets(folder)
+    folder = ""
 
 
 class SelectionError(WdskitError):
@@ -132,12 +123,10 @@ class SelectionError(WdskitError):
     and `field` name it; otherwise they are empty.
     """
 
-    def __init__(self, message: str = "", *, folder: str = "", shard: str = "", key: str = "", field: str = "") -> None:
-        super().__init__(message)
-        self.folder = hide_secrets(folder)
-        self.shard = hide_secrets(shard)
-        self.key = key
-        self.field = field
+    folder = ""
+    shard = ""
+    key = ""
+    field = ""
 
 
 class KeyRuleError(WdskitError):
@@ -146,17 +135,13 @@ class KeyRuleError(WdskitError):
     `name` is the wrong name.
     """
 
-    def __init__(self, message: str = "", *, name: str = "") -> None:
-        super().__init__(message)
-        self.name = name
+    name = ""
 
 
 class DecodeError(WdskitError):
     """The bytes of a field do not have the format of its name, such as `jpg`. `field` is the name."""
 
-    def __init__(self, message: str = "", *, field: str = "") -> None:
-        super().__init__(message)
-        self.field = field
+    field = ""
 
 
 class ImageTooLarge(DecodeError):
@@ -170,12 +155,9 @@ class SampleError(WdskitError):
     """
 
     is_function = False
-
-    def __init__(self, message: str = "", *, stage: str = "", shard: str = "", key: str = "") -> None:
-        super().__init__(message)
-        self.stage = stage
-        self.shard = hide_secrets(shard)
-        self.key = key
+    stage = ""
+    shard = ""
+    key = ""
 
 
 class PackError(WdskitError):
@@ -188,10 +170,8 @@ class RowError(PackError):
     `where` is the file, or the manifest and its line; `problem` is the reason.
     """
 
-    def __init__(self, message: str = "", *, where: str = "", problem: str = "") -> None:
-        super().__init__(message)
-        self.where = hide_secrets(where)
-        self.problem = hide_secrets(problem)
+    where = ""
+    problem = ""
 
 
 @dataclass(frozen=True)
