@@ -26,15 +26,15 @@ from wdskit.engine import reader
 from wdskit.native import INTERFACE, native
 from wdskit.stages.images import fused, geometry
 from wdskit.stages.images.fused import Axis, JpegPlan
-from wdskit.stages.images.output import OutputFormat, finish_batch
+from wdskit.stages.images.output import UINT8, OutputFormat, finish_batch
 
 MAX_PIXELS = 1 << 24
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 FORMS = {
-    "uint8": OutputFormat(is_array=True, is_float=False),
-    "float": OutputFormat(is_array=False, is_float=True),
-    "normalized": OutputFormat(is_array=True, is_float=False, normalize=IMAGENET),
-    "normalized by one": OutputFormat(is_array=True, is_float=False, normalize=([0.4], [0.3])),
+    "uint8": UINT8,
+    "float": OutputFormat(is_float=True),
+    "normalized": OutputFormat(is_float=True, normalize=IMAGENET),
+    "normalized by one": OutputFormat(is_float=True, normalize=([0.4], [0.3])),
 }
 KINDS: dict[str, dict[str, Any]] = {
     "444": {"subsampling": 0},

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.codecs.formats import is_image_field
-from wdskit.codecs.images import IMAGE_SPECS, decode_image, jpeg_size
+from wdskit.codecs.images import decode_image, jpeg_size
 from wdskit.errors import DecodeError
 from wdskit.native import native
 from wdskit.stages.base import Context, Origin, PerSampleStage, Step, StepFailed, bind_steps, lives
 from wdskit.stages.fields import Decode, FieldDecoder
 from wdskit.stages.images import geometry
-from wdskit.stages.images.output import OutputFormat, as_value, to_numbers
+from wdskit.stages.images.output import UINT8, OutputFormat, as_value, to_numbers
 from wdskit.stages.images.transforms import (
     CenterCrop,
     GeometricTransform,
@@ -82,9 +82,8 @@ def fuse(stages: Sequence[Any]) -> list[Any]:
 def _run_at(stages: Sequence[Any], at: int) -> list[Any]:
     """Return the run of stages that starts at number `at` and can be fused; empty if no run starts at `at`."""
     decode = stages[at]
-    if not isinstance(decode, Decode) or not decode.fuse or decode.images not in IMAGE_SPECS:
+    if not isinstance(decode, Decode) or not decode.fuse or decode.images not in {"rgb8", "rgb"}:
         return []
-    image = IMAGE_SPECS[decode.images]
     run: list[Any] = [decode]
 
     def add(*kinds: type[ImageTransform]) -> bool:
@@ -99,12 +98,7 @@ def _run_at(stages: Sequence[Any], at: int) -> list[Any]:
         run.append(stage)
         return True
 
-    if (
-        image.kind != "numpy"
-        or image.mode != "RGB"
-        or not add(RandomResizedCrop, Resize)
-        or len(run[1].fields or ()) > 1
-    ):
+    if not add(RandomResizedCrop, Resize) or len(run[1].fields or ()) > 1:
         return []
     if isinstance(run[1], Resize):
         add(CenterCrop)
@@ -194,11 +188,10 @@ class FusedStep:
         self.moves = [each for each in transforms if isinstance(each.transform, GeometricTransform)]
         self._field = next(iter(stages[1].fields or ()), None)
         self._roles = roles
-        image, normalize = IMAGE_SPECS[stages[0].images], by_kind.get(Normalize)
+        normalize = by_kind.get(Normalize)
         self.output_format = OutputFormat(
-            is_array=image.kind == "numpy",
-            is_float=image.is_float,
-            to_tensor=ToTensor in by_kind,
+            is_float=stages[0].images == "rgb" or len(self.moves) < len(transforms),
+            is_tensor=ToTensor in by_kind,
             normalize=normalize.numbers if normalize else None,
         )
         self.batch_format = self.output_format
@@ -211,7 +204,7 @@ class FusedStep:
         `output.finish_batch`.
         """
         changed = copy.copy(self)
-        changed.batch_format = self.output_format.as_uint8
+        changed.batch_format = UINT8
         return changed
 
     @property

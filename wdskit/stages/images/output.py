@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,42 +17,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """The form of an image: an array (height, width, 3) or a tensor (3, height, width), normalized or not.
+    """The form of an image.
 
     Attributes:
-        is_array: Whether `decode` makes an array; otherwise a tensor.
-        is_float: Whether `decode` makes float32 0..1; otherwise uint8.
-        to_tensor: Whether `to_tensor` makes a float tensor of the array.
+        is_float: Whether the values are float32, 0..1 or normalized; otherwise uint8.
+        is_tensor: Whether a sample has a tensor (3, height, width); otherwise an array (height, width, 3).
         normalize: Mean and standard deviation of `normalize`, for values 0..1; None without `normalize`.
     """
 
-    is_array: bool
     is_float: bool
-    to_tensor: bool = False
+    is_tensor: bool = False
     normalize: tuple[Sequence[float], Sequence[float]] | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the image, float32 or uint8."""
-        return np.dtype(np.float32 if self.is_float or self.to_tensor or self.normalize else np.uint8)
-
-    @property
-    def as_uint8(self) -> OutputFormat:
-        """The format of the same images as uint8."""
-        return replace(self, is_float=False, to_tensor=False, normalize=None)
+        return np.dtype(np.float32 if self.is_float else np.uint8)
 
     @property
     def factors(self) -> bytes | None:
         """The argument with which the code in C writes values of this format. None: uint8. Empty bytes: value / 255.
         Otherwise value * scale + shift, with three scales and three shifts as bytes of float32.
         """
-        if self.dtype == np.uint8:
+        if not self.is_float:
             return None
         if self.normalize is None:
             return b""
         mean, std = self.normalize
         numbers = np.concatenate(geometry.affine_numbers(tuple(mean), tuple(std), 255.0))
         return np.repeat(numbers, 6 // len(numbers)).tobytes()
+
+
+UINT8 = OutputFormat(is_float=False)
 
 
 def finish_batch(images: torch.Tensor, output_format: OutputFormat) -> torch.Tensor:
@@ -76,7 +72,7 @@ def finish_batch(images: torch.Tensor, output_format: OutputFormat) -> torch.Ten
 
 def to_numbers(pixels: NDArray[np.uint8], output_format: OutputFormat) -> NDArray[Any]:
     """Return the values of one uint8 image, (height, width, 3), in a format: uint8, or the bits of `finish_batch`."""
-    if output_format.dtype == np.uint8:
+    if not output_format.is_float:
         return pixels
     if output_format.normalize is None:
         unit: NDArray[np.float32] = np.divide(pixels, np.float32(255), dtype=np.float32)
@@ -94,9 +90,8 @@ def as_value(image: NDArray[Any], output_format: OutputFormat) -> Any:
         output_format: The format of the result.
     """
     values = to_numbers(image, output_format) if image.dtype == np.uint8 else image
-    if output_format.is_array and not output_format.to_tensor:
+    if not output_format.is_tensor:
         return values
     import torch
 
-    tensor = torch.from_numpy(values).permute(2, 0, 1)
-    return tensor if output_format.is_array else tensor.contiguous()
+    return torch.from_numpy(values).permute(2, 0, 1)
