@@ -90,7 +90,6 @@ cluster.shutdown()
 
 RANK = """
 import hashlib, json, os, sys, types
-import ray
 from wdskit import Pipeline
 from functions import digest_of, slowly
 
@@ -122,6 +121,17 @@ print(json.dumps({"state": loader.state_dict()}), file=out, flush=True)
 loader.close()
 """
 
+OTHER = """
+import sys, time
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+
+server = grpc.server(ThreadPoolExecutor(1))
+print("127.0.0.1:%d" % server.add_insecure_port("127.0.0.1:0"), flush=True)
+server.start()
+sys.stdin.read()
+"""
+
 FUNCTIONS = """
 import hashlib, time
 
@@ -141,7 +151,12 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         assert PYTHON.exists(), f"{PYTHON} is not there. Run `make peers`."
         self.folder = folder
-        for name, text in (("cluster.py", CLUSTER), ("rank.py", RANK), ("functions.py", FUNCTIONS)):
+        for name, text in (
+            ("cluster.py", CLUSTER),
+            ("rank.py", RANK),
+            ("functions.py", FUNCTIONS),
+            ("other.py", OTHER),
+        ):
             (folder / name).write_text(text)
         self.environment = {
             **os.environ,
@@ -275,6 +290,14 @@ def test_a_module_that_nodes_do_not_have_is_named(cluster, shards):
 def test_a_function_of_the_script_is_refused_before_ray_is_reached(cluster, shards):
     _, err = finished(cluster, shards, how="script", steps=1)
     assert "cluster: PicklingError: function is defined in the script that runs" in err
+
+
+def test_another_server_of_grpc_is_an_error_within_a_minute(cluster, shards, monkeypatch):
+    other = cluster.start("other.py", stdin=subprocess.PIPE)
+    monkeypatch.setattr(cluster, "address", other.stdout.readline().strip())
+    _, err = cluster.rank(shards, steps=1).communicate(timeout=60)
+    other.communicate()
+    assert "on: the cluster ray cannot be reached: Failed to connect to Ray cluster" in err
 
 
 def test_a_cluster_that_is_too_small_is_an_error_with_the_numbers(cluster, shards):

@@ -28,6 +28,7 @@ def import_ray(error: type[WdskitError]) -> ModuleType:
     Raises:
         WdskitError: Ray is not installed. The class of the error is `error`.
     """
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # a try to reach a cluster takes 40 s; Ray makes 20
     try:
         import ray
     except ImportError as err:
