@@ -35,21 +35,17 @@ from wdskit.shards.index import index_folder
 
 @pytest.fixture
 def ray(monkeypatch):
-    """A stand-in for Ray. Its actors are threads of this process, so the process-wide settings are restored."""
+    """A stand-in for Ray. Its actors are threads of this process, which must not seed it as a worker."""
     fake = FakeCluster()
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", None)
+    monkeypatch.setattr(node, "seed_worker", lambda *_: None)
     monkeypatch.setattr(connections, "_addresses", {})
     monkeypatch.setattr(connections, "_check_server", lambda address: None)
     monkeypatch.chdir(Path.cwd())
-    states, threads = (random.getstate(), np.random.get_state(), torch.get_rng_state()), torch.get_num_threads()  # noqa: NPY002
     yield fake
-    for pool in fake.pools:  # no thread may set anything for this process after the test
+    for pool in fake.pools:
         pool.shutdown(cancel_futures=True)
-    for restore, state in zip((random.setstate, np.random.set_state, torch.set_rng_state), states, strict=True):
-        restore(state)
-    torch.set_num_threads(threads)
     gc.collect()
     assert not fake.living
 
