@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from wdskit import FolderIndexError, StorageError
-from wdskit.dataset.lock import LOCK_NAME, lock_folder, share_folder
+from wdskit.dataset.lock import LOCK_NAME, lock_folder
 
 
 def test_a_process_that_was_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
     """Workers of a loader are such processes: they live longer than the lock."""
-    for take in (lock_folder, share_folder):
+    for shared in (False, True):
         asked, ask = os.pipe()
-        with take(tmp_path):
+        with lock_folder(tmp_path, shared=shared):
             child = os.fork()
             if not child:
                 os.close(ask)
@@ -52,7 +52,7 @@ def test_a_lock_does_not_follow_a_link(tmp_path: Path) -> None:
     """The link points to an existing file, or to a file that would be created."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / LOCK_NAME).symlink_to(tmp_path / "made")
-    for take in (lock_folder, share_folder):
-        with pytest.raises(StorageError, match="this is a link"), take(tmp_path / "folder"):
+    for shared in (False, True):
+        with pytest.raises(StorageError, match="this is a link"), lock_folder(tmp_path / "folder", shared=shared):
             pass
     assert not (tmp_path / "made").exists()

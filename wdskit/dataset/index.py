@@ -185,11 +185,6 @@ def _digests(values: list[str]) -> NDArray[np.uint8]:
     return np.frombuffer(data, dtype=np.uint8).reshape(-1, 32)
 
 
-def digest_of_entries(entries: Iterable[ShardEntry]) -> bytes:
-    """Return the `Index.digest` of an index with these entries: 32 bytes."""
-    return Index.of("", entries).digest
-
-
 def join_url(folder: str, name: str) -> str:
     """Return the path or URL of the file `name` in a folder; `""` is the current folder."""
     return f"{folder.rstrip('/')}/{name}" if folder.strip("/") else f"{folder}{name}"

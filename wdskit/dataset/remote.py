@@ -286,14 +286,6 @@ class _ShardFile:
         """Do nothing: other readers may use the object."""
 
 
-def part_edges(offsets: Ints) -> Ints:
-    """Return the number of the first sample in each cached part of a shard (see `_CachedParts`), and as the last value
-    the number of samples of the shard. `offsets` are the offsets in the shard's `.idx`.
-    """
-    slots = (offsets[:-1] - offsets[0]) // PART_BYTES
-    return np.append(np.flatnonzero(np.diff(slots, prepend=-1)), len(slots))
-
-
 class _CachedParts:
     """The parts of a shard in the cache. A part has all samples that start in the same range of `PART_BYTES` bytes,
     counted from the first sample.
@@ -303,7 +295,9 @@ class _CachedParts:
         self._cache = cache
         self._digest = digest
         self._offsets: memoryview[int] = memoryview(offsets.data)
-        self._firsts: list[int] = part_edges(offsets).tolist()
+        slots = (offsets[:-1] - offsets[0]) // PART_BYTES
+        # The number of the first sample in each part, and the number of samples of the shard.
+        self._firsts: list[int] = [*np.flatnonzero(np.diff(slots, prepend=-1)).tolist(), len(slots)]
 
     def fetch_parts(self, numbers: Sequence[int], file: ObjectFile, *, at_once: bool) -> list[int]:
         """Start to fetch the parts with these samples into the cache. `numbers` increase. Return the samples that the

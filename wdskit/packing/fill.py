@@ -19,7 +19,7 @@ import numpy as np
 from wdskit.codecs.fields import encode_field
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.lock import share_lock_until_exit
+from wdskit.dataset.lock import share_lock
 from wdskit.dataset.shard import digest_offsets, idx_bytes
 from wdskit.errors import DecodeError, FolderIndexError, KeyRuleError, RowError
 from wdskit.files import DISK, Disk, describe_foreign, publish, publish_bytes, read_own
@@ -175,9 +175,9 @@ class Filler:
 
 
 def fill_in_worker(job: ShardJob, *, filler: Filler) -> Filled:
-    """Fill a shard in a worker process, which holds a shared lock on the folder until it ends."""
-    share_lock_until_exit(filler.work)
-    return filler.fill(job)
+    """Fill a shard in a worker process, which holds a shared lock on the folder meanwhile."""
+    with share_lock(filler.work):
+        return filler.fill(job)
 
 
 def _failed(row: Row, name: str, err: Exception) -> RowError:

@@ -30,9 +30,9 @@ from wdskit.dataset.columns import (
     is_column_file,
     write_columns,
 )
-from wdskit.dataset.index import INDEX_NAME, ShardEntry, digest_of_entries, has_index, index_json, read_index
+from wdskit.dataset.index import INDEX_NAME, Index, ShardEntry, has_index, index_json, read_index
 from wdskit.dataset.keys import hash_key
-from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
+from wdskit.dataset.lock import lock_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.shard import offsets_path
 from wdskit.errors import FolderIndexError, PackError
@@ -222,7 +222,7 @@ class Folder:
             for name, part in pack_columns(shard.columns, shard.entry.name).items():
                 parts[name].append(part)
         made = {name: NewColumn(source, parts[name]) for name, source in columns.items()}
-        return write_columns(self.work, digest_of_entries(entries), made, disk=self.disk)
+        return write_columns(self.work, Index.of("", entries).digest, made, disk=self.disk)
 
     def roll_forward(self) -> None:
         """Complete a commit, if one was begun: move all files to their names, `index.json` last.
@@ -305,7 +305,7 @@ def open_folder(path: Path, *, is_part: bool, disk: Disk) -> Iterator[Folder]:
     check_work(work)
     make_folders(path, disk=disk)
     is_shared = is_part and not (work / INDEX_NAME).exists()
-    with share_folder(path) if is_shared else lock_folder(path):
+    with lock_folder(path, shared=is_shared):
         make_folders(work, disk=disk)
         check_work(work)
         folder = Folder(path, work, disk)

@@ -20,7 +20,7 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import CLASSES_NAME, read_classes
 from wdskit.dataset.columns import COLUMNS_NAME, columns
 from wdskit.dataset.index import INDEX_NAME, Index, ShardEntry, has_run, join_url, unfinished
-from wdskit.dataset.keys import find_repeated, is_among
+from wdskit.dataset.keys import find_repeated
 from wdskit.dataset.patterns import UNLISTED, any_index, find_shards, shard_error, split_parts, split_url
 from wdskit.errors import ConfigError, FolderIndexError, StorageError, WdskitError
 from wdskit.limits import MAX_LISTED
@@ -268,7 +268,7 @@ def find_repeats(reports: Sequence[ShardReport]) -> list[Finding]:
     found: dict[int, Finding] = {}
     known: dict[str, ShardReport] = {}
     for report in reports:
-        for number in np.flatnonzero(is_among(report.hashes, repeated[:MAX_LISTED])).tolist():
+        for number in np.flatnonzero(np.isin(report.hashes, repeated[:MAX_LISTED])).tolist():
             digest = int(report.hashes[number])
             if digest in found:
                 continue
