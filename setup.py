@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import sysconfig
 from pathlib import Path
@@ -10,6 +11,9 @@ from setuptools import Extension, setup
 
 # The stable ABI has the buffer protocol since Python 3.11. Free-threaded builds have no stable ABI.
 STABLE = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+for left in Path("build").glob("lib*"):  # setuptools would also package the modules of an earlier version
+    shutil.rmtree(left)
 
 setup(
     ext_modules=[

@@ -147,6 +147,15 @@ def test_the_sdist_builds_the_same_wheel(built: tuple[Path, Path], tmp_path: Pat
     assert build("wheel", unpacked, tmp_path).read_bytes() == wheel.read_bytes()
 
 
+def test_a_wheel_has_no_module_of_an_earlier_build(tmp_path: Path) -> None:
+    source = copy_tracked(tmp_path / "source")
+    (source / "wdskit" / "removed.py").touch()
+    for is_there in (True, False):
+        with zipfile.ZipFile(build("wheel", source, tmp_path)) as archive:
+            assert ("wdskit/removed.py" in archive.namelist()) == is_there
+        (source / "wdskit" / "removed.py").unlink(missing_ok=True)
+
+
 def test_what_is_installed_packs_verifies_and_loads(installed: Path, photos: Path, tmp_path: Path) -> None:
     """The test runs outside of the checkout, and imports each public name."""
     wdskit_command = installed / "wdskit"
