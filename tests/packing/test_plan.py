@@ -205,7 +205,6 @@ def test_rows_are_read_back_in_any_order_and_the_spool_is_removed(tmp_path: Path
         assert [*plan.rows(numbers)] == [rows[number] for number in numbers]
     assert {path.name.split(".")[0] for path in tmp_path.iterdir()} == {"rows"}
     plan.close()
-    plan.close()
     assert not [*tmp_path.iterdir()]
 
 

@@ -33,7 +33,7 @@ def run_packing(function: Callable[..., PackResult], context: typer.Context) -> 
         print_json(to_json(result))
     else:
         part = options.get("part")
-        print_summary(_details(result, part=part), _notes(result, part=part))
+        print_summary(_details(result, part=part), _notes(result))
 
 
 def _details(result: PackResult, *, part: str | None) -> Iterator[tuple[str, str]]:
@@ -65,7 +65,7 @@ def _written(result: PackResult) -> Sequence[ShardEntry | PlannedShard]:
     return [shard for shards in result.splits.values() for shard in shards] if result.dry_run else result.entries
 
 
-def _notes(result: PackResult, *, part: str | None) -> Iterator[str]:
+def _notes(result: PackResult) -> Iterator[str]:
     if result.was_done:
         yield f"Nothing to do: {result.folder} already holds all of it."
     for err in result.rejected[:_SHOWN_REJECTS]:
@@ -74,10 +74,6 @@ def _notes(result: PackResult, *, part: str | None) -> Iterator[str]:
         yield f"rejected: {format_count(len(result.rejected) - _SHOWN_REJECTS)} more"
     for note in result.notes:
         yield f"Note: {note}"
-    if part is not None and not result.was_done:
-        yield f"This is part {part}. When all parts are done, the same command without --part completes the folder."
-    if result.dry_run:
-        yield "Nothing was written (--dry-run)."
 
 
 def format_names(shards: Sequence[ShardEntry | PlannedShard]) -> str:

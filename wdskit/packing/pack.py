@@ -264,8 +264,9 @@ def fill_folder(
             filler = Filler(folder.work, change, plan.class_numbers, plan.dtypes, columns, disk)
             if skip_bad:
                 leave_out_bad(plan, filler, run.get("workers"), on_progress)
+            rejected = [plan.rejected[number] for number in sorted(plan.rejected)]
             if not len(plan.kept):
-                first = "".join(f"\n  {err.where}: {err.problem}" for err in plan.rejected[:_SHOWN])
+                first = "".join(f"\n  {err.where}: {err.problem}" for err in rejected[:_SHOWN])
                 raise PackError(f"{source.path or 'the rows'}: there is nothing to pack: no row is valid.{first}")
             seed = filler.digest_options()
             digest = plan.digest_all(seed + json.dumps([*limits, run.get("shuffle"), split], default=str).encode())
@@ -284,7 +285,7 @@ def fill_folder(
                 filled = [*fill_all(plan, filler, folder, todo[part::num_parts], run, on_progress)]
                 entries = tuple(each.entry for each in filled)
                 if not is_part:
-                    folder.commit(filled, find_lists(plan, folder), columns, digest)
+                    folder.commit(filled, find_lists(plan, folder, rejected), columns, digest)
             elif was_done and not is_part and not run.get("dry_run"):
                 folder.clean()
     except OSError as err:
@@ -298,7 +299,7 @@ def fill_folder(
         num_bytes=sum(shard.num_bytes for shard in written),
         classes=plan.class_numbers,
         fields=tuple(sorted(plan.fields)),
-        rejected=tuple(plan.rejected),
+        rejected=tuple(rejected),
         num_other=source.num_other,
         num_cleaned=plan.num_cleaned,
         notes=tuple(source.notes),
@@ -348,13 +349,13 @@ def find_columns(folder: Folder, given: Mapping[str, Mapping[str, Any]]) -> Mapp
     return known
 
 
-def find_lists(plan: Plan, folder: Folder) -> dict[str, bytes]:
+def find_lists(plan: Plan, folder: Folder, rejected: Sequence[RowError]) -> dict[str, bytes]:
     """Return the bytes of `classes.json` and `rejected.jsonl` by name, without files that would be empty."""
     lists = {}
     if plan.class_numbers and folder.classes is None:
         lists[CLASSES_NAME] = classes_json(plan.class_numbers)
-    if plan.rejected:
-        lines = [json.dumps({"where": err.where, "reason": err.problem}, ensure_ascii=False) for err in plan.rejected]
+    if rejected:
+        lines = [json.dumps({"where": err.where, "reason": err.problem}, ensure_ascii=False) for err in rejected]
         earlier = (read_own(folder.path / REJECTED_NAME) or b"") if folder.entries else b""
         lists[REJECTED_NAME] = earlier + "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
     return lists
@@ -373,7 +374,7 @@ def leave_out_bad(plan: Plan, filler: Filler, workers: int | None, on_progress: 
                 raise errors
             for err, number in zip(errors, numbers, strict=False):
                 if err is not None:
-                    plan.leave_out(number, err)
+                    plan.rejected[number] = err
             done += len(errors)
             on_progress("checking", done, len(kept))
 

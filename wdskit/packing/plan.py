@@ -93,7 +93,7 @@ class PlannedShard(NamedTuple):
     Attributes:
         name: File name.
         numbers: Numbers of its rows in the spool, in order, int64 (n,).
-        num_bytes: Bytes of the file; 0 if the samples are changed, because their sizes are not known yet.
+        num_bytes: Bytes of the file, before samples are changed.
     """
 
     name: str
@@ -119,34 +119,33 @@ class Plan:
             of the names; complete after `read`.
         dtypes: Dtype of each `npy` column.
         fields: Names of all fields.
+        rejected: The error of each row that is left out, by its number. If the source had no row, an empty one stands
+            in the spool.
         num_cleaned: Rows whose keys were changed.
     """
 
     def __init__(self, folder: Path, shares: Mapping[str, Fraction], disk: Disk = DISK) -> None:
         self._path = folder / f"{SPOOL_PREFIX}{secrets.token_hex(4)}"
         self._disk = disk
-        self._fd: int | None = disk.open(self._path)
+        self._fd = disk.open(self._path)
         self._pending = bytearray()
         self._digest = hashlib.sha256()
         self._ends, self._blocks, self._hashes = array("q", [0]), array("I"), array("Q")
         self._shares, self._draws, self._draw = shares, bytearray(), make_draw(SPLIT_SEED)
-        self._left_out: set[int] = set()
         self._unsure: list[int] = []  # rows whose blocks depend on the digits of their class number
         self._first_label: tuple[Label, str] | None = None
         self._files = SourceFiles()
         self.class_numbers: dict[str, int] = {}
         self.dtypes: dict[str, np.dtype[Any]] = {}
         self.fields: set[str] = set()
-        self._rejected: list[tuple[int, bool, RowError]] = []  # sorts as the source
+        self.rejected: dict[int, RowError] = {}
         self.num_cleaned = 0
 
     def close(self) -> None:
-        """Remove the spool. Closing twice is allowed."""
+        """Remove the spool."""
         self._files.close()
-        if self._fd is not None:
-            fd, self._fd = self._fd, None
-            self._disk.close(fd)
-            self._disk.remove(self._path)
+        self._disk.close(self._fd)
+        self._disk.remove(self._path)
 
     def __len__(self) -> int:
         """Return the number of rows in the spool, including rows that are left out."""
@@ -186,8 +185,8 @@ class Plan:
             except RowError as err:
                 if not skip_bad:
                     raise
-                self._rejected.append((len(self), False, err))
-                continue
+                self.rejected[len(self)] = err
+                row = Row("", {}, err.where)
             for name, data in row.fields.items():
                 if type(data) is Label and isinstance(data.value, str):
                     names.add(data.value)
@@ -206,7 +205,7 @@ class Plan:
             except RowError as err:
                 if not skip_bad:
                     raise
-                self.leave_out(number, err)
+                self.rejected[number] = err
 
     def _with_label(self, row: Row, classes: ClassNames | None) -> Row:
         """Return the row with a `Label` in place of the bytes or the file of its field `cls`, without a blank `cls`. Of
@@ -254,7 +253,6 @@ class Plan:
             self._flush()
 
     def _flush(self) -> None:
-        assert self._fd is not None
         write_all(self._fd, memoryview(self._pending), self._disk)
         self._pending = bytearray()
 
@@ -266,16 +264,6 @@ class Plan:
         sizes = [size_of(data) + (more if type(data) is LabelledJson else 0) for data in row.fields.values()]
         self._blocks[number] = sum(map(member_bytes, sizes)) // BLOCK_BYTES
 
-    def leave_out(self, number: int, err: RowError) -> None:
-        """Leave out a row of the spool, and keep the reason in `rejected`."""
-        self._left_out.add(number)
-        self._rejected.append((number, True, err))
-
-    @property
-    def rejected(self) -> list[RowError]:
-        """Errors of the rows that are left out, in the order of the source."""
-        return [err for _, _, err in sorted(self._rejected, key=lambda each: each[:2])]
-
     def check_keys(self, existing: NDArray[np.uint64], find: Callable[[str], str | None]) -> None:
         """Raise RowError if two rows have one key, or if a row has the key of an existing sample.
 
@@ -284,10 +272,10 @@ class Plan:
             find: Returns the place of the existing sample with a key; None for no such sample.
         """
         hashes = np.frombuffer(self._hashes, np.uint64)
-        repeated = find_repeated(hashes[self.kept] if self._left_out else hashes, existing)
+        repeated = find_repeated(hashes[self.kept] if self.rejected else hashes, existing)
         first_with: dict[str, int] = {}
         for number in np.flatnonzero(np.isin(hashes, repeated)).tolist() if len(repeated) else ():
-            if number in self._left_out:
+            if number in self.rejected:
                 continue
             row = self.row(number)
             earlier = first_with.setdefault(row.key, number)
@@ -304,7 +292,7 @@ class Plan:
     def kept(self) -> Ints:
         """Numbers of the rows that are not left out, int64 (n,)."""
         numbers = np.arange(len(self))
-        return np.delete(numbers, sorted(self._left_out)) if self._left_out else numbers
+        return np.delete(numbers, sorted(self.rejected)) if self.rejected else numbers
 
     def rows(self, numbers: Ints) -> Rows:
         """Return the rows with these numbers, int64 (n,), in this order."""
@@ -321,7 +309,7 @@ class Plan:
     def digest_all(self, options: bytes) -> str:
         """Return 32 hex digits that identify the options and the content of all rows that are not left out."""
         digest = self._digest.copy()
-        digest.update(repr(sorted(self._left_out)).encode() + options)
+        digest.update(repr(sorted(self.rejected)).encode() + options)
         return digest.hexdigest()[:32]
 
     def digest(self, numbers: Ints, options: bytes) -> str:
