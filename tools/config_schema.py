@@ -99,8 +99,6 @@ def _stage_schema(spec: type[StageSpec], settings: dict[str, Any]) -> dict[str, 
     if spec.shorthand is not None:
         short = settings["properties"][spec.shorthand]
         choices.append(short)
-        if spec.name == "slice":
-            choices.append({"type": "array", "items": short, "minItems": 2, "maxItems": 3})
     if not settings.get("required"):
         choices.append({"type": "null"})
     return {

@@ -222,22 +222,18 @@ def _plan_stream(stages: Sequence[Any], world_size: int, settings: Config) -> St
     Raises:
         PipelineError: The pipeline cannot run on these ranks and workers, or its source is not a source of wdskit.
     """
-    from wdskit.engine.stream import (  # imported here, because it imports torch
-        StreamPipeline,
-        check_splits,
-    )
+    from wdskit.engine.stream import StreamPipeline  # imported here, because it imports torch
 
     workers = settings.loader.workers
     built = Pipeline(stages).build(
         rank=0, world_size=world_size, max_workers=workers, transforms=_AnyFunction(), errors=settings.errors
     )
     assert isinstance(built, StreamPipeline)
-    draws = built.layout.draws
-    if draws is None:
+    if built.source is None:
         raise PipelineError("the source is not wdskit's, so nothing is known about it before a run.")
-    check_splits(built.pipeline, built.layout, world_size, max(1, workers))
-    num_items = built.num_items(workers)
-    return StreamPlan("stream", world_size, workers, draws.num_shards, built.layout.batch, num_items)
+    built.check(max(1, workers))
+    num_shards = len(built.source.shards.urls)
+    return StreamPlan("stream", world_size, workers, num_shards, built.batch, built.num_items(workers))
 
 
 class _AnyFunction(dict[str, Callable[..., Any]]):

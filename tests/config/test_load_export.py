@@ -96,7 +96,7 @@ WRONG = [
     config("shufle"), config(5),
     config({"shuffle": 0}), config({"shuffle": "x"}), config({"shuffle": {"siz": 5}}),
     config({"shuffle": 5, "map": "f"}),
-    config({"decode": "rgb88"}), config({"split_by_node": 5}), config({"random_flip": 1.5}), config({"slice": [1]}),
+    config({"decode": "rgb88"}), config({"split_by_node": 5}), config({"random_flip": 1.5}),
     config({"map_dict": "f"}), config({"rename": {"a": 5}}), config({"resize": [1, 2, 3]}),
     config({"batched": {"partial": "x"}}),
     config() | {"loader": {"worker": 1}}, config() | {"loader": {"threads": 0}}, config() | {"loader": 5},
@@ -184,8 +184,6 @@ STAGE_VALUES = st.one_of(
     st.fixed_dictionaries({"normalize": st.fixed_dictionaries({
         "mean": st.lists(st.floats(0, 1), min_size=3, max_size=3),
         "std": st.lists(st.floats(1e-300, 1), min_size=3, max_size=3)})}),
-    st.fixed_dictionaries({"slice": st.one_of(
-        COUNTS, st.tuples(st.integers(0, 5), st.none() | st.integers(6, 9), COUNTS))}),
     st.fixed_dictionaries({"resize": st.one_of(st.integers(1, 9), st.tuples(st.integers(1, 9), st.integers(1, 9)))}),
     st.sampled_from(["random_flip", "to_tensor", "decode", "map: f"]).filter(lambda name: ":" not in name),
 )  # fmt: skip

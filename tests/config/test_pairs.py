@@ -107,7 +107,6 @@ SOURCES = {
         values("shuffle_shards", True, False, bad=("no",)),
         values("resampled", False, True, bad=(1,)),
         values("weights", [2.0], bad=([0.0], [])),
-        values("upsampling", "2", "x", bad=(2,)),
         values("split", "none", bad=("half",)),
         values("check", "none", "size", "sha256", bad=("md5",)),
         values("classes", "same", "any", bad=("none",)),
@@ -149,12 +148,7 @@ def rules(source: str, given: dict[str, Any]) -> list[tuple[str, str]]:
     if given.get("cache.small") == "ranges" and len([name for name in given if name.startswith("cache.")]) == 1:
         found.append(("cache", "small"))
     if source == "stream":
-        found += [
-            (source, name) for name in ("weights", "upsampling") if name in own and own.get("resampled") is not True
-        ]
-        if own.get("upsampling") == "x" and own.get("resampled") is True:
-            found.append((source, "upsampling"))
-        if {"weights", "upsampling"} <= own.keys() and not found:
+        if "weights" in own and own.get("resampled") is not True:
             found.append((source, "weights"))
         if own.get("resampled") is True and own.get("shuffle_shards") is False:
             found.append((source, "shuffle_shards"))

@@ -21,7 +21,7 @@ from wdskit.dataset import samples as grouping
 from wdskit.dataset.samples import HeaderReader, ShardReader
 from wdskit.dataset.shard import IndexedShard
 from wdskit.errors import ShardError, UnsupportedMember
-from wdskit.stages import shard_reader
+from wdskit.stages import streaming
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.reader import TarReader
 
@@ -276,7 +276,7 @@ class CompletesCutSamples(ShardReader):
 )
 def test_a_reader_that_mixes_shards_is_caught(mutant, check, tmp_path, monkeypatch):
     CarriesOver.kept = {}
-    monkeypatch.setattr(shard_reader, "ShardReader", mutant)
+    monkeypatch.setattr(streaming, "ShardReader", mutant)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         check(tmp_path)
 

@@ -179,13 +179,10 @@ TABLE: dict[str, list[tuple[str, str, Callable[[Pipeline], Pipeline]]] | None] =
     "stream": None,
     "split_by_node": None,
     "split_by_worker": None,
-    "tarfile_to_samples": None,
     "shuffle": None,
-    "slice": None,
     "with_epoch": None,
     "with_length": None,
     "select": None,  # for streams only: tests/stages/test_streaming.py
-    "unbatched": None,
     "torchvision": None,  # tests/stages/test_torchvision.py
     "multi_hot": None,  # tests/stages/test_json_paths.py
     "bucketed": None,  # these two need columns: tests/order/test_buckets.py
@@ -326,20 +323,17 @@ def test_the_budget_covers_what_one_sample_can_cause(
             assert len(list(pipe.loader(workers=0, errors={"max_bad": 1}))) == len(loader)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("row", ROWS, ids=NAMES)
-def test_in_a_stream_it_is_the_error_of_a_sample(folders: Callable[[str], str], row: Any, threads: int) -> None:
+def test_in_a_stream_it_is_the_error_of_a_sample(folders: Callable[[str], str], row: Any) -> None:
     _, fault, _, build = row
     with pytest.raises(SampleError, match=r"s[4-7]"):
-        list(build(Pipeline().stream(folders(fault))).loader(workers=0, threads=threads))
+        list(build(Pipeline().stream(folders(fault))).loader(workers=0))
 
 
-def test_a_select_and_an_unbatched_that_fail_are_errors_of_samples(folders: Callable[[str], str]) -> None:
+def test_a_select_that_fails_is_the_error_of_a_sample(folders: Callable[[str], str]) -> None:
     pattern = folders("a good sample")
     with pytest.raises(SampleError, match=f"{LABEL}: select failed: KeyError"):
         list(Pipeline().stream(pattern).select(raises).loader(workers=0))
-    with pytest.raises(SampleError, match="unbatched"):
-        list(Pipeline().stream(pattern).batched(4).map(lambda _: 7).unbatched().loader(workers=0))
 
 
 def test_a_pipeline_that_fits_no_sample_is_an_error_after_a_hundred(tmp_path: Any) -> None:
@@ -419,12 +413,3 @@ def test_a_stream_counts_the_bad_samples_after_its_last_item(tmp_path, size):
     loader = (pipe if size is None else pipe.batched(size)).loader(workers=0, errors={"max_bad": 5})
     assert len(list(loader)) == {None: 7, 4: 2, 7: 1}[size]
     assert loader.stats().replaced == 3
-
-
-def test_a_stream_counts_samples_after_unbatched(tmp_path):
-    write_shard(tmp_path / "s.tar", {f"k{at}": {"npy": npy(7)} for at in range(10)})
-    pipe = Pipeline().stream(str(tmp_path / "s.tar")).decode().batched(4)
-    for made, num in ((pipe.unbatched(), 10), (pipe.unbatched().batched(3), 10), (pipe, 10)):
-        loader = made.loader(workers=0)
-        list(loader)
-        assert loader.stats().samples == num

@@ -61,19 +61,17 @@ STAGES = {
 }
 
 
-@pytest.mark.parametrize("source", ["exact", "stream"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_function_runs_in_one_thread_at_a_time(pattern: str, source: str, stage: str) -> None:
+def test_a_function_runs_in_one_thread_at_a_time(pattern: str, stage: str) -> None:
     meeting = Meeting()
-    pipe = STAGES[stage](getattr(Pipeline(), source)(pattern), meeting)
+    pipe = STAGES[stage](Pipeline().exact(pattern), meeting)
     assert len(list(pipe.loader(workers=0, threads=4))) == 8
     assert meeting.most == 1
 
 
-@pytest.mark.parametrize("source", ["exact", "stream"])
-def test_a_function_that_is_declared_safe_runs_in_all_threads(pattern: str, source: str) -> None:
+def test_a_function_that_is_declared_safe_runs_in_all_threads(pattern: str) -> None:
     meeting = wdskit.thread_safe(Meeting(together=True))
-    pipe = getattr(Pipeline(), source)(pattern).map(meeting).batched(4)
+    pipe = Pipeline().exact(pattern).map(meeting).batched(4)
     assert len(list(pipe.loader(workers=0, threads=2))) == 8
     assert meeting.most == 2
 

@@ -110,7 +110,7 @@ def configs(folder: Path) -> Iterator[str]:
         quoted = json.dumps(text)
         yield f"version: 1\npipeline: [{{stream: {quoted}}}]"
         yield f"version: 1\npipeline: [{{stream: {{shards: [{quoted}], split: {quoted}, check: {quoted}}}}}]"
-        for stage in ("map", "select", "decode", "normalize", "to_tuple", "resize", "slice", quoted):
+        for stage in ("map", "select", "decode", "normalize", "to_tuple", "resize", quoted):
             yield f"version: 1\npipeline: [{{stream: a.tar}}, {{{stage}: {quoted}}}]"
         yield f"version: 1\npipeline: [{{stream: a.tar}}, {{map_dict: {{cls: {quoted}}}}}, {{rename: {{a: {quoted}}}}}]"
         yield f"version: 1\npipeline: [{{stream: a.tar}}, {{batched: {{size: 2, collate: {quoted}}}}}]"
@@ -200,9 +200,9 @@ def decode_everything(folder: Path) -> list[str]:
         for spec in (None, *IMAGE_SPECS):
             pipe = Pipeline().stream(path).decode(spec).map(str)
             errors.append(quietly(list, pipe.loader(workers=0)))
-        errors.append(quietly(list, Pipeline().stream(path).batched(2).unbatched().build()))
+        errors.append(quietly(list, Pipeline().stream(path).batched(2).build()))
     pipe = Pipeline().stream(shards).split_by_worker().decode("rgb8", only="pkl pickle pth npz torch.pth").map(str)
-    errors.append(quietly(list, pipe.loader(workers=1, threads=2, start_method="fork")))
+    errors.append(quietly(list, pipe.loader(workers=1, start_method="fork")))
     return errors
 
 

@@ -15,10 +15,8 @@ FORMS: dict[str, tuple[Any, Any]] = {
     "stream": ("a.tar", {"shards": "a.tar"}),
     "split_by_node": (None, {}),
     "split_by_worker": (None, {}),
-    "tarfile_to_samples": (None, {}),
     "shuffle": (200, {"size": 200}),
     "select": ("keep", {"fn": "keep"}),
-    "slice": ([10, 50, 2], {"start": 10, "stop": 50, "step": 2}),
     "decode": ("rgb8", {"images": "rgb8"}),
     "map": ("f", {"fn": "f"}),
     "map_dict": ({"jpg": "f"}, {"jpg": "f"}),
@@ -38,7 +36,6 @@ FORMS: dict[str, tuple[Any, Any]] = {
     "to_tuple": ("jpg;png cls", {"fields": ["jpg;png", "cls"]}),
     "to_dict": (["jpg;png", "cls"], {"fields": "jpg;png cls"}),
     "batched": (64, {"size": 64}),
-    "unbatched": (None, {}),
     "bucketed": (
         {"by": "aspect", "shapes": [[8, 8], [8, 16]], "global_size": 64},
         {"by": "aspect", "shapes": [[8, 8], [8, 16]], "global_size": 64, "divisor": 8},

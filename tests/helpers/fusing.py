@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from images import encoded, pixels
 
-from wdskit.engine.sample import StreamStages
+from wdskit.engine.stream import EachSample
 from wdskit.pipeline.build import build_pipeline
 from wdskit.stages.base import Origin, RankInfo
 from wdskit.stages.fields import Decode
@@ -19,7 +19,7 @@ from wdskit.stages.images.transforms import (
     Resize,
     ToTensor,
 )
-from wdskit.stages.stream_source import Stream
+from wdskit.stages.streaming import Stream
 
 SPECS = ["rgb8", "rgb"]
 CROPS = {
@@ -47,7 +47,7 @@ def each_of(*specs, fuse=True, images="rgb8", **options):
     stages = build_pipeline(
         [Stream(shards=__file__, seed=3), decode, *specs], rank_info=RankInfo(0, 1), functions={}
     ).pipeline
-    [each] = [stage.stages for stage in stages if isinstance(stage, StreamStages)]
+    [each] = [stage.stages for stage in stages if isinstance(stage, EachSample)]
     assert fuse == any(isinstance(step.function, FusedStep) for step in each.steps)
     return each
 

@@ -9,7 +9,7 @@ import multiprocessing
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,12 @@ from shards import draw, number_of, write_numbers, write_pictures
 
 import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, RankError, StorageError, make_loader
-from wdskit.engine.batch import Batch
+from wdskit.dataset.patterns import ShardList
 from wdskit.engine.stream import StreamPipeline
-from wdskit.order.draws import Draws
 from wdskit.pipeline.settings import LoaderSpec, load_config
-from wdskit.stages import registry, stream_source
+from wdskit.stages import registry, streaming
+from wdskit.stages.base import RankInfo
+from wdskit.stages.streaming import Stream, StreamRun, StreamSource
 
 COUNTS = [4, 5, 6, 7, 8, 9]
 TEXT = """\
@@ -37,7 +38,7 @@ pipelines:
   val:
     - stream: {shards: "${NUMBERS}", shuffle_shards: false}
     - map: note
-loader: {workers: 0, threads: 2}
+loader: {workers: 0}
 """
 
 
@@ -74,7 +75,7 @@ def test_a_path_a_dict_and_a_pipeline_give_the_same(config, six):
     built = Pipeline().stream(six, seed=1).split_by_node().split_by_worker().map(number_of).with_epoch(6)
     loaders = [
         make_loader(config, pipeline="train", transforms=NOTE),
-        make_loader(str(config), pipeline="train", transforms=NOTE, threads=1),
+        make_loader(str(config), pipeline="train", transforms=NOTE),
         make_loader(as_dict, pipeline="train", transforms=NOTE),
         make_loader(built, workers=0),
         built.loader(workers=0),
@@ -112,10 +113,11 @@ def test_arguments_count_over_overrides_over_the_file(config):
     def spec(**settings):
         return make_loader(config, pipeline="train", transforms=NOTE, **settings).spec
 
-    assert spec() == LoaderSpec(workers=0, threads=2)
-    assert spec(overrides=["loader.threads=3", "loader.prefetch=2"]) == LoaderSpec(workers=0, threads=3, prefetch=2)
-    assert spec(overrides=["loader.threads=3"], threads=4, workers=1) == LoaderSpec(workers=1, threads=4)
-    every = {"workers": 2, "threads": 5, "prefetch": 7, "persistent_workers": False, "start_method": "fork"}
+    assert spec() == LoaderSpec(workers=0, threads=1)
+    overrides = ["loader.workers=1", "loader.prefetch=2"]
+    assert spec(overrides=overrides) == LoaderSpec(workers=1, threads=1, prefetch=2)
+    assert spec(overrides=overrides, workers=2) == LoaderSpec(workers=2, threads=1, prefetch=2)
+    every = {"workers": 2, "threads": 1, "prefetch": 7, "persistent_workers": False, "start_method": "fork"}
     every |= {"timeout": 60.0}
     assert spec(**every) == LoaderSpec(**every)
     assert set(every) | {"pin_memory", "device", "ranks_per_node", "on"} == set(LoaderSpec.model_fields)
@@ -278,15 +280,14 @@ def batches_of(folder, **settings):
 
 
 def test_batches_do_not_depend_on_how_workers_are_run(tmp_path):
-    """Threads, prefetch, persistence and start method change no bit and no order, over two epochs."""
+    """Prefetch and start method change no bit and no order, over two epochs."""
     write_pictures(tmp_path, [5, 6, 7])
     for workers in (0, 2):
         base = batches_of(tmp_path, workers=workers)
         assert [len(epoch) for epoch in base] == [4, 4]
         assert base[0] != base[1]
-        ways = [{"threads": 3}, {"threads": 2, "persistent_workers": False}]
-        ways += [{"prefetch": 1}, {"prefetch": 9}] if workers else []
-        ways += [{"start_method": "forkserver", "threads": 2, "pin_memory": True}] if workers else []
+        ways = [{"prefetch": 1}, {"prefetch": 9}] if workers else []
+        ways += [{"start_method": "forkserver", "pin_memory": True}] if workers else []
         for settings in ways:
             assert batches_of(tmp_path, workers=workers, **settings) == base
 
@@ -306,9 +307,6 @@ LENGTHS = [
     (lambda p: p.with_epoch(10).batched(4), {0: 3, 1: 3, 2: 4, 3: 3}),
     (lambda p: p.with_epoch(10).batched(4, partial=False), {0: 2, 1: 2, 2: 2, 3: 1}),
     (lambda p: p.batched(4).with_epoch(7), 7),
-    (lambda p: p.with_epoch(10).slice(2, None, 3), {0: 3, 1: 3, 2: 3, 3: 3}),
-    (lambda p: p.with_epoch(12).slice(2, None, 3), {0: 4, 1: 4, 2: 4, 3: 4}),
-    (lambda p: p.with_epoch(10).batched(2).slice(3), 3),
     (lambda p: p.with_epoch(10).shuffle(5).map(float), 10),
     (lambda p: p.with_length(39), 39),
     (lambda p: p.with_epoch(10).with_length(10), 10),
@@ -539,11 +537,13 @@ def faults_of(ranks, *, seed: int, num_workers: int = 2) -> set[str]:
 
 def samples_of_draws(seed: int, first: int, step: int) -> Iterator[int]:
     """Return the samples of draws first, first + step, ..., each shard from its first to its last sample."""
-    draws = Draws(6, seed=seed, resampled=True)
-    draw_number = first
-    while True:
-        yield from SAMPLES[draws.shard(draw_number)]
-        draw_number += step
+    source = StreamSource(
+        StreamRun(RankInfo(0, 1), seed),
+        Stream(shards="a", seed=seed, resampled=True),
+        ShardList(tuple("012345"), (0,) * 6, (None,) * 6),
+    )
+    for draw_ in islice(source(), first, None, step):
+        yield from SAMPLES[int(draw_["url"])]
 
 
 def test_two_ranks_of_two_workers_under_torchrun(tmp_path, six, script_environment):
@@ -596,29 +596,34 @@ def keep_everything(splitter):
     return keep
 
 
+def one_order(self, epoch):
+    return (number // 4 % 6 for number in count())
+
+
+items = StreamPipeline.items
+
+
 def start_again(self, *_):
     """Do as webdataset's with_epoch: each epoch starts with the first samples of the stream."""
-    self._begin(0)
-    for value in self._chain(self.layout.cut, len(self.pipeline), self._chain(0, self.layout.cut, None)):
-        yield self._batch(value)
-    yield Batch(None, 0, is_end=True)
+    self._open.clear()
+    yield from items(self, 0)
 
 
 MUTANTS = {
     "split_by_node": (
-        stream_source,
+        streaming,
         "split_by_node",
-        keep_everything(stream_source.split_by_node),
+        keep_everything(streaming.split_by_node),
         "two epochs, or two ranks, are the same",
     ),
     "split_by_worker": (
-        stream_source,
+        streaming,
         "split_by_worker",
-        keep_everything(stream_source.split_by_worker),
+        keep_everything(streaming.split_by_worker),
         "a worker's samples are not those of its draws",
     ),
     "with_epoch": (StreamPipeline, "items", start_again, "a sample is never reached"),
-    "draws": (Draws, "shard", lambda self, number: number // 4 % 6, "a worker's samples are not those of its draws"),
+    "draws": (StreamSource, "_shards", one_order, "a worker's samples are not those of its draws"),
 }
 
 

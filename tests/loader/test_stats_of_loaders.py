@@ -80,11 +80,11 @@ def consistent(found):
     assert str(found).count("\n") == 1 + len(found.stages)
 
 
-@pytest.mark.parametrize(("workers", "threads"), WAYS)
-def test_streams_count_too(folder, workers, threads):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streams_count_items_and_waits(folder, workers):
     pipe = Pipeline().stream(str(folder / "p-*.tar"), seed=3).split_by_worker().decode("rgb8").resize([8, 8])
     pipe = pipe.to_tuple("jpg;png", "cls").batched(8).map(doubled)
-    loader = pipe.loader(workers=workers, threads=threads, start_method="fork" if workers else None)
+    loader = pipe.loader(workers=workers, start_method="fork" if workers else None)
     for epoch in range(2):
         delivered = [len(labels) for _, labels in loader]
         found = loader.stats()
@@ -93,18 +93,16 @@ def test_streams_count_too(folder, workers, threads):
             == (epoch, len(delivered), sum(delivered))
             == (epoch, len(delivered), NUM)
         )
-        assert found.stages.keys() == {"read", "decode-resize", "to_tuple", "batched", "map"}
-        consistent(found)
+        assert 0 < found.wait_ratio <= 1
+        assert not found.stages
 
 
 def test_bytes_are_those_of_the_files(folder):
-    """For planned samples they are the mean of their shards; for a stream the bytes read, up to the end markers."""
+    """They are the mean of the shards of the samples."""
     total = sum(path.stat().st_size for path in folder.glob("*.tar"))
     planned = Pipeline().exact(str(folder), seed=3).batched(1).loader(workers=0)
-    stream = Pipeline().stream(str(folder / "p-*.tar")).batched(1).loader(workers=0)
-    for loader in (planned, stream):
-        assert len(list(loader)) == NUM
-        assert loader.stats().bytes_read == pytest.approx(total, rel=0.01)
+    assert len(list(planned)) == NUM
+    assert planned.stats().bytes_read == pytest.approx(total, rel=0.01)
 
 
 @pytest.mark.parametrize(("workers", "threads"), WAYS)

@@ -12,7 +12,6 @@ from shards import write_numbers, write_shard
 
 from wdskit import Pipeline, StateError
 from wdskit.shards.index import index_folder
-from wdskit.stages.streaming import EpochCut
 
 SIZES = [5, 1, 9, 4, 7, 3]
 
@@ -70,7 +69,7 @@ def saved(loader) -> dict:
 
 
 @pytest.mark.parametrize("name", PIPES)
-@pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 2, "threads": 3}], ids=str)
+@pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 2}], ids=str)
 def test_a_state_is_the_start_of_its_epoch(shards, name, settings):
     """This holds in the middle of an epoch and after a break; after the last item it is the state of the next epoch."""
     make = functools.partial(PIPES[name](shards).loader, **settings)
@@ -114,10 +113,10 @@ def test_a_state_in_the_middle_of_an_epoch_is_logged_once(shards, caplog):
     )
 
 
-def test_a_state_is_taken_on_any_ranks_workers_and_threads(shards):
+def test_a_state_is_taken_on_any_ranks_and_workers(shards):
     loader = PIPES["with_epoch"](shards).loader(workers=2)
     epochs(loader, 1)
-    for other in ({"workers": 0}, {"workers": 1, "threads": 2}, {"workers": 0, "rank": 1, "world_size": 2}):
+    for other in ({"workers": 0}, {"workers": 1}, {"workers": 0, "rank": 1, "world_size": 2}):
         resumed = PIPES["with_epoch"](shards).loader(**other)
         resumed.load_state_dict(saved(loader))
         assert [epoch for epoch, _ in epochs(resumed, 1)] == [1] * 7
@@ -225,18 +224,3 @@ def test_an_epoch_that_is_counted_elsewhere_may_be_one_behind_or_one_ahead(shard
         ahead.load_state_dict(state)
         with pytest.raises(StateError, match=rf"set_epoch\({wrong}\): a state in epoch 1 was loaded"):
             set_epoch(wrong)
-
-
-@pytest.mark.parametrize(("num_batches", "workers"), [(3, 2), (2, 3)])
-def test_a_worker_that_is_late_at_the_end_of_an_epoch_is_waited_for(shards, monkeypatch, num_batches, workers):
-    """A worker without items left, or without shards, also reaches the end before the next epoch begins."""
-    pipe = labels(stream(shards, resampled=True).shuffle(4)).batched(2).with_epoch(num_batches)
-    expected = epochs(pipe.loader(workers=workers), 4)
-    true_finish = EpochCut.finish
-
-    def late(self, source):
-        time.sleep(0.05 * (self.run.worker > 0))
-        true_finish(self, source)
-
-    monkeypatch.setattr(EpochCut, "finish", late)
-    assert epochs(pipe.loader(workers=workers), 4) == expected

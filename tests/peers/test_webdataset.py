@@ -228,10 +228,10 @@ THEIRS_AND_OURS = {
     ),
     "extract_keys": (lambda p: p.stage(webdataset.extract_keys("*cls")), lambda p: p.to_tuple("cls")),
     "decode": (lambda p: p.stage(webdataset.decode()), lambda p: p.decode()),
-    "tarfile_to_samples": (lambda p: p.stage(webdataset.tarfile_to_samples()), lambda p: p.tarfile_to_samples()),
+    "tarfile_to_samples": (lambda p: p.stage(webdataset.tarfile_to_samples()), lambda p: p),
     "unbatched": (
         lambda p: p.to_tuple("cls").batched(4).stage(webdataset.unbatched()),
-        lambda p: p.to_tuple("cls").batched(4).unbatched(),
+        lambda p: p.to_tuple("cls"),
     ),
     "batched": (
         lambda p: p.map(number_of).map(as_column).stage(webdataset.batched(4, partial=False)),
@@ -307,24 +307,22 @@ def test_with_its_splitters_and_opener_ranks_and_workers_read_each_sample_once(s
 
 def test_its_lists_of_shards_are_sources(six):
     for source in (webdataset.SimpleShardList(urls_of(six)), webdataset.SimpleShardList(urls_of(six), seed=1)):
-        for opener in (webdataset.tarfile_to_samples(), None):
-            pipe = Pipeline().stage(source).stage(webdataset.split_by_worker)
-            pipe = pipe.tarfile_to_samples() if opener is None else pipe.stage(opener)
-            for workers in (0, 2):
-                assert sorted(pipe.map(number_of).loader(workers=workers)) == list(range(39))
-    endless = Pipeline().stage(webdataset.ResampledShards(urls_of(six))).tarfile_to_samples().map(number_of)
-    loader = endless.with_epoch(50).loader(workers=2)
+        pipe = Pipeline().stage(source).stage(webdataset.split_by_worker).stage(webdataset.tarfile_to_samples())
+        for workers in (0, 2):
+            assert sorted(pipe.map(number_of).loader(workers=workers)) == list(range(39))
+    endless = Pipeline().stage(webdataset.ResampledShards(urls_of(six))).stage(webdataset.tarfile_to_samples())
+    loader = endless.map(number_of).with_epoch(50).loader(workers=2)
     assert set(itertools.chain(*(list(loader) for _ in range(20)))) == set(range(39))
 
 
 def test_samples_cut_short_in_its_opener_are_not_ours_to_see(tmp_path):
-    """The opener of webdataset takes a cut for the end of the shard; wdskit's opener, in the same place, does not."""
+    """The opener of webdataset takes a cut for the end of the shard; wdskit's opener does not."""
     pattern = write_numbers(tmp_path, [3])
     (path,) = urls_of(pattern)
     Path(path).write_bytes(Path(path).read_bytes()[: 2 * 1024])
     assert len(list(Pipeline().stream(path).stage(webdataset.tarfile_to_samples()).build())) == 2
     with pytest.raises(ShardError, match="stops before its end marker"):
-        list(Pipeline().stream(path).tarfile_to_samples().build())
+        list(Pipeline().stream(path).build())
 
 
 # wdskit's pipelines in webdataset's.
@@ -413,7 +411,7 @@ loader: {{workers: 2}}
     pipe = pipe.random_resized_crop(8).random_flip().normalize("imagenet").to_tuple("jpg;png", "cls", "__key__")
     for rank in range(2):
         loader = make_loader(config, rank=rank, world_size=2)
-        built = pipe.batched(4).with_epoch(6).loader(workers=2, rank=rank, world_size=2, persistent_workers=False)
+        built = pipe.batched(4).with_epoch(6).loader(workers=2, rank=rank, world_size=2)
         assert len(loader) == 6
         for _ in range(3):
             batches = plain(list(loader))

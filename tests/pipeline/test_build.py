@@ -4,13 +4,20 @@ which settings have no effect.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from shards import even, number_of, write_numbers
 
-from wdskit import Pipeline, PipelineError
+from wdskit import Pipeline, PipelineError, make_loader
+from wdskit.engine import stream
+from wdskit.pipeline.settings import LoaderSpec
 from wdskit.shards.index import index_folder
 
 
@@ -27,15 +34,13 @@ def numbers(pattern):
 TAILS = {
     "batched": lambda p, n: p.batched(n),
     "full batches": lambda p, n: p.batched(n, partial=False),
-    "slice": lambda p, n: p.slice(1, 3 * n, 2),
-    "endless slice": lambda p, n: p.slice(n, None),
     "shuffle": lambda p, n: p.shuffle(n),
     "map": lambda p, n: p.map(str),
 }
 
 
 @pytest.mark.parametrize("names", [*itertools.permutations(TAILS, 2)], ids="+".join)
-def test_the_length_of_an_epoch_is_the_number_of_its_items(six, names):
+def test_the_length_of_an_epoch_is_the_number_of_its_items(six, names, monkeypatch):
     """This holds for all stages after with_epoch, and for every number of workers that share it."""
     first, second = names
     if {*names} == {"batched", "full batches"}:
@@ -44,29 +49,23 @@ def test_the_length_of_an_epoch_is_the_number_of_its_items(six, names):
         built = TAILS[second](TAILS[first](numbers(six).with_epoch(n), size), size).build()
         for num_workers in (1, 2, 3):
             counts = []
-            for built.run.worker in range(num_workers):
-                built.run.num_workers = num_workers
-                built._begin(0)
-                counts.append(sum(1 for _ in built._chain(0, len(built.pipeline), None)))
+            for worker in range(num_workers):
+                info = SimpleNamespace(id=worker, num_workers=num_workers)
+                monkeypatch.setattr(stream, "get_worker_info", functools.partial(copy.copy, info))
+                with contextlib.suppress(PipelineError):  # one worker without items
+                    counts.append(sum(1 for _ in built.items(0)))
             assert built.num_items(num_workers) == sum(counts)
 
 
 @pytest.mark.parametrize(
     "change",
-    [lambda p: p.select(even), lambda p: p.batched(2).unbatched(), lambda p: p.stage(iter)],
-    ids=["select", "unbatched", "foreign"],
+    [lambda p: p.select(even), lambda p: p.stage(iter)],
+    ids=["select", "foreign"],
 )
 def test_what_only_running_shows_has_no_length(six, change):
     assert change(numbers(six).with_epoch(5)).build().num_items(1) is None
     assert change(numbers(six)).with_epoch(5).build().num_items(1) == 5
     assert numbers(six).build().num_items(1) is None
-
-
-def test_the_shards_are_opened_at_the_first_stage_that_is_no_splitter(six):
-    implicit = Pipeline().stream(six).split_by_node().split_by_worker().map(number_of).build()
-    explicit = Pipeline().stream(six).split_by_node().split_by_worker().tarfile_to_samples().map(number_of).build()
-    assert [type(stage) for stage in implicit.pipeline] == [type(stage) for stage in explicit.pipeline]
-    assert sorted(implicit) == sorted(explicit) == list(range(39))
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +74,56 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> str:
     write_numbers(folder, [5, 4])
     index_folder(folder, workers=1)
     return str(folder)
+
+
+CACHE = {"dir": "/tmp/never-made", "size": "1GB"}
+SETTINGS: dict[str, Any] = {
+    "threads": 2,
+    "prefetch": 4,
+    "persistent_workers": False,
+    "start_method": "fork",
+    "pin_memory": True,
+    "ranks_per_node": 1,
+    "timeout": 60.0,
+    "cache": CACHE,
+}
+SITUATIONS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
+    "exact with workers": ("exact", {"workers": 1}, {"cache"}),
+    "exact without workers": ("exact", {"workers": 0}, {"cache", "prefetch", "start_method"}),
+    "exact with threads": ("exact", {"workers": 0, "threads": 2}, {"cache", "start_method"}),
+    "stream with workers": ("stream", {"workers": 1}, {"cache", "ranks_per_node"}),
+    "stream without workers": ("stream", {"workers": 0}, {"cache", "ranks_per_node", "prefetch", "start_method"}),
+}
+"""The source, its settings, and the settings that have no effect with these."""
+
+
+def test_the_table_names_every_setting() -> None:
+    assert {*SETTINGS, "workers", "device", "on"} == {*LoaderSpec.model_fields, "cache"}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_a_setting_without_effect_is_logged_and_the_loader_runs(indexed: str, situation: str, caplog) -> None:
+    """Each such setting has one log line; settings with an effect have no line."""
+    source, base, unused = SITUATIONS[situation]
+    stages = [{source: indexed if source == "exact" else f"{indexed}/*.tar"}, {"to_tuple": "__key__"}, {"batched": 2}]
+    for name, value in SETTINGS.items():
+        if name in base or (source == "stream" and name in REFUSED):
+            continue
+        config: dict[str, Any] = {"pipeline": stages, "loader": base if name == "cache" else base | {name: value}}
+        caplog.clear()
+        make_loader(config | ({"cache": value} if name == "cache" else {}))
+        place = "cache.dir" if name == "cache" else f"loader.{name}"
+        lines = [line.partition(" has no effect")[0] for line in caplog.messages if "no effect" in line]
+        assert lines == ([place] if name in unused else []), name
+
+
+REFUSED: dict[str, Any] = {"threads": 2, "timeout": 5.0, "device": "cuda"}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_stream_cannot_do_is_refused_by_name(indexed: str, name: str) -> None:
+    with pytest.raises(PipelineError, match=f"^{name}: "):
+        Pipeline().stream(f"{indexed}/*.tar").loader(workers=0, **{name: REFUSED[name]})
 
 
 @pytest.mark.parametrize("below", ["", "/below"])

@@ -6,7 +6,6 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ import yaml
 from shards import listed, number_of, write_numbers
 
 from wdskit import ConfigError, Pipeline, PipelineError, RankError
-from wdskit.engine import stream
 from wdskit.pipeline.settings import load_config
 from wdskit.stages.registry import STAGES, parse_stage
 from wdskit.stages.streaming import Shuffle
@@ -89,9 +87,6 @@ BAD = [
     ("to_dict", {"fields": ["jpg;png", "jpg"]}, lambda p: p.to_dict("jpg;png", "jpg")),
     ("batched", {"size": 2.5}, lambda p: p.batched(2.5)),
     ("batched", {"size": 2, "partial": 1}, lambda p: p.batched(2, partial=1)),
-    ("slice", [1, 2, 3, 4], lambda p: p.slice(1, 2, 3, 4)),
-    ("slice", [], lambda p: p.slice()),
-    ("slice", [5, 5], lambda p: p.slice(5, 5)),
     ("with_epoch", {"n": 0}, lambda p: p.with_epoch(0)),
     ("with_length", {"n": "x"}, lambda p: p.with_length("x")),
     ("resize", {"size": [1, 2, 3]}, lambda p: p.resize([1, 2, 3])),
@@ -175,11 +170,11 @@ def test_webdatasets_sources_stand_first_only(six):
 
 
 def test_stages_that_do_not_fit_are_told_all_at_once():
-    pipe = BASE.batched(4).resize(5).unbatched().unbatched().stream("b.tar")
+    pipe = BASE.batched(4).resize(5).stream("b.tar")
     with pytest.raises(PipelineError) as caught:
         pipe.check()
     lines = str(caught.value).splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["stage 2 (resize)", "stage 4 (unbatched)", "stage 5 (stream)"]
+    assert [line.partition(":")[0] for line in lines] == ["stage 2 (resize)", "stage 3 (stream)"]
     for call in (pipe.build, pipe.loader):
         with pytest.raises(PipelineError, match="stage 2"):
             call()
@@ -215,11 +210,8 @@ def test_build_checks_its_rank(six, rank, world_size):
         Pipeline().stream(six).build(rank=rank, world_size=world_size)
 
 
-def test_a_built_pipeline_refuses_what_webdataset_would_do_wrong(six):
+def test_the_epochs_of_a_built_pipeline_are_whole_numbers(six):
     built = Pipeline().stream(six).build()
-    for call in (built.with_epoch, built.repeat):
-        with pytest.raises(PipelineError, match=r"with_epoch comes before build\(\)"):
-            call(10)
     for epoch in (-1, "1", 1.5, True, 2**63):
         with pytest.raises(PipelineError, match="an epoch is a whole number, 0 to 10"):
             built.set_epoch(epoch)
@@ -232,16 +224,8 @@ def test_a_pipeline_that_is_closed_in_an_epoch_does_not_end_it(six, finish):
     values = iter(built)
     next(values)
     built.close()
-    with pytest.raises(PipelineError, match=r"was closed|the stream ended after 1 of the 50 values"):
+    with pytest.raises(PipelineError, match="was closed, or iterated again, before the epoch ended"):
         list(values)
-
-
-def test_a_pipeline_built_for_fewer_workers_says_so(six, monkeypatch):
-    """The error comes in each worker before it reads."""
-    built = Pipeline().stream(six).split_by_worker().map(number_of).build(max_workers=1)
-    monkeypatch.setattr(stream, "get_worker_info", lambda: SimpleNamespace(id=0, num_workers=2))
-    with pytest.raises(PipelineError, match=r"2 workers: this pipeline was built for 1\. Build .*max_workers=2"):
-        iter(built)
 
 
 def test_a_pipeline_never_changes(six):

@@ -344,8 +344,6 @@ def test_a_padded_tail_has_a_mask_and_streams_have_ragged_fields_too(folder: str
     assert len(last[0]) == len(last[1]) == 5
     stream = Pipeline().stream(f"{folder}/*.tar").decode().to_tuple("npy").batched(3, ragged=["npy"]).loader(workers=0)
     assert [len(batch[0]) for batch in stream] == [3, 3, 2]
-    rows = Pipeline().stream(f"{folder}/*.tar").decode().to_tuple("npy", "cls").batched(2, ragged=["npy"]).unbatched()
-    assert [len(row[0]) for row in rows.loader(workers=0)] == LENGTHS
 
 
 def test_it_travels_from_workers_and_is_written_in_yaml(folder: str, tmp_path: Path) -> None:

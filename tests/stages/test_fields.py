@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,7 +147,8 @@ def test_without_global_rng_the_generators_are_nobodys(six):
 
 
 def test_global_rng_is_refused_with_several_threads(six, tmp_path):
-    pipe = listed(six).map(global_draws, global_rng=True)
+    index_folder(Path(six).parent, workers=1)
+    pipe = Pipeline().exact(six).map(global_draws, global_rng=True)
     for make in (lambda: pipe.build(threads=2), lambda: pipe.loader(threads=2, workers=0)):
         with pytest.raises(
             PipelineError, match=r"global_rng seeds one generator.*which 2 threads share\.\n  Take `rng`"

@@ -155,13 +155,6 @@ CASES = [
         workers=2,
     ),
     Case(
-        "tarfile_to_samples",
-        lambda p: p.split_by_worker().tarfile_to_samples(),
-        "- split_by_worker\n- tarfile_to_samples:\n",
-        [{"split_by_worker": {}}, {"tarfile_to_samples": {}}],
-        lambda ps: [p.number for p in ps],
-    ),
-    Case(
         "shuffle",
         lambda p: p.split_by_worker().shuffle(6, initial=3),
         "- split_by_worker\n- shuffle: {size: 6, initial: 3}\n",
@@ -276,41 +269,6 @@ CASES = [
         "- decode\n- multi_hot: {from: json.number, classes: 10}\n- to_tuple: multi_hot __key__\n",
         ["decode", {"multi_hot": {"from": "json.number", "classes": 10}}, {"to_tuple": "multi_hot __key__"}],
         lambda ps: [(np.eye(10, dtype=np.float32)[p.number], p.key) for p in ps],
-    ),
-    Case(
-        "unbatched",
-        lambda p: p.decode().to_tuple("txt", "__key__").batched(3).unbatched().batched(10),
-        "- decode\n- to_tuple: txt __key__\n- batched: 3\n- unbatched\n- batched: 10\n",
-        ["decode", {"to_tuple": "txt __key__"}, {"batched": 3}, {"unbatched": None}, {"batched": 10}],
-        lambda ps: [([f"text {p.number}" for p in ps], [p.key for p in ps])],
-    ),
-    Case(
-        "slice",
-        lambda p: p.slice(3),
-        "- slice: 3\n",
-        [{"slice": {"stop": 3}}],
-        lambda ps: [p.number for p in ps[:3]],
-    ),
-    Case(
-        "slice",
-        lambda p: p.slice(3, 8),
-        "- slice: [3, 8]\n",
-        [{"slice": {"start": 3, "stop": 8}}],
-        lambda ps: [p.number for p in ps[3:8]],
-    ),
-    Case(
-        "slice",
-        lambda p: p.slice(1, None, 4),
-        "- slice: [1, null, 4]\n",
-        [{"slice": {"start": 1, "stop": None, "step": 4}}],
-        lambda ps: [p.number for p in ps[1::4]],
-    ),
-    Case(
-        "slice",
-        lambda p: p.slice(7, None),
-        "- slice: {start: 7, stop: null}\n",
-        [{"slice": [7, None]}],
-        lambda ps: [p.number for p in ps[7:]],
     ),
     Case(
         "with_epoch",
@@ -522,6 +480,10 @@ def test_fields_and_masks_take_alternatives_and_share_one_draw(pattern):
     assert sample["mask.png"].dtype == np.uint8
 
 
+def is_k001(sample):
+    return sample["__key__"] == "k001"
+
+
 def test_alternatives_of_fields_and_masks_that_meet_in_a_sample_are_an_error(pattern):
     """Otherwise the mask would be blended as an image, and then resized again."""
     pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8").map(lambda s: s)
@@ -529,7 +491,7 @@ def test_alternatives_of_fields_and_masks_that_meet_in_a_sample_are_an_error(pat
     loader = iter(pipe.loader(workers=0))
     with pytest.raises(SampleError, match=r"k000: resize: no field `png`"):
         next(loader)
-    pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8").slice(1, 2)
+    pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8").select(is_k001)
     pipe = pipe.map(lambda s: s)
     for stage in (pipe.random_flip, functools.partial(pipe.resize, 6)):
         with pytest.raises(SampleError, match=r"k001: \w+: `fields` and `masks` both select `png`"):

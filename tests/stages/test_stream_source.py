@@ -22,21 +22,18 @@ def six(tmp_path):
 
 
 def test_ranks_and_workers_draw_disjointly(six):
-    read = []
-    for rank in range(2):
-        pipe = split(six, seed=6).to_tuple("__url__").with_epoch(30)
-        for worker in range(2):
-            built = pipe.build(rank=rank, world_size=2)
-            built.run.worker, built.run.num_workers = worker, 2
-            stages = built.pipeline[:3]
-            built.run.begin(0, first_draw=0, stop_draw=24)
-            draws = stages[0]()
-            for stage in stages[1:]:
-                draws = stage(draws)
-            read.append([item["__draw__"] for item in draws])
-    assert sorted(itertools.chain(*read)) == list(range(24))
-    assert [len(part) for part in read] == [6, 6, 6, 6]
-    assert read[1] == [2, 6, 10, 14, 18, 22]
+    draws = []
+    for rank, worker in itertools.product(range(2), repeat=2):
+        built = split(six, seed=6).to_tuple("__url__").with_epoch(30).build(rank=rank, world_size=2)
+        built.run.worker, built.run.num_workers = worker, 2
+        source, by_node, by_worker = built.pipeline[:3]
+        draws.append([item["draw"] for item in itertools.islice(by_worker(by_node(source())), 6)])
+    assert sorted(itertools.chain(*draws)) == list(range(24))
+    assert draws[1] == [2, 6, 10, 14, 18, 22]
+
+
+def test_a_worker_without_a_shard_has_no_items(six):
+    assert sorted(split(six).map(number_of).loader(workers=7)) == list(range(39))
 
 
 def test_weights_draw_parts_by_their_shares(tmp_path):
@@ -63,8 +60,3 @@ def test_a_missing_splitter_is_refused_unless_it_is_meant(six):
 def test_a_stream_over_ranks_needs_with_epoch(six):
     with pytest.raises(PipelineError, match="with_epoch"):
         split(six).map(number_of).loader(rank=0, world_size=2, workers=0)
-
-
-def test_workers_without_a_shard_are_named(six):
-    with pytest.raises(PipelineError, match="6 shards cannot feed 7 workers"):
-        split(six).map(number_of).loader(workers=7)

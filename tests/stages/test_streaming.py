@@ -11,7 +11,7 @@ import shards
 from shards import draw, even, fail_on_7, listed, nothing, number_of, write_numbers
 
 import wdskit
-from wdskit import Pipeline, PipelineError, SampleError, StorageError
+from wdskit import Pipeline, PipelineError, SampleError
 
 START_METHODS = ["fork", "spawn", "forkserver"]
 
@@ -42,11 +42,11 @@ def test_a_pass_holds_every_sample_once_in_another_order_each_epoch(six):
         assert first != second
 
 
-@pytest.mark.parametrize(("workers", "threads"), [(0, 1), (0, 3), (1, 1), (1, 2)])
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(("size", "initial"), [(1, None), (5, 1), (38, 38), (39, None), (40, None), (5000, None)])
-def test_with_epoch_of_all_samples_holds_each_once_whatever_the_buffer(six, size, initial, workers, threads):
+def test_with_epoch_of_all_samples_holds_each_once_whatever_the_buffer(six, size, initial, workers):
     pipe = numbers(six, seed=2).shuffle(size, initial=initial).with_epoch(39)
-    epochs = epochs_of(pipe, 4, workers=workers, threads=threads)
+    epochs = epochs_of(pipe, 4, workers=workers)
     assert all(sorted(epoch) == list(range(39)) for epoch in epochs)
     assert size == 1 or len({tuple(epoch) for epoch in epochs}) == 4
 
@@ -109,18 +109,6 @@ def test_the_stream_goes_on_where_the_last_epoch_ended(six):
         assert set(counted) == set(range(39))
 
 
-def test_no_sample_is_lost_or_repeated_at_an_epoch_boundary(six):
-    """Samples in a buffer at the end of an epoch come in the next epoch."""
-    for threads in (1, 3):
-        pipe = numbers(six, seed=3).shuffle(7, initial=7).with_epoch(5)
-        loader = pipe.loader(workers=1, threads=threads)
-        seen = [number for _ in range(16) for number in loader]
-        counts = Counter(seen)
-        assert len(seen) == 80
-        assert max(counts.values()) <= 3
-        assert len(counts) == 39
-
-
 def test_two_ranks_of_two_workers_reach_every_sample_and_repeat_by_seed(six):
     def run(seed):
         pipe = numbers(six, seed=seed, resampled=True).shuffle(20).with_epoch(40)
@@ -135,19 +123,38 @@ def test_two_ranks_of_two_workers_reach_every_sample_and_repeat_by_seed(six):
     assert set(itertools.chain(*itertools.chain(*one))) == set(range(39))
 
 
-def test_after_a_break_the_same_epoch_starts_again_with_draws_of_its_number(six):
+def test_no_sample_is_lost_or_repeated_at_an_epoch_boundary(six):
+    """Samples in a buffer at the end of an epoch come in the next epoch."""
+    loader = numbers(six, seed=3).shuffle(7, initial=7).with_epoch(5).loader(workers=1)
+    seen = [number for _ in range(16) for number in loader]
+    counts = Counter(seen)
+    assert len(seen) == 80
+    assert max(counts.values()) <= 3
+    assert len(counts) == 39
+
+
+def test_after_a_break_the_stream_starts_anew_with_draws_of_the_next_epoch(six):
     """This holds for any batches that workers have ready, and any place of the stream."""
     pipe = numbers(six, seed=3).shuffle(7).with_epoch(12)
     for workers in (0, 2):
         fresh = pipe.loader(workers=workers)
-        fresh.set_epoch(1)
+        fresh.set_epoch(2)
         expected = [list(fresh) for _ in range(2)]
         for nap in (0, 0.2):
             loader = pipe.loader(workers=workers)
             list(loader)
             list(itertools.islice(loader, 5))
             time.sleep(nap * bool(workers))
-            assert [loader.epoch, list(loader), list(loader), loader.epoch] == [1, *expected, 3]
+            assert [loader.epoch, list(loader), list(loader), loader.epoch] == [2, *expected, 4]
+
+
+def test_workers_that_are_not_persistent_start_each_epoch_anew(six):
+    pipe = numbers(six, seed=3).shuffle(7).with_epoch(12)
+    loader = pipe.loader(workers=2, persistent_workers=False)
+    for epoch in range(3):
+        fresh = pipe.loader(workers=2)
+        fresh.set_epoch(epoch)
+        assert list(loader) == list(fresh)
 
 
 def test_a_jump_begins_a_stream(six):
@@ -171,15 +178,8 @@ def test_random_numbers_depend_on_the_position_only(six):
 
     base = drawn(workers=0)
     assert drawn(workers=3) == base
-    assert drawn(workers=2, threads=4) == base
     assert base[0] != base[1]
     assert len({number for _, number in base[0] + base[1]}) == 78
-
-
-def test_threads_change_nothing(six):
-    pipe = split(six, seed=8).shuffle(9).map(draw).with_epoch(11)
-    base = epochs_of(pipe, 6, workers=2)
-    assert epochs_of(pipe, 6, workers=2, threads=3) == base
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -189,21 +189,19 @@ def test_a_pipeline_that_drops_everything_says_so(six, workers):
         list(ending)
 
 
-def test_what_drops_values_after_with_epoch_is_refused_on_several_ranks(six):
+def test_what_may_drop_values_after_with_epoch_is_refused_on_several_ranks(six):
     """The ranks would take different numbers of steps, and DDP hangs."""
-    pipe = split(six).with_epoch(12).select(even).map(number_of).batched(2)
-    with pytest.raises(PipelineError, match=r"`select` drops values after with_epoch.*\n  Put with_epoch last"):
-        pipe.loader(rank=0, world_size=2)
-    assert len(list(pipe.loader(workers=0))) < 6
+    errors = {"max_bad": 5, "transforms": True}
+    for pipe, settings in (
+        (split(six).with_epoch(12).select(even).map(number_of).batched(2), {}),
+        (split(six).with_epoch(12).map(fail_on_7).batched(2), {"errors": errors}),
+    ):
+        with pytest.raises(PipelineError, match=r"after with_epoch may drop values.*\n  Put with_epoch last"):
+            pipe.loader(rank=0, world_size=2, **settings)
+        pipe.loader(workers=0, **settings)
     for fine in (split(six).select(even).with_epoch(4), numbers(six).batched(2).with_epoch(4)):
         assert [len(list(fine.loader(workers=0, rank=rank, world_size=2))) for rank in (0, 1)] == [4, 4]
-    pipe = split(six).with_epoch(12).map(fail_on_7).batched(2)
-    errors = {"max_bad": 5, "transforms": True}
-    with pytest.raises(PipelineError, match=r"`errors.max_bad` skips bad samples after with_epoch"):
-        pipe.loader(rank=0, world_size=2, errors=errors)
-    pipe.loader(rank=0, world_size=2)
     split(six).map(fail_on_7).with_epoch(12).batched(2).loader(rank=0, world_size=2, errors=errors)
-    split(six).map(fail_on_7).batched(2).with_epoch(12).map(len).loader(rank=0, world_size=2, errors=errors)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -224,36 +222,15 @@ def test_an_epoch_of_bad_samples_only_says_so(six):
         list(loader)
 
 
-def test_select_and_slice_count_per_rank(six):
+def test_select_counts_per_rank(six):
     for workers in (0, 1, 2, 3):
         assert sorted(split(six).select(even).map(number_of).loader(workers=workers)) == list(range(0, 39, 2))
-        assert len(list(numbers(six).slice(10).loader(workers=workers))) == 10
-        assert len(list(numbers(six).slice(3, 12, 2).loader(workers=workers))) == 5
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3, 4])
-def test_slices_divide_the_samples_whatever_the_workers(tmp_path, workers):
-    """Each sample is in one slice, for any step or end; and each slice with a step uses all workers."""
-    pattern = write_numbers(tmp_path / "even", [8] * 12)
-
-    def kept(*bounds):
-        pipe = numbers(pattern, shuffle_shards=False).slice(*bounds)
-        found = list(pipe.loader(workers=workers))
-        if bounds[1] is None:  # the length of an epoch is known then
-            loader = numbers(pattern, shuffle_shards=False).with_epoch(96).slice(*bounds).loader(workers=workers)
-            assert len(loader) == len(list(loader)) == len(found)
-        return found
-
-    for step in (1, 2, 3, 4, 6, 8):
-        slices = [kept(start, None, step) for start in range(step)]
-        assert sorted(itertools.chain(*slices)) == list(range(96))
-        assert {len(found) for found in slices} == {96 // step}
-        assert all(len({number // 8 % max(1, workers) for number in found}) == max(1, workers) for found in slices)
-    for end in (1, 5, 40, 95):
-        head, tail = kept(0, end), kept(end, None)
-        assert (len(head), sorted(head + tail)) == (end, list(range(96)))
-    for epoch in epochs_of(numbers(pattern).slice(0, None, 2).with_epoch(8), 2, workers=workers):
-        assert len(epoch) == 8
+def test_a_shard_that_is_named_twice_is_read_twice(six):
+    expected = Counter([*range(39), *range(39)])
+    for workers in (0, 2):
+        assert Counter(numbers([six, six.replace("/six", "/./six")]).loader(workers=workers)) == expected
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -266,20 +243,12 @@ def test_samples_on_which_select_fails_are_skipped_within_the_budget(six, worker
     assert loader.stats().replaced == 1
 
 
-def test_a_shard_that_is_named_twice_is_refused(six):
-    with pytest.raises(StorageError, match=r"this shard is named twice.*\n.*`upsampling` or `weights`"):
-        split([six, six]).loader(workers=0)
-    with pytest.raises(StorageError, match=r"this shard is named twice"):
-        split([six, six.replace("/six", "/./six")]).loader(workers=0)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_loop_that_is_left_when_python_exits_says_nothing(python, tmp_path, six, threads):
+def test_a_loop_that_is_left_when_python_exits_says_nothing(python, tmp_path, six):
     script = f"""
 import wdskit
 def keep(sample):
     return sample
-loader = wdskit.Pipeline().stream({str(six)!r}).map(keep).loader(workers=0, threads={threads})
+loader = wdskit.Pipeline().stream({str(six)!r}).map(keep).loader(workers=0)
 for sample in loader:
     break
 """
@@ -343,15 +312,14 @@ def test_len_is_refused_where_it_is_unknown_and_must_be_true(six):
         numbers(six).with_epoch(8).with_length(7).loader(workers=0)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_stream_that_is_open_when_python_exits_says_nothing(python, tmp_path, six, threads):
+def test_a_stream_that_is_open_when_python_exits_says_nothing(python, tmp_path, six):
     """A function of the script keeps the loader alive until the module is destroyed."""
     script = f"""
 import wdskit
 def keep(sample):
     return sample
 pipe = wdskit.Pipeline().stream({str(six)!r}, resampled=True).map(keep).with_epoch(3)
-loader = pipe.loader(workers=0, threads={threads})
+loader = pipe.loader(workers=0)
 for epoch in (0, 1, 5):
     loader.set_epoch(epoch)
     assert len(list(loader)) == 3
@@ -366,22 +334,12 @@ def test_the_module_of_test_stages_is_what_workers_import():
     assert wdskit.Pipeline is Pipeline
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_slice_behind_with_epoch_leaves_the_next_epoch_where_it_is(six, workers):
-    """The stream advances by n in each epoch, for any samples that threads have read ahead."""
-    pipe = listed(six).with_epoch(10).map(number_of).slice(4)
-    for threads in (1, 3):
-        loader = pipe.loader(workers=workers, threads=threads)
-        assert [list(loader) for _ in range(3)] == [[0, 1, 2, 3], [10, 11, 12, 13], [20, 21, 22, 23]]
-
-
 def toss(value, rng):
     return value, int(rng.integers(1 << 40))
 
 
 BEHIND = {
     "shuffle": lambda p: p.with_epoch(12).shuffle(6, initial=6).map(toss),
-    "batches": lambda p: p.with_epoch(12).batched(2).shuffle(4, initial=4).unbatched().map(float).map(toss),
     "foreign": lambda p: p.with_epoch(12).stage(reversed_list).map(toss),
 }
 
@@ -397,9 +355,8 @@ def test_what_stands_behind_with_epoch_begins_anew_each_epoch(six, name):
     loader = pipe.loader(workers=1)
     epochs = [list(loader) for _ in range(4)]
     assert len({number for epoch in epochs for _, number in epoch}) == 48
-    for settings in ({"workers": 1, "threads": 3}, {"workers": 0}):
-        other = pipe.loader(**settings)
-        assert [list(other) for _ in range(4)] == epochs
+    other = pipe.loader(workers=0)
+    assert [list(other) for _ in range(4)] == epochs
 
 
 def test_a_shuffle_behind_with_epoch_picks_in_another_order_each_epoch(six):
@@ -419,6 +376,6 @@ def test_two_iterators_of_one_built_pipeline_cannot_mix(six):
         assert next(slow) == 0
         fast = iter(built)
         assert [next(fast) for _ in range(6)] == list(range(6))
-        with pytest.raises(PipelineError, match="another iterator"):
+        with pytest.raises(PipelineError, match="was closed, or iterated again"):
             next(slow)
         assert next(fast) == 6

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-_ONCE = {"splitter", "open", "epoch"}
+_ONCE = {"splitter", "epoch"}
 """Kinds of stages that may appear only once in a pipeline."""
 
 _STREAM_ONLY = {
     "select": 'Write `where: "width >= 256"` into the source, over columns of `wdskit index FOLDER --columns width`.',
     "shuffle": "Its order is shuffled already: see `window` and `lanes` of the source.",
-    "slice": "Use `range` of the source, or `with_epoch`.",
-    "unbatched": "Put what belongs to samples before `batched`.",
     "split_by_node": "Each rank gets its own positions already.",
     "split_by_worker": "Each worker gets its own batches already.",
-    "tarfile_to_samples": "It reads samples through their offsets.",
     "with_length": "Its length is known.",
 }
 """Maps each stage that is allowed after the source `stream` only to advice for a planned source."""
@@ -55,10 +52,9 @@ class _OrderChecker:
         planned: Whether the source knows the position of every sample before the run.
         source: Name of the source.
         seen: Maps the name of each stage so far to its first index.
-        opened: Name of the stage that opened the tars; "" if they are not open yet; None if unknown.
+        opened: Name of the stage that needed samples first; "" if the tars are not open yet; None if unknown.
         shape: Type of a value: "dict" or "tuple"; None if unknown.
         batched_at: Index of the stage that made batches; None if values are not known to be batches.
-        may_be_batched: Whether a stage that is not wdskit's may have made batches.
     """
 
     def __init__(self, source: Any) -> None:
@@ -68,7 +64,6 @@ class _OrderChecker:
         self.opened: str | None = ""
         self.shape: str | None = "dict"
         self.batched_at: int | None = None
-        self.may_be_batched = False
 
     def step(self, index: int, stage: Any) -> str:
         """Check the stage at `index`, and update the attributes. Call this for all stages in order, once each.
@@ -82,7 +77,6 @@ class _OrderChecker:
             self._advance(index, name, kind, takes_any=takes_any)
             return rule
         self.opened = self.shape = self.batched_at = None
-        self.may_be_batched = True
         if not self.planned or stage is None:
             return ""
         rule = f"after `{self.source}` each sample must stay one sample, but wdskit cannot check that of this stage."
@@ -98,8 +92,6 @@ class _OrderChecker:
             return f"`{name}` cannot follow `{self.source}`. {_STREAM_ONLY[name]}"
         if kind in _ONCE and name in self.seen:
             return f"`{name}` is already at [{self.seen[name]}]; a pipeline can have it only once. Remove one."
-        if kind == "open" and self.opened:
-            return f"`{self.opened}` before it has already opened the shards. Put it after the source and splitters."
         if kind == "splitter" and self.opened:
             way_out = "Put it directly after the source."
             return f"`{name}` picks shards, but `{self.opened}` before it has already opened them. {way_out}"
@@ -107,15 +99,13 @@ class _OrderChecker:
             length = self.seen["with_length"]
             return f"`with_length` at [{length}] sets the length of the whole pipeline; it must be last."
         if kind == "batch" and self.batched_at is not None:
-            return f"`{name}` is already at [{self.batched_at}]. Put `unbatched` between the two, or remove one."
-        if name == "unbatched" and self.batched_at is None and not self.may_be_batched:
-            return "`unbatched` undoes `batched`, but there is no `batched` before it."
+            return f"`{name}` is already at [{self.batched_at}]. Remove one."
         if name == "map_tuple" and self.shape == "dict":
             return "`map_tuple` takes tuples, but gets samples (dicts). Put `to_tuple` before it, or use `map_dict`."
         if kind == "each" and not takes_any and name != "map_tuple":
             if self.batched_at is not None and name != "torchvision":
-                way_out = "Put it before `batched`, or put `unbatched` between the two."
-                return f"`{name}` takes samples, but `batched` at [{self.batched_at}] has made batches. {way_out}"
+                made = f"`batched` at [{self.batched_at}] has made batches"
+                return f"`{name}` takes samples, but {made}. Put it before `batched`."
             if self.shape == "tuple" and self.batched_at is None:
                 made = f"`to_tuple` at [{self.seen['to_tuple']}] has made tuples"
                 return f"`{name}` takes samples (dicts), but {made}. Put it before `to_tuple`."
@@ -133,5 +123,3 @@ class _OrderChecker:
             self.shape = None  # a function may return any type
         elif kind == "batch":
             self.batched_at = index
-        elif name == "unbatched":
-            self.batched_at, self.may_be_batched = None, False

@@ -30,7 +30,7 @@ from wdskit.text import as_int, hide_secrets
 
 Path = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)
-Kind = Literal["source", "splitter", "open", "each", "stream", "batch", "epoch"]
+Kind = Literal["source", "splitter", "each", "stream", "batch", "epoch"]
 
 _MAX_SHOWN = 60
 _REPR = reprlib.Repr()
@@ -116,9 +116,8 @@ class StageSpec(BaseModel):
 
     Attributes:
         name: Name of the stage in YAML, in the builder and in messages.
-        kind: Effect on the stream: "source" yields the stream, "splitter" selects shards, "open" opens shards, "each"
-            maps one value to one value, "stream" reorders, drops or unpacks values, "batch" makes batches, "epoch" sets
-            a number of items.
+        kind: Effect on the stream: "source" yields the stream, "splitter" selects shards, "each" maps one value to one
+            value, "stream" reorders or drops values, "batch" makes batches, "epoch" sets a number of items.
         shorthand: The setting that a bare value sets (`shuffle: 200`); None if the stage takes no arguments.
         is_mapping: Whether a whole YAML mapping is the value of `shorthand` (`rename: {image: jpg}`).
         is_starred: Name of the `*arguments` of the Python method, if the method takes the items of `shorthand` as

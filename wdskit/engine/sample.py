@@ -1,16 +1,12 @@
-"""Consecutive one-to-one stages, for a single sample and in a stream."""
+"""Consecutive one-to-one stages, for a single sample."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wdskit.engine.threads import Threads
-from wdskit.errors import PROCESS_ERRORS, SampleError
-from wdskit.stages.base import Origin, Run, Step, StepFailed, add_origin_note, cause_of, stage_error
-from wdskit.stages.timing import Timings, TimingSampler
+from wdskit.stages.base import Origin, Step, StepFailed, add_origin_note, cause_of, stage_error
+from wdskit.stages.timing import Timings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,103 +69,3 @@ class SampleStages:
             if timings is not None:
                 timings.lap(step.label, num)
         return value
-
-
-class StreamStages:
-    """One-to-one stages in a stream.
-
-    With several threads, up to two values per thread are made in advance. The values are yielded in their order, so the
-    result is the same as with one thread.
-
-    Args:
-        run: The state that all stages of the stream share.
-        steps: The stages, in their order.
-    """
-
-    def __init__(self, run: Run, steps: Iterable[Step]) -> None:
-        self.run = run
-        self.stages = SampleStages(tuple(steps))
-        self.name = "-".join(step.name for step in self.stages.steps)
-        self._pace = TimingSampler(every=8)
-
-    def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield each value of `source` after all stages. Bad samples are skipped, up to `run.max_bad` in an epoch.
-
-        Raises:
-            SampleError: A stage failed on a sample that `Run.skips` does not skip.
-            BaseException: `source` raised this error, or a stage raised this error, which is not an Exception.
-        """
-        run = self.run
-        if run.num_threads > 1:
-            yield from self._threaded(source)
-            return
-        for value in source:
-            origin = run.origin
-            run.mark_busy(run.board.main, origin)
-            timings = self._pace.begin()
-            try:
-                done = self._apply(value, origin, timings)
-            except SampleError as err:
-                if not run.skips(err, origin):
-                    raise
-                continue
-            if timings is not None:
-                run.keep_timings(timings)
-            run.origin = origin
-            yield done
-
-    def _threaded(self, source: Iterable[Any]) -> Iterator[Any]:
-        run = self.run
-        ahead = 2 * run.num_threads
-        waiting: list[tuple[Origin, Future[Any], Timings | None]] = []
-        threads = Threads(run.num_threads, self.name)
-        try:
-            for value in source:
-                timings = self._pace.begin()
-                waiting.append((run.origin, Future(), timings))
-                threads.submit(self._fulfil, waiting[-1][1], value, run.origin, timings)
-                if len(waiting) > ahead:
-                    yield from self._oldest(waiting)
-            while waiting:
-                yield from self._oldest(waiting)
-        finally:
-            for _, future, _ in waiting:
-                future.cancel()
-            threads.close()
-
-    def _fulfil(self, future: Future[Any], value: Any, origin: Origin, timings: Timings | None) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        slot = self.run.board.claim()
-        self.run.mark_busy(slot, origin)
-        try:
-            done = self._apply(value, origin, timings)
-        except BaseException as err:  # noqa: BLE001 (the consumer receives every error)
-            future.set_exception(err)
-        else:
-            future.set_result(done)
-        finally:
-            self.run.board.release(slot)
-            del future  # the traceback of its error refers to this frame: a cycle would keep the value alive
-
-    def _apply(self, value: Any, origin: Origin, timings: Timings | None) -> Any:
-        if timings is not None:
-            timings.start()
-        return self.stages.apply(value, origin, timings=timings, num=len(origin.members) or 1)
-
-    def _oldest(self, waiting: list[tuple[Origin, Future[Any], Timings | None]]) -> Iterator[Any]:
-        """Take the oldest entry out of `waiting`, wait for its value, and yield the value.
-
-        Yield nothing if the sample is bad and `Run.skips` allows to skip it. Raise all other errors of the stages.
-        """
-        origin, timings = waiting[0][0], waiting[0][2]
-        try:
-            done = waiting.pop(0)[1].result()  # the future has no name: its error would refer to this frame, a cycle
-        except SampleError as err:
-            if not self.run.skips(err, origin):
-                raise
-            return
-        if timings is not None:
-            self.run.keep_timings(timings)
-        self.run.origin = origin
-        yield done

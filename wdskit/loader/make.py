@@ -100,8 +100,6 @@ def make_loader(
         "is_rank_given": rank is not None and process_group is None,
     }
     if isinstance(built, StreamPipeline):
-        if spec.device is not None:
-            raise PipelineError("device: a stream's batches stay in this machine's memory. Move them in your loop.")
         return StreamLoader(built, spec, error_spec, **origin)
     return PlannedLoader(built, spec, error_spec, **origin)
 

@@ -1,38 +1,45 @@
-"""The loader of streams. Its worker processes continue the stream from epoch to epoch."""
+"""The loader of streams: torch's DataLoader runs the pipeline."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections import deque
+import signal
+import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from wdskit.engine.batch import Batch
-from wdskit.engine.stream import StreamBatches, StreamJob, StreamPipeline, check_splits, empty_epoch
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils import signal_handling
+
+from wdskit.engine.outcome import Outcome
+from wdskit.engine.stream import StreamPipeline, empty_epoch
 from wdskit.errors import PipelineError, StateError
 from wdskit.loader.base import Loader
 from wdskit.loader.budget import Budget
-from wdskit.loader.device import move_ahead, pin_mover
-from wdskit.loader.pools import make_pool
-from wdskit.loader.start_method import start_method_of
-from wdskit.loader.state import add_digest, compare_fingerprints, unused_state
+from wdskit.loader.start_method import check_guard, start_method_of
+from wdskit.loader.state import add_digest, compare_fingerprints, plain_state, unused_state
+from wdskit.loader.worker import seed_worker
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
+from wdskit.processes import end_with_parent
+from wdskit.stages.base import RejectedSample
 from wdskit.storage.urls import is_local
 
-logger = logging.getLogger(__name__)
-
+_END = object()
 STATE_VERSION = 1
+_PATIENCE_S = 0.5  # for workers to finish their sample
 _MAX_EPOCH = 1 << 30  # a stream numbers its draws with 63 bits, of which 30 hold the epoch
-_NO_EPOCH = -2  # -1 is not the number of an epoch, so that no epoch follows it
+
+logger = logging.getLogger(__name__)
 
 
 class StreamLoader(Loader):
     """The loader of a stream. Each iteration is one epoch of the items that its worker processes yield.
 
-    The workers live as long as the loader, so that an epoch of `with_epoch` continues the stream where the last epoch
-    ended. The state is only the number of the epoch. After a `break`, or after a state was loaded, the workers start a
-    new stream, whose shards and random numbers depend on the seed and on the number of the epoch.
+    An epoch of `with_epoch` continues the stream where the last epoch ended, if the workers are persistent and the
+    consumer received all of the last epoch. Otherwise the stream starts anew, with shards and random numbers that
+    depend on the seed and the number of the epoch. The state is only the number of the epoch.
 
     Args:
         pipeline: The pipeline, built for this rank.
@@ -43,7 +50,8 @@ class StreamLoader(Loader):
 
     Raises:
         PipelineError: The splits or the length do not fit the ranks and workers, a stage cannot be sent to the workers,
-            `start_method` is "fork" and forking is impossible, or `errors.dir` is not a folder.
+            `start_method` is "fork" and forking is impossible, a setting is not for streams, or `errors.dir` is not a
+            folder.
     """
 
     def __init__(
@@ -51,32 +59,36 @@ class StreamLoader(Loader):
     ) -> None:
         super().__init__(pipeline.run.rank_info, spec, **origin)
         self.pipeline = pipeline
+        self._loader: DataLoader[Any] | None = None
+        self._iterator: Any = None  # of `_loader`; it has the workers
         self._epoch = 0
         self._is_loaded = False  # a loaded state has not been used yet
-        self._finished_epoch = _NO_EPOCH  # the last epoch, if the consumer received all of it and no later epoch began
-        self._started_epoch: int | None = None  # the epoch that began last
-        self._num_received = 0  # items of this epoch
+        self._is_left = False  # the consumer has left the epoch early
+        self._next_whole = -1  # the epoch after the last one, if the consumer received all of that
+        self._num_received = 0  # items of the running epoch
         self._has_warned = False
         self._budget = Budget(errors or ErrorsSpec(), name=self._meter.name, rank=self._rank_info.rank, num_samples=0)
-        self._waiting: deque[tuple[int, Any]] = deque()  # workers and the tickets of their jobs, in turn
-        layout, count = pipeline.layout, self._num_items()
-        check_splits(pipeline.pipeline, layout, self._rank_info.world_size, max(1, spec.workers))
-        if layout.length is not None and count is not None and layout.length != count:
-            raise PipelineError(f"with_length says {layout.length}, but an epoch of this rank has {count} items.")
-        shards = getattr(pipeline.parts[0], "shards", None)  # another library's source has none
-        reads_store = not all(map(is_local, shards.urls if shards else ()))
-        start_method = functools.partial(start_method_of, pipeline.parts, spec.start_method, reads_store=reads_store)
-        self._pool = make_pool(pipeline, StreamBatches, spec.workers, start_method, spec.timeout)
-        self._mover = pin_mover(spec)
+        self._num_items = pipeline.num_items(spec.workers)
+        pipeline.check(max(1, spec.workers))
+        if pipeline.fixed_length is not None and self._num_items not in (None, pipeline.fixed_length):
+            raise PipelineError(
+                f"with_length says {pipeline.fixed_length}, but an epoch of this rank has {self._num_items} items."
+            )
+        if spec.device is not None:
+            raise PipelineError("device: a stream's batches stay in this machine's memory. Move them in your loop.")
+        if spec.timeout and not spec.workers:
+            raise PipelineError("timeout: without workers, nothing watches a stream. Set `workers`.")
+        if spec.workers:
+            self._start_method()
 
     @property
     def epoch(self) -> int:
         """Number of the running epoch. Between two iterations: number of the epoch that the next iteration runs.
 
-        The number of the next epoch is set just before the last item is yielded. If the number of items is unknown, the
-        number is set after the last item.
+        The number of the next epoch is set just before the last item is yielded, or when an iteration is left early. If
+        the number of items is unknown, the number is set after the last item.
         """
-        return self._epoch
+        return self._epoch + self._is_left
 
     def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None:
         if self._is_loaded and epoch != self._epoch:
@@ -87,7 +99,7 @@ class StreamLoader(Loader):
             if epoch < self._epoch:
                 return
             self._is_loaded = False
-        self._epoch = epoch
+        self._epoch, self._is_left = epoch, False
 
     def __len__(self) -> int:
         """Return the number of items of a whole epoch on this rank.
@@ -95,10 +107,9 @@ class StreamLoader(Loader):
         Raises:
             TypeError: The stages do not define the length of an epoch.
         """
-        count = self._num_items()
-        length = count if self.pipeline.layout.length is None else self.pipeline.layout.length
+        length = self._num_items if self.pipeline.fixed_length is None else self.pipeline.fixed_length
         if length is None:
-            way = "Add with_epoch or" if self.pipeline.layout.cut is None else "Put with_epoch last, or add"
+            way = "Put with_epoch last, or add" if self.pipeline.run.is_endless else "Add with_epoch or"
             raise TypeError(f"the stages of this pipeline do not define its length. {way} with_length.")
         return length
 
@@ -110,29 +121,29 @@ class StreamLoader(Loader):
         Raises:
             TypeError: The stages do not define the length of an epoch.
         """
-        return max(0, len(self) - (self._num_received if self._epoch == self._started_epoch else 0))
+        return max(0, len(self) - self._num_received)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a state with the number of the running or next epoch, as plain JSON, the same on every rank.
+        """Return a state with the number of the epoch, as plain JSON, the same on every rank.
 
         A run that loads the state starts this epoch from its beginning. With `with_epoch`, the samples may differ
         from the samples of this run. The first call in the middle of an epoch logs a warning about this.
         """
-        if not self._has_warned and self._epoch == self._started_epoch and self._num_received:
+        if not self._has_warned and self._num_received:
             self._has_warned = True
             logger.warning(
                 "the state of a stream is the start of its epoch: a resumed run starts epoch %d with new draws. To "
                 "resume at any step, index the shards (`wdskit index FOLDER`) and use the source `exact`",
                 self._epoch,
             )
-        fingerprint = add_digest(self.pipeline.layout.fingerprint)
+        fingerprint = add_digest(self.pipeline.fingerprint())
         return {"version": STATE_VERSION, "epoch": self._epoch, "fingerprint": fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Let the next iteration start the epoch of a saved state, from its beginning.
 
         Args:
-            state: Result of `state_dict`, on any number of ranks, workers and threads.
+            state: Result of `state_dict`, on any number of ranks and workers.
             strict: If True, refuse a state that belongs to another order of samples. If False, load this state too and
                 log the difference.
 
@@ -140,104 +151,168 @@ class StreamLoader(Loader):
             StateError: `state` is not the state of a stream, or `strict` is True and the state belongs to another order
                 of samples. The message names the difference.
         """
-        given: Any = state
-        if isinstance(given, Mapping) and "consumed" in given:
+        given = plain_state(state)
+        if "consumed" in given:
             raise StateError("this is the state of a planned source, such as `exact`, not of a stream.")
-        if not isinstance(given, Mapping) or given.get("version") != STATE_VERSION:
+        if given.get("version") != STATE_VERSION:
             raise StateError(f"this is not the state of a stream of version {STATE_VERSION}.")
         epoch, fingerprint = given.get("epoch"), given.get("fingerprint")
         if type(epoch) is not int or not 0 <= epoch < _MAX_EPOCH:
             raise StateError(f"state: epoch is {epoch!r}, not a whole number from 0 to {_MAX_EPOCH - 1}.")
         if not isinstance(fingerprint, Mapping):
             raise StateError("state: fingerprint is missing.")
-        compare_fingerprints(self.pipeline.layout.fingerprint, fingerprint, strict=strict)
-        self._epoch, self._is_loaded = epoch, True
-        self._started_epoch = None
+        compare_fingerprints(self.pipeline.fingerprint(), fingerprint, strict=strict)
+        self._epoch, self._is_loaded, self._is_left = epoch, True, False
+        self._num_received = 0
         self._is_in_epoch = False
 
     def _items(self) -> Any:
-        epoch = self._epoch
-        continues = epoch == self._finished_epoch + 1 and not self._is_loaded
-        self._started_epoch, self._is_loaded, self._num_received = epoch, False, 0
-        self._finished_epoch = _NO_EPOCH
-        expected = self._num_items()
+        epoch = self._epoch = self.epoch
+        self._is_loaded = self._is_left = False
+        self.pipeline.clock.set(epoch)
+        if epoch != self._next_whole:
+            self.pipeline.clock.reset()
+        self._next_whole = -1
+        self._budget.count = self._num_received = num_items = 0
         self._meter.begin(epoch)
-        batches = self._take(StreamJob(epoch, is_first=True, continues=continues))
-        moved = batches if self._mover is None else move_ahead(batches, self._mover, self._is_ready)
-        num_items = 0
-        self._budget.count = 0
-        for batch in moved:
-            self._spend(epoch, batch)
-            if batch.is_end:
-                continue
-            num_items += 1
-            if self._started_epoch == epoch:  # and no state was loaded since
-                self._num_received = num_items
-            if num_items == expected:  # before the last item is yielded: a state that is saved then has the next epoch
-                for end in moved:  # let each worker reach its end
-                    self._spend(epoch, end)
-                    num_items += not end.is_end
-                self._check_length(epoch, num_items, expected)
-                self._finish(epoch)
-            self._meter.received(batch.num_samples, timings=batch.timings)
-            value = batch.value
-            del batch
-            yield value
-            del value
-            self._meter.asked()
-        if not expected or self._budget.count:  # skipped samples after `with_epoch` make an epoch shorter
-            if num_items == 0:
-                raise empty_epoch(epoch, num_bad=self._budget.count)
-            self._finish(epoch)
-        else:
-            self._check_length(epoch, num_items, expected)
-
-    def _spend(self, epoch: int, batch: Batch) -> None:
-        self._budget.spend(epoch, batch.bad)
-        self._meter.count_replaced(len(batch.bad))
-
-    def _take(self, job: StreamJob) -> Iterator[Batch]:
-        """Yield the items of an epoch, one from each worker in turn. After the last item of each worker, yield a batch
-        with `is_end`, which is not an item. An error of a worker is raised in place of its item.
-        """
-        pool = self._pool
-        turns = range(max(1, self.spec.workers))
-        waiting = self._waiting = deque()
-        following = StreamJob(job.epoch)
+        items = self._received(epoch)
         try:
-            waiting += [(worker, pool.submit(job, worker)) for worker in turns]
-            for _ in range(1, (self.spec.prefetch or DEFAULT_PREFETCH) if self.spec.workers else 1):
-                waiting += [(worker, pool.submit(following, worker)) for worker in turns]
-            while waiting:
-                worker, ticket = waiting[0]
-                outcome = pool.take(ticket)
-                waiting.popleft()
-                batches = outcome.result()
-                if not batches:  # the worker had reached its end before
-                    continue
-                if not batches[0].is_end:
-                    waiting.append((worker, pool.submit(following, worker)))
-                yield batches.pop()  # no reference is kept here
+            for item in items:
+                num_items += 1
+                if self._is_in_epoch:  # and no state was loaded since
+                    self._num_received = num_items
+                if num_items == self._num_items:  # before the last item is yielded: a state then has the next epoch
+                    num_items += sum(1 for _ in items)  # the ends of all workers
+                    self._finish(epoch, num_items)
+                self._meter.received(item.num_samples)
+                value = item.value
+                del item
+                yield value
+                del value
+                self._meter.asked()
+            if num_items != self._num_items:
+                self._finish(epoch, num_items)
         finally:
-            pool.forget([ticket for _, ticket in waiting])
-            waiting.clear()
-            pool.free_memory()
+            self._is_left = self._is_in_epoch and self._num_received > 0
 
-    def _is_ready(self) -> bool:
-        return bool(self._waiting) and self._pool.is_ready(self._waiting[0][1])
-
-    def _close_pool(self) -> None:
-        self._pool.close()
-
-    def _finish(self, epoch: int) -> None:
-        if self._is_in_epoch:  # and no state was loaded since
-            self._finished_epoch = epoch
-            self._epoch = epoch + 1
+    def _finish(self, epoch: int, num_items: int) -> None:
+        if self._num_items not in (None, num_items) and not self._budget.count:  # skipped samples shorten an epoch
+            raise PipelineError(f"epoch {epoch} ended after {num_items} of {self._num_items} items.")
+        if num_items == 0:
+            raise empty_epoch(epoch, num_bad=self._budget.count)
+        if self._is_in_epoch:
+            self._epoch = self._next_whole = epoch + 1
+            self._num_received = 0
             self._end_epoch()
 
-    def _check_length(self, epoch: int, num_items: int, expected: int) -> None:
-        if num_items != expected:
-            raise PipelineError(f"epoch {epoch} ended after {num_items} of {expected} items.")
+    def _received(self, epoch: int) -> Iterator[Item]:
+        """Yield the items of the workers, one of each worker in turn. An error of a worker is raised in its place."""
+        if self._loader is None or not self.spec.persistent_workers:
+            self._loader = self._make_loader()
+        items = self._iterator = iter(self._loader)
+        try:
+            while True:
+                try:
+                    item = next(items, None)
+                except RuntimeError as err:  # torch's: a worker was killed, or no item came within `timeout`
+                    self._end_workers()
+                    raise PipelineError(str(err)) from err
+                if item is None:
+                    return
+                self._budget.spend(epoch, item.bad)
+                self._meter.count_replaced(len(item.bad))
+                item.error.result()
+                if item.num_samples:
+                    yield item
+        finally:
+            if not self.spec.persistent_workers:
+                self._end_workers()
 
-    def _num_items(self) -> int | None:
-        return self.pipeline.num_items(self.spec.workers)
+    def _make_loader(self) -> DataLoader[Any]:
+        """Return a DataLoader whose next iteration starts the workers."""
+        spec, settings = self.spec, dict[str, Any]()
+        if spec.workers:
+            method = self._start_method()
+            check_guard(method)
+            settings = {
+                "num_workers": spec.workers,
+                "prefetch_factor": spec.prefetch or DEFAULT_PREFETCH,
+                "persistent_workers": spec.persistent_workers,
+                "multiprocessing_context": method.name,
+                "timeout": spec.timeout or 0,
+                "worker_init_fn": functools.partial(_start_worker, self.pipeline, spec.workers),
+            }
+        return DataLoader(
+            _Items(self.pipeline),
+            batch_size=None,
+            collate_fn=_unchanged,
+            pin_memory=spec.pin_memory and torch.cuda.is_available(),
+            generator=torch.Generator(),  # otherwise it draws from the program's own
+            **settings,
+        )
+
+    def _start_method(self) -> Any:
+        source = self.pipeline.source  # another library's source is None
+        reads_store = source is not None and not all(map(is_local, source.shards.urls))
+        return start_method_of(self.pipeline.pipeline, self.spec.start_method, reads_store=reads_store)
+
+    def _close_pool(self) -> None:
+        self._end_workers()
+        self._next_whole = -1
+        self.pipeline.close()
+
+    def _end_workers(self) -> None:
+        """End the workers. A worker that hangs is killed: torch would wait 5 s for it."""
+        iterator, self._iterator, self._loader = self._iterator, None, None
+        if getattr(iterator, "_worker_pids_set", False):
+            signal_handling._remove_worker_pids(id(iterator))  # noqa: SLF001 (their deaths are no error then)
+            iterator._worker_pids_set = False  # noqa: SLF001
+            killer = threading.Timer(_PATIENCE_S, lambda: [each.kill() for each in iterator._workers])  # noqa: SLF001
+            killer.start()
+            iterator._shutdown_workers()  # noqa: SLF001
+            killer.cancel()
+
+
+class Item(NamedTuple):
+    """An item on its way from a worker.
+
+    Attributes:
+        value: The item; None at the end of a worker's epoch and with an error.
+        num_samples: Number of samples in the item; 0 if `value` is None.
+        bad: The samples that were skipped before this item.
+        error: An outcome without a value; has the error of the pipeline if it failed.
+    """
+
+    value: Any
+    num_samples: int
+    bad: tuple[RejectedSample, ...]
+    error: Outcome[None]
+
+
+class _Items(IterableDataset[Item]):
+    """The items of a stream's epoch, and an end or error after them."""
+
+    def __init__(self, pipeline: StreamPipeline) -> None:
+        self._pipeline = pipeline
+
+    def __iter__(self) -> Iterator[Item]:
+        run, info = self._pipeline.run, get_worker_info()
+        values = self._pipeline.items(self._pipeline.clock.epoch)
+        while True:
+            made: Outcome[Any] = Outcome.of(next, values, _END)
+            if made.error is not None or made.value is _END:
+                break
+            yield Item(made.value, len(run.origin.members) or 1, run.take_bad(), Outcome())
+        yield Item(None, 0, run.take_bad(), Outcome(None, made.error, "" if info is None else f"worker {info.id}"))
+
+
+def _start_worker(pipeline: StreamPipeline, num_workers: int, number: int) -> None:
+    """Prepare a worker process: it ends with the main process, and its generators are seeded as for all sources."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipeline.run.epoch = pipeline.clock.epoch
+    seed_worker(pipeline, number, num_workers)
+
+
+def _unchanged(item: Any) -> Any:
+    return item

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wdskit.config.order import check_order
-from wdskit.config.types import StageSpec, parse_settings
+from wdskit.config.types import StageSpec, parse_settings, show
 from wdskit.errors import PipelineError
 from wdskit.pipeline.settings import CacheSpec, Config, ErrorsSpec, LoaderSpec, load_config
-from wdskit.stages.foreign import check_stage
 from wdskit.stages.registry import STAGES, parse_stage
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Pipeline:
     def __init__(self, stages: Sequence[Any] = ()) -> None:
         self.stages: tuple[Any, ...] = tuple(stages)
         for at, stage in enumerate(self.stages):
-            check_stage(stage, at)
+            _check_stage(stage, at)
 
     def __repr__(self) -> str:
         names = (str(getattr(stage, "name", getattr(stage, "__name__", repr(stage)))) for stage in self.stages)
@@ -143,6 +142,23 @@ class Pipeline:
         import wdskit  # the public name, because the loader is a layer above
 
         return wdskit.make_loader(self, **settings)
+
+
+def _check_stage(stage: object, at: int) -> None:
+    """Check that `stage` can be stage number `at` of a pipeline.
+
+    Raises:
+        PipelineError: `stage` is neither a `StageSpec`, nor a callable, nor a stage of webdataset, nor, as stage 0, a
+            DataLoader or IterableDataset of torch.
+    """
+    if isinstance(stage, StageSpec) or hasattr(stage, "run"):
+        return
+    if callable(stage) and not (isinstance(stage, type) and issubclass(stage, StageSpec)):
+        return
+    if at == 0 and any(each.__module__.startswith("torch.utils.data") for each in type(stage).__mro__):
+        return
+    way_out = "a stage is a spec or a callable from iterator to iterator. Write .shuffle(200) for wdskit's own."
+    raise PipelineError(f"stage {at}: {show(stage)}; {way_out}")
 
 
 def _stage_method(stage: type[StageSpec]) -> Callable[..., Pipeline]:

@@ -216,7 +216,6 @@ class Pipeline:
         shuffle_shards: bool = True,
         resampled: bool = False,
         weights: Sequence[float] | None = None,
-        upsampling: str | None = None,
         split: Literal["none"] | None = None,
         check: Literal["none", "size", "sha256"] = "size",
         classes: Literal["same", "any"] = "same",
@@ -224,12 +223,12 @@ class Pipeline:
         """The unplanned source: reads shards one after the other and needs no index.
 
         Args:
-            shards: A path, URL, glob, brace pattern or folder, several joined by `::`, or a list of these.
+            shards: A path, URL, glob, brace pattern or folder, several joined by `::`, or a list of these. A shard that
+                is named twice is read twice.
             seed: Seed of the shards' order and of everything random.
             shuffle_shards: Whether to shuffle the shards in each epoch; otherwise they keep the listed order.
             resampled: Whether to draw shards with replacement, without end.
             weights: Relative frequency of each `::`-part or list item of `shards`. Needs `resampled: true`.
-            upsampling: In place of `weights`, as in open_clip: relative frequency of each shard of a part, `1::2`.
             split: `none`: every rank and worker reads everything. Otherwise a missing splitter is an error.
             check: What to check in a shard that has an index. `size`: its size, and each sample when it is read.
                 `sha256`: also its digest. `none`: nothing.
@@ -241,9 +240,6 @@ class Pipeline:
 
     def split_by_worker(self) -> Self:
         """Keep the shards that belong to this worker process."""
-
-    def tarfile_to_samples(self) -> Self:
-        """Open the shards here. Without this stage, they are opened before the first stage that is not a splitter."""
 
     def shuffle(self, size: int, *, initial: int | None = None) -> Self:
         """Shuffle the values in a buffer.
@@ -258,17 +254,6 @@ class Pipeline:
 
         Args:
             fn: A function, or the name of a registered one.
-        """
-
-    def slice(self, *bounds: int | None) -> Self:
-        """Keep a range of the values, like a slice in Python.
-
-        The values of all workers of a rank are counted together: one of each worker in each turn. The first worker of a
-        turn depends on the number of the turn.
-
-        Args:
-            *bounds: The end of the range, which is excluded; or its start and end; or start, end and step. No number is
-                negative. null: no end.
         """
 
     def decode(
@@ -501,9 +486,6 @@ class Pipeline:
             collate: Function from a list of samples to a batch.
             ragged: Fields with arrays of different lengths, which become values and offsets.
         """
-
-    def unbatched(self) -> Self:
-        """Split each batch into its samples again."""
 
     def bucketed(
         self,

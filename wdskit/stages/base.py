@@ -1,9 +1,5 @@
 """Classes that all stages share: the origin of a value (`Origin`), the state of a running pipeline (`Run`), the base
 class of stages that map one value to one value (`PerSampleStage`), and the state while a pipeline is built (`Context`).
-
-Running stages are plain callables `iterator -> iterator`, so that webdataset's stages and wdskit's can be mixed. The
-iterators yield values without their origins. A stage writes the origin of a value (`Origin`) to `run.origin` before it
-yields the value. A stage that delays values (shuffle, threads) stores their origins with them.
 """
 
 from __future__ import annotations
@@ -24,12 +20,11 @@ from numpy.random import Generator
 from pydantic import PlainValidator, WithJsonSchema
 
 from wdskit.config.types import Kind, StageSpec, refuse, show, wrong_kind
-from wdskit.errors import PROCESS_ERRORS, PipelineError, SampleError, WdskitError, error_text
+from wdskit.errors import PipelineError, SampleError, WdskitError, error_text
 from wdskit.order.buckets import Buckets
 from wdskit.order.keys import PositionRng
 from wdskit.stages.progress import IDLE, Board, Slot
 from wdskit.stages.roles import EVERYTHING, NO_ROLES, Live, Roles
-from wdskit.stages.timing import Timings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,11 +50,9 @@ class Origin(NamedTuple):
     The position is (major, minor, part):
 
     - From a planned source: 0, the position in the endless sequence of all epochs, and the number of the mixture part.
-    - From a stream: the number of the draw (see `Draws`), the number of the sample in the shard, and 0.
+    - From a stream: the number of the draw (see `StreamSource`), the number of the sample in the shard, and 0.
     - After a foreign stage, such as webdataset's: the number of the value in this process, the epoch, and `FOREIGN`
       with rank and worker.
-    - From `unbatched`, if a function has changed the number of samples: `major` and `minor` of the batch, and the
-      sample's number in the batch + 1.
 
     Attributes:
         url: Path or URL of the shard, for messages; empty if unknown.
@@ -118,21 +111,8 @@ class Run:
         num_threads: Number of threads in this process that run the stages.
         worker: Number of this worker process; 0 in the main process.
         num_workers: Number of worker processes of the rank; 1 in the main process.
-        first_epoch: The epoch in which the running stream started, for stages before with_epoch.
-        epoch: The running epoch, for stages after with_epoch.
-        origin: Origin of the value that a stage yielded last.
-        first_draw: Number of the first shard of the running stream, in the sequence of `Draws`.
-        stop_draw: Number of the last shard of the running stream + 1; None for an endless stream.
-        stream: Number of the running stream in this process. When it changes, the source of an earlier stream ends.
-        num_yielded: Number of values of the stream in this process. With with_epoch: the values that with_epoch has
-            read. Without: the values that the stream has yielded.
+        epoch: Number of the epoch that runs in this process.
         board: The positions of the values that the threads of this process work on.
-        is_watched: Whether a loader in another thread or process reads `board`, and reports a wait that is too long.
-        timings: Timings of a stream's stages since the last call of `take_timings`.
-        max_bad: Number of bad samples that a stream may skip in an epoch; with 0, a bad sample is an error.
-        forgives_functions: Whether a sample is also skipped if a transform or a user's function fails on it.
-        num_bad: Number of samples that were skipped in the running epoch.
-        bad: The skipped samples that `take_bad` has not returned yet.
     """
 
     def __init__(self, rank_info: RankInfo, seed: int, num_threads: int = 1) -> None:
@@ -141,19 +121,7 @@ class Run:
         self.num_threads = num_threads
         self.worker = 0
         self.num_workers = 1
-        self.first_epoch = 0
         self.epoch = 0
-        self.origin = NO_ORIGIN
-        self.first_draw = 0
-        self.stop_draw: int | None = None
-        self.stream = 0
-        self.num_yielded = 0
-        self.is_watched = False
-        self.timings = Timings()
-        self.max_bad = 0
-        self.forgives_functions = False
-        self.num_bad = 0
-        self.bad: list[RejectedSample] = []
         self._init_process_state()
 
     def _init_process_state(self) -> None:
@@ -168,29 +136,6 @@ class Run:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._init_process_state()
-
-    def skips(self, err: SampleError, origin: Origin) -> bool:
-        """Return True if a bad sample is skipped; the sample is then counted and added to `self.bad`. Return False if
-        the caller must raise `err`: no bad sample is allowed, `errors` does not cover this kind of error, or the value
-        is a batch.
-
-        Raises:
-            SampleError: The epoch of this worker has more bad samples than `errors.max_bad` allows.
-        """
-        is_function = err.is_function and not self.forgives_functions
-        if not self.max_bad or is_function or origin.members or isinstance(err.__cause__, PROCESS_ERRORS):
-            return False  # raising here would make a cycle: the traceback would refer to this frame
-        self.num_bad += 1
-        if self.num_bad > self.max_bad:
-            msg = f"{err}\n  It is bad sample {self.num_bad} of an epoch of this worker, and errors.max_bad allows"
-            raise SampleError(f"{msg} {self.max_bad}.", stage=err.stage, shard=err.shard, key=err.key) from err
-        self.bad.append(RejectedSample(origin.minor, err.shard, err.key, str(err)))
-        return True
-
-    def take_bad(self) -> tuple[RejectedSample, ...]:
-        """Return the samples that were skipped since the last call, in order."""
-        bad, self.bad = tuple(self.bad), []
-        return bad
 
     def mark_busy(self, slot: Slot, origin: Origin) -> None:
         """Note in `slot` that its thread starts to work on the value of `origin`: write `major` and `minor`. For a
@@ -218,32 +163,6 @@ class Run:
                 yield
             finally:
                 self.board.turn[1] = IDLE
-
-    def begin(self, first_epoch: int, *, first_draw: int, stop_draw: int | None = None) -> None:
-        """Set `first_epoch`, `first_draw` and `stop_draw` for a new stream, and `origin` to `NO_ORIGIN`. Call this
-        before the stream reads a shard.
-
-        Args:
-            first_epoch: Number of the first epoch.
-            first_draw: Number of the first draw (see `Draws`).
-            stop_draw: Number of the last draw + 1; None for an endless stream.
-        """
-        self.first_epoch = first_epoch
-        self.origin = NO_ORIGIN
-        self.first_draw = first_draw
-        self.stop_draw = stop_draw
-
-    def keep_timings(self, timings: Timings) -> None:
-        """Add `timings` to the timings of the stream. Only the thread that reads the stream may call this method."""
-        self.timings.merge(timings)
-
-    def take_timings(self) -> Timings | None:
-        """Return the timings since the last call; None if no stage was timed and no bytes were counted."""
-        timings = self.timings
-        if not timings.stages and not timings.bytes_read:
-            return None
-        self.timings = Timings()
-        return timings
 
     def rng_of(self, stage: str) -> Callable[[Origin], Generator]:
         """Return a function that takes the origin of a value, and returns the random Generator for the position of this

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from wdskit.config.types import StageSpec, read_stage, require_valid
 from wdskit.errors import PipelineError
-from wdskit.stages import batching, buckets, fields, shard_reader, sources, stream_source, streaming, vision
+from wdskit.stages import batching, buckets, fields, sources, streaming, vision
 from wdskit.stages.base import is_function_name, parameters_of
 from wdskit.stages.images import transforms
 
@@ -23,13 +23,11 @@ STAGES: dict[str, type[StageSpec]] = {
         sources.Exact,
         sources.Resampled,
         sources.Sequential,
-        stream_source.Stream,
-        stream_source.SplitByNode,
-        stream_source.SplitByWorker,
-        shard_reader.TarfileToSamples,
+        streaming.Stream,
+        streaming.SplitByNode,
+        streaming.SplitByWorker,
         streaming.Shuffle,
         streaming.Select,
-        streaming.Slice,
         fields.Decode,
         fields.Map,
         fields.MapDict,
@@ -47,7 +45,6 @@ STAGES: dict[str, type[StageSpec]] = {
         fields.ToTuple,
         fields.ToDict,
         batching.Batched,
-        batching.Unbatched,
         buckets.Bucketed,
         streaming.WithEpoch,
         streaming.WithLength,

@@ -21,7 +21,7 @@ from shards import listed, write_shard
 
 from wdskit import Pipeline
 from wdskit.codecs.images import IMAGE_SPECS, decode_image
-from wdskit.engine.sample import StreamStages
+from wdskit.engine.stream import EachSample
 from wdskit.errors import DecodeError, ImageTooLarge, PipelineError, SampleError
 from wdskit.native import native
 from wdskit.pipeline.build import build_pipeline
@@ -38,8 +38,7 @@ from wdskit.stages.images.transforms import (
     Resize,
 )
 from wdskit.stages.registry import STAGES
-from wdskit.stages.stream_source import Stream
-from wdskit.stages.streaming import Shuffle
+from wdskit.stages.streaming import Shuffle, Stream
 
 needs_native = pytest.mark.skipif(native() is None, reason="only native code decodes at a smaller scale")
 
@@ -243,7 +242,7 @@ def test_a_field_renamed_before_decode_counts_as_an_image():
     """Another image is next to it, and the pipeline does not say which is meant: the result is as without fusing."""
     specs = [Rename(names={"photo": "jpg"}), Decode(images="rgb8"), RandomResizedCrop(size=8)]
     stages = build_pipeline([Stream(shards=__file__), *specs], rank_info=RankInfo(0, 1)).pipeline
-    [each] = [stage.stages for stage in stages if isinstance(stage, StreamStages)]
+    [each] = [stage.stages for stage in stages if isinstance(stage, EachSample)]
     result = each.apply({"jpg": PICTURE, "png": PICTURE}, at())
     assert result["photo"] == PICTURE
     assert result["png"].shape == (8, 8, 3)

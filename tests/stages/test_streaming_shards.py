@@ -1,4 +1,4 @@
-"""Shards into samples: they are compared with their index during reading, and a pipeline without output is logged."""
+"""Shards into samples in a stream: they are compared with their index during reading."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import io
 import itertools
 import os
 import random
-import re
 import tarfile
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shards import listed, nothing, number_of, write_numbers, write_shard
+from shards import nothing, number_of, write_numbers, write_shard
 from tar_corpus import END, GNU, member, pax, record
 
 from wdskit import Pipeline
@@ -22,7 +20,7 @@ from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import offsets_path, read_offsets
 from wdskit.errors import FolderIndexError, PipelineError, ShardError
 from wdskit.shards.index import index_folder
-from wdskit.stages import progress, shard_reader
+from wdskit.stages import streaming
 
 
 def stream(path: Path | str, **settings: Any) -> Pipeline:
@@ -207,7 +205,7 @@ def test_damage_behind_whole_samples_is_told_behind_them(tmp_path):
 def test_a_shard_is_looked_through_once(tmp_path, monkeypatch):
     path = write_shard(tmp_path / "s.tar", SAMPLES)
     walks: list[str] = []
-    monkeypatch.setattr("wdskit.stages.shard_reader.refuse_divided", lambda file, *, shard: walks.append(shard))
+    monkeypatch.setattr("wdskit.stages.streaming.refuse_divided", lambda file, *, shard: walks.append(shard))
     loader = stream(path).loader(workers=0)
     for _ in range(3):
         assert len(list(loader)) == 5
@@ -221,61 +219,15 @@ def six(tmp_path):
     return write_numbers(tmp_path / "six", [4, 5, 6, 7, 8, 9])
 
 
-def test_stages_that_hold_or_skip_many_samples_are_no_silence(six):
-    """They skip more samples than all shards have: 5 passes."""
-    base = listed(six).map(number_of)
-    for pipe in (
-        base.batched(4).shuffle(100, initial=50),
-        base.slice(200, None),
-        base.slice(0, None, 150),
-        base.batched(200),
-        base.batched(4).slice(40, None),
-        base.batched(2).unbatched().shuffle(200, initial=200),
-    ):
-        assert len(list(pipe.with_epoch(3).loader(workers=0))) == 3
-
-
 @pytest.mark.parametrize("options", [{}, {"resampled": True}, {"shuffle_shards": False}], ids=str)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_a_filter_that_keeps_one_shard_of_many_is_no_silence(tmp_path, options, world_size):
-    """This holds for any draws: a warning needs that every shard kept nothing, not only a row of shards."""
+def test_a_filter_may_keep_one_shard_of_many(tmp_path, options, world_size):
+    """This holds for any draws."""
     pattern = write_numbers(tmp_path, [2] * 12)
     pipe = Pipeline().stream(pattern, **options).split_by_node().map(number_of).select(lambda number: number >= 22)
     rank = 11 % world_size  # the rank that reads the last shard without a shuffle
     items = list(pipe.with_epoch(40).loader(workers=0, rank=rank, world_size=world_size))
     assert set(items) == {22, 23}
-
-
-@pytest.mark.parametrize(("num_samples", "batch", "threads"), [(200, 64, 2), (2000, 256, 4)])
-def test_threads_that_hold_more_batches_than_the_shards_have_are_no_silence(tmp_path, num_samples, batch, threads):
-    pattern = write_numbers(tmp_path, [num_samples])
-    pipe = Pipeline().stream(pattern).map(number_of).batched(batch).map(list).with_epoch(3)
-    assert [len(items) for items in pipe.loader(workers=0, threads=threads)] == [batch] * 3
-
-
-@pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 1, "start_method": "fork"}, None], ids=str)
-def test_a_filter_that_keeps_nothing_is_logged_and_goes_on(tmp_path, monkeypatch, caplog, settings):
-    """The loader logs it, or a stream that runs without a loader."""
-    monkeypatch.setattr(progress, "REPORT_S", 0.2)
-    flag = tmp_path / "logged"
-    caplog.handler.addFilter(lambda record: flag.touch() or True)
-    pipe = Pipeline().stream(write_numbers(tmp_path, [2] * 12), split="none").select(lambda _: flag.exists())
-    pipe = pipe.with_epoch(3)
-    assert len(list(pipe.build() if settings is None else pipe.loader(**settings))) == 3
-    pattern = r"no (batch has come from|sample has come out of) .* for 0 s"
-    assert re.match(pattern, caplog.messages[0])
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_filter_that_keeps_nothing_ends_with_the_timeout(tmp_path, workers):
-    """No thread is left that reads shards."""
-    before = {*threading.enumerate()}
-    pipe = Pipeline().stream(write_numbers(tmp_path, [2] * 12), split="none").select(nothing).with_epoch(1)
-    with pytest.raises(PipelineError, match=r"^no batch came within 0.3 s \(timeout\): no batch has come from "):
-        list(pipe.loader(workers=workers, timeout=0.3))
-    for thread in {*threading.enumerate()} - before:
-        thread.join(5)
-        assert not thread.is_alive()
 
 
 def test_a_row_of_empty_shards_is_no_end(tmp_path):
@@ -293,11 +245,11 @@ def test_empty_shards_say_so_instead_of_looping(tmp_path):
 @pytest.mark.parametrize("options", [{}, {"shuffle_shards": False}, {"resampled": True}], ids=str)
 def test_a_rank_that_gets_only_empty_shards_says_so_instead_of_looping(tmp_path, monkeypatch, options):
     """Ranks 0 and 2 read the two other shards for ever."""
-    monkeypatch.setattr(shard_reader, "_MOST_EMPTY", 50)
+    monkeypatch.setattr(streaming, "_MOST_EMPTY", 50)
     pattern = write_numbers(tmp_path, [5, 0, 0])
     pipe = Pipeline().stream(pattern, **options).split_by_node().map(number_of).with_epoch(4)
     if not options.get("shuffle_shards", True):
-        with pytest.raises(PipelineError, match="this worker gets only shards that hold no samples, 150 times until"):
+        with pytest.raises(PipelineError, match="this worker gets only shards that hold no samples"):
             list(pipe.loader(workers=0, rank=1, world_size=3))
     else:
         assert len(list(pipe.loader(workers=0, rank=1, world_size=3))) == 4
@@ -307,7 +259,7 @@ def test_an_epoch_that_can_have_no_batch_is_an_error(tmp_path):
     pattern = write_numbers(tmp_path, [9])
     loader = Pipeline().stream(pattern).map(number_of).with_epoch(5).batched(7, partial=False).loader(workers=0)
     for _ in range(2):
-        with pytest.raises(PipelineError, match="epoch 0 is empty"):
+        with pytest.raises(PipelineError, match=r"epoch \d is empty"):
             list(loader)
 
 

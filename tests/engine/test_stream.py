@@ -1,4 +1,4 @@
-"""Foreign stages: webdataset's own, callables from iterator to iterator, and torch's data sets."""
+"""A stream is a `webdataset.DataPipeline`: epochs in torch's DataLoader, and stages that are not wdskit's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 import webdataset
 from shards import listed, number_of, write_numbers
+from torch.utils.data import DataLoader
 
 from wdskit import Pipeline, PipelineError
 from wdskit.dataset.patterns import list_shards
@@ -40,13 +41,12 @@ def test_callables_and_datasets_are_stages(six):
 
 
 def test_webdatasets_splitters_are_read_as_ours(six, monkeypatch):
-    """Left alone, they would count from a resumed position and read the environment's rank, both wrong in workers."""
+    """Left alone, they would read the environment's rank, which workers lack."""
     theirs = Pipeline().stream(six, seed=2).stage(webdataset.split_by_node).stage(webdataset.split_by_worker)
     ours = Pipeline().stream(six, seed=2).split_by_node().split_by_worker()
     for rank in range(2):
         loaders = [
-            pipe.map(number_of).with_epoch(9).loader(rank=rank, world_size=2, workers=2, persistent_workers=False)
-            for pipe in (theirs, ours)
+            pipe.map(number_of).with_epoch(9).loader(rank=rank, world_size=2, workers=2) for pipe in (theirs, ours)
         ]
         first, second = ([list(loader) for _ in range(3)] for loader in loaders)
         assert first == second
@@ -91,3 +91,29 @@ def test_build_is_a_data_pipeline_that_takes_webdatasets_stages(six):
     assert [int(sample["cls"]) for sample in mixed.build()] == list(range(39))
     del mixed
     gc.collect()
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_all_workers_of_torchs_loader_are_in_one_epoch(six, persistent, start_method):
+    """Also after passes in this process, after a `break`, and after `set_epoch`."""
+    built = Pipeline().stream(six, seed=1).split_by_worker().map(number_of).build()
+    assert sorted(built) == list(range(39))
+    settings = {"num_workers": 2, "persistent_workers": persistent, "multiprocessing_context": start_method}
+    loader = DataLoader(built, batch_size=None, **settings)
+    for number, _ in enumerate(loader):
+        if number == 33:
+            break
+    epochs = [[int(item) for item in loader] for _ in range(3)]
+    assert all(sorted(epoch) == list(range(39)) for epoch in epochs)
+    assert len({*map(tuple, epochs)}) == 3
+    built.set_epoch(2)
+    assert [int(item) for item in loader] == epochs[0]
+    assert [int(item) for item in loader] == epochs[1]
+
+
+def test_workers_that_torch_starts_anew_count_epochs_too(six):
+    """The number of the epoch follows from the iterations of the DataLoader, not from the draws of the program."""
+    built = Pipeline().stream(six, seed=1).split_by_worker().shuffle(9).map(number_of).with_epoch(12).build()
+    epochs = [[int(item) for item in DataLoader(built, batch_size=None, num_workers=2)] for _ in range(4)]
+    assert len({*map(tuple, epochs)}) == 4
