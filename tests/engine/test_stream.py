@@ -93,8 +93,7 @@ def test_build_is_a_data_pipeline_that_takes_webdatasets_stages(six):
     gc.collect()
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("persistent", "start_method"), [(False, "fork"), (True, "fork"), (True, "spawn")])
 def test_all_workers_of_torchs_loader_are_in_one_epoch(six, persistent, start_method):
     """Also after passes in this process, after a `break`, and after `set_epoch`."""
     built = Pipeline().stream(six, seed=1).split_by_worker().map(number_of).build()

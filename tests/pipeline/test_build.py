@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from shards import even, number_of, write_numbers
 
-from wdskit import Pipeline, PipelineError, make_loader
+from wdskit import Pipeline, PipelineError
 from wdskit.engine import stream
-from wdskit.pipeline.settings import LoaderSpec
 from wdskit.shards.index import index_folder
 
 
@@ -74,47 +73,6 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> str:
     write_numbers(folder, [5, 4])
     index_folder(folder, workers=1)
     return str(folder)
-
-
-CACHE = {"dir": "/tmp/never-made", "size": "1GB"}
-SETTINGS: dict[str, Any] = {
-    "threads": 2,
-    "prefetch": 4,
-    "persistent_workers": False,
-    "start_method": "fork",
-    "pin_memory": True,
-    "ranks_per_node": 1,
-    "timeout": 60.0,
-    "cache": CACHE,
-}
-SITUATIONS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
-    "exact with workers": ("exact", {"workers": 1}, {"cache"}),
-    "exact without workers": ("exact", {"workers": 0}, {"cache", "prefetch", "start_method"}),
-    "exact with threads": ("exact", {"workers": 0, "threads": 2}, {"cache", "start_method"}),
-    "stream with workers": ("stream", {"workers": 1}, {"cache", "ranks_per_node"}),
-    "stream without workers": ("stream", {"workers": 0}, {"cache", "ranks_per_node", "prefetch", "start_method"}),
-}
-"""The source, its settings, and the settings that have no effect with these."""
-
-
-def test_the_table_names_every_setting() -> None:
-    assert {*SETTINGS, "workers", "device", "on"} == {*LoaderSpec.model_fields, "cache"}
-
-
-@pytest.mark.parametrize("situation", SITUATIONS)
-def test_a_setting_without_effect_is_logged_and_the_loader_runs(indexed: str, situation: str, caplog) -> None:
-    """Each such setting has one log line; settings with an effect have no line."""
-    source, base, unused = SITUATIONS[situation]
-    stages = [{source: indexed if source == "exact" else f"{indexed}/*.tar"}, {"to_tuple": "__key__"}, {"batched": 2}]
-    for name, value in SETTINGS.items():
-        if name in base or (source == "stream" and name in REFUSED):
-            continue
-        config: dict[str, Any] = {"pipeline": stages, "loader": base if name == "cache" else base | {name: value}}
-        caplog.clear()
-        make_loader(config | ({"cache": value} if name == "cache" else {}))
-        place = "cache.dir" if name == "cache" else f"loader.{name}"
-        lines = [line.partition(" has no effect")[0] for line in caplog.messages if "no effect" in line]
-        assert lines == ([place] if name in unused else []), name
 
 
 REFUSED: dict[str, Any] = {"threads": 2, "timeout": 5.0, "device": "cuda"}

@@ -269,7 +269,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         for _ in taken:  # values that the last stages did not take
             pass
         if run.is_endless:
-            self._open[(*reader, epoch + 1)] = head
+            self._open.update({(*reader, epoch + 1): head})
 
     def _chain(self, stages: Sequence[Any], values: Iterator[Any] | None) -> Iterator[Any]:
         """Return an iterator over the values after `stages`. `values` is the input of the first stage; None if it is a
