@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wdskit.errors import PROCESS_ERRORS, SampleError
 from wdskit.stages.base import Origin, Step, StepFailed, add_origin_note, cause_of, stage_error
 from wdskit.stages.timing import Timings
 

@@ -14,7 +14,7 @@ import webdataset
 from torch.utils.data import get_worker_info
 
 from wdskit.config.types import StageSpec
-from wdskit.engine.sample import SampleStages
+from wdskit.engine.sample import SampleStages, add_advice
 from wdskit.errors import PipelineError, SampleError
 from wdskit.stages.base import FOREIGN, Context, Origin, PerSampleStage, Step, lives
 from wdskit.stages.batching import Batched, Batcher
@@ -255,7 +255,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         token = self._token = object()
         cut = next((at for at, stage in enumerate(self.pipeline) if isinstance(stage, EpochCut)), len(self.pipeline))
         reader = (os.getpid(), run.num_workers, self.clock.num_resets)
-        head = self._open.pop((*reader, epoch), None) or self._chain(self.pipeline[:cut], None)
+        head = self._open.pop((reader, epoch), None) or self._chain(self.pipeline[:cut], None)
         self._open.clear()
         taken = self._chain(self.pipeline[cut : cut + 1], head)
         is_empty = run.num_workers == 1
@@ -269,7 +269,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         for _ in taken:  # values that the last stages did not take
             pass
         if run.is_endless:
-            self._open.update({(*reader, epoch + 1): head})
+            self._open[reader, epoch + 1] = head
 
     def _chain(self, stages: Sequence[Any], values: Iterator[Any] | None) -> Iterator[Any]:
         """Return an iterator over the values after `stages`. `values` is the input of the first stage; None if it is a
@@ -320,6 +320,7 @@ class EachSample:
                     done = value
             except SampleError as err:
                 if not run.skips(err, origin):
+                    add_advice(err)
                     raise
                 continue
             run.origin = origin

@@ -265,7 +265,7 @@ class StreamLoader(Loader):
         """End the workers. A worker that hangs is killed: torch would wait 5 s for it."""
         iterator, self._iterator, self._loader = self._iterator, None, None
         if getattr(iterator, "_worker_pids_set", False):
-            signal_handling._remove_worker_pids(id(iterator))  # noqa: SLF001 (their deaths are no error then)
+            signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]  # noqa: SLF001 (their deaths are no error then)
             iterator._worker_pids_set = False  # noqa: SLF001
             killer = threading.Timer(_PATIENCE_S, lambda: [each.kill() for each in iterator._workers])  # noqa: SLF001
             killer.start()
