@@ -14,7 +14,7 @@ import webdataset
 from torch.utils.data import get_worker_info
 
 from wdskit.config.types import StageSpec
-from wdskit.engine.sample import SampleStages, add_advice
+from wdskit.engine.sample import SampleStages
 from wdskit.errors import PipelineError, SampleError
 from wdskit.stages.base import FOREIGN, Context, Origin, PerSampleStage, Step, lives
 from wdskit.stages.batching import Batched, Batcher
@@ -119,9 +119,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         self.fixed_length = next((stage.n for stage in self._stages if isinstance(stage, WithLength)), None)
         self.batch = 1
         self.source: StreamSource | None = None
-        self._open: dict[
-            tuple[int, ...], Iterator[Any]
-        ] = {}  # at most one stream, which the epoch of the key continues
+        self._open: dict[Any, Iterator[Any]] = {}  # at most one stream, which the epoch of the key continues
         weakref.finalize(self, self._open.clear)  # closes it when Python exits, before the modules are emptied
         self._token: object = None
         run.is_endless = bool(cuts)
@@ -320,7 +318,6 @@ class EachSample:
                     done = value
             except SampleError as err:
                 if not run.skips(err, origin):
-                    add_advice(err)
                     raise
                 continue
             run.origin = origin
