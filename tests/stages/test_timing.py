@@ -5,9 +5,7 @@ from __future__ import annotations
 import pickle
 from time import perf_counter
 
-import pytest
-
-from wdskit.stages.timing import INTERVAL_S, Timings, TimingSampler, time_iteration
+from wdskit.stages.timing import INTERVAL_S, Timings, TimingSampler
 
 SPIN_S = 2e-3
 
@@ -67,38 +65,3 @@ def test_one_task_is_timed_at_once_and_then_one_in_each_interval(monkeypatch):
         now += INTERVAL_S / 10.5
     assert timed == list(range(0, 100, 11))
     assert of_seldom == list(range(0, 100, 12))
-
-
-@pytest.mark.parametrize("num", [0, 1, 2, 3, 1000, 5000])
-def test_clocked_values_are_the_values(num):
-    counted = Timings()
-    assert list(time_iteration(iter(range(num)), "read", counted.merge)) == list(range(num))
-    assert bool(num) == bool(counted.stages)
-
-
-def test_only_the_work_on_clocked_values_is_timed():
-    def values():
-        for number in range(9):  # the first and the last are timed
-            spin(5e-3)
-            yield number
-
-    counted, before = Timings(), perf_counter()
-    for _ in time_iteration(values(), "read", counted.merge):
-        spin(10e-3)  # the work of the consumer does not count
-    num, total_s = counted.stages["read"]
-    assert num == 2
-    assert 2 * 5e-3 * 0.99 <= total_s <= perf_counter() - before - 9 * 10e-3
-
-
-def test_clocked_values_are_made_only_when_they_are_asked_for():
-    asked = []
-
-    def values():
-        for number in range(5):
-            asked.append(number)
-            yield number
-
-    found = time_iteration(values(), "read", lambda _: None)
-    assert asked == []
-    next(found)
-    assert asked == [0]

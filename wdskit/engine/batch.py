@@ -49,7 +49,6 @@ class Batch(NamedTuple):
         raw: Field name or tuple index of the images, if they are still uint8 and must become floats
             (`Program.with_uint8_images`); else None.
         timings: Timings of the job, on the first batch of the job; None on other batches.
-        is_end: True at the end of a stream's epoch in this worker; `value` is then None.
         has_arrays: Whether the consumer must call `with_tensors`, because `value` has arrays in place of tensors.
     """
 
@@ -58,7 +57,6 @@ class Batch(NamedTuple):
     bad: tuple[RejectedSample, ...] = ()
     raw: int | str | None = None
     timings: Timings | None = None
-    is_end: bool = False
     has_arrays: bool = False
 
     def with_tensors(self) -> Batch:

@@ -102,7 +102,7 @@ class NodeWorker:
         program, make_factory = _NodeUnpickler(io.BytesIO(self._pickled)).load()
         keep_freed_memory()
         run = program.run
-        run.worker, run.num_workers, run.is_watched = start.number, start.num_workers, True
+        run.worker, run.num_workers = start.number, start.num_workers
         seed_worker(program, start.number, start.num_workers)
         self._where, self._board = f"worker {start.number} on {host}", run.board
         self._factory = make_factory(program)

@@ -111,7 +111,6 @@ def make_pool(
     factory = make_factory(program)
     if factory.num_loops == 1 and not watch.timeout_s:
         return InlinePool(factory)
-    program.run.is_watched = True
     return ThreadPool(factory, watch, program.run.board)
 
 

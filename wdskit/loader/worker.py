@@ -166,7 +166,7 @@ def serve(connection: Connection, start: WorkerSetup, number: int, environment: 
     run.worker, run.num_workers = number, num_workers
     seed_worker(program, number, num_workers)
     block = SharedBlock(BOARD_BLOCK, BOARD_BYTES)
-    run.board, run.is_watched = Board(block.memory), True
+    run.board = Board(block.memory)
     with contextlib.suppress(ConnectionError):
         connection.send(Reply(0, Message(b"", ()), ((BOARD_BLOCK, BOARD_BYTES),), ()))  # the worker has started
         block.send(connection)

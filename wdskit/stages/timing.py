@@ -5,17 +5,13 @@ Timing all samples would double the cost of small samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
 
 from wdskit.storage.traffic import NO_TRAFFIC, Traffic
 
 INTERVAL_S = 0.05
 """Shortest time between two timed tasks. A task has up to 50 laps of 3 us each, so timing takes 0.3 % of the time."""
-
-_END = object()
 
 
 @dataclass(slots=True)
@@ -80,24 +76,3 @@ class TimingSampler:
             return None
         self._next_s = now_s + INTERVAL_S
         return Timings()
-
-
-def time_iteration(values: Iterable[Any], stage: str, keep: Callable[[Timings], None]) -> Iterator[Any]:
-    """Yield the values of an iterable, and time some of its `next` calls as the work of a stage.
-
-    Args:
-        values: The values that the stage yields.
-        stage: Name of the stage in the timings.
-        keep: Called with the timings of each timed `next` call, in this thread.
-    """
-    sampler = TimingSampler(every=8)
-    values = iter(values)
-    while True:
-        timings = sampler.begin()
-        value = next(values, _END)
-        if value is _END:
-            return
-        if timings is not None:
-            timings.lap(stage)
-            keep(timings)
-        yield value
