@@ -101,18 +101,6 @@ def test_an_epoch_of_each_shard_once_resumes_exactly_at_its_start(shards, name):
     assert epochs(whole, 2) == epochs(resumed, 2) != first
 
 
-def test_a_state_in_the_middle_of_an_epoch_is_logged_once(shards, caplog):
-    loader = PIPES["with_epoch"](shards).loader(workers=0)
-    loader.state_dict()
-    for _ in loader:
-        loader.state_dict()
-    [message] = caplog.messages
-    assert message == (
-        "the state of a stream is the start of its epoch: a resumed run starts epoch 0 with new draws. "
-        "To resume at any step, index the shards (`wdskit index FOLDER`) and use the source `exact`"
-    )
-
-
 def test_a_state_is_taken_on_any_ranks_and_workers(shards):
     loader = PIPES["with_epoch"](shards).loader(workers=2)
     epochs(loader, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -30,8 +29,6 @@ _END = object()
 STATE_VERSION = 1
 _PATIENCE_S = 0.5  # for workers to finish their sample
 _MAX_EPOCH = 1 << 30  # a stream numbers its draws with 63 bits, of which 30 hold the epoch
-
-logger = logging.getLogger(__name__)
 
 
 class StreamLoader(Loader):
@@ -66,7 +63,6 @@ class StreamLoader(Loader):
         self._is_left = False  # the consumer has left the epoch early
         self._next_whole = -1  # the epoch after the last one, if the consumer received all of that
         self._num_received = 0  # items of the running epoch
-        self._has_warned = False
         self._budget = Budget(errors or ErrorsSpec(), name=self._meter.name, rank=self._rank_info.rank, num_samples=0)
         self._num_items = pipeline.num_items(spec.workers)
         pipeline.check(max(1, spec.workers))
@@ -127,15 +123,8 @@ class StreamLoader(Loader):
         """Return a state with the number of the epoch, as plain JSON, the same on every rank.
 
         A run that loads the state starts this epoch from its beginning. With `with_epoch`, the samples may differ
-        from the samples of this run. The first call in the middle of an epoch logs a warning about this.
+        from the samples of this run.
         """
-        if not self._has_warned and self._num_received:
-            self._has_warned = True
-            logger.warning(
-                "the state of a stream is the start of its epoch: a resumed run starts epoch %d with new draws. To "
-                "resume at any step, index the shards (`wdskit index FOLDER`) and use the source `exact`",
-                self._epoch,
-            )
         fingerprint = add_digest(self.pipeline.fingerprint())
         return {"version": STATE_VERSION, "epoch": self._epoch, "fingerprint": fingerprint}
 
@@ -166,7 +155,7 @@ class StreamLoader(Loader):
         self._num_received = 0
         self._is_in_epoch = False
 
-    def _items(self) -> Any:
+    def _items(self) -> Iterator[Any]:
         epoch = self._epoch = self.epoch
         self._is_loaded = self._is_left = False
         self.pipeline.clock.set(epoch)
