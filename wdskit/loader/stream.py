@@ -292,7 +292,9 @@ class _Items(IterableDataset[Item]):
             if made.error is not None or made.value is _END:
                 break
             yield Item(made.value, len(run.origin.members) or 1, run.take_bad(), Outcome())
-        yield Item(None, 0, run.take_bad(), Outcome(None, made.error, "" if info is None else f"worker {info.id}"))
+        end = Item(None, 0, run.take_bad(), Outcome(None, made.error, "" if info is None else f"worker {info.id}"))
+        del made, values  # the traceback of the error refers to the loader, a cycle
+        yield end
 
 
 def _start_worker(pipeline: StreamPipeline, num_workers: int, number: int) -> None:
