@@ -23,6 +23,7 @@ import wdskit
 from wdskit import ConfigError, DecodeError, ImageTooLarge, LocalShard, Pipeline, SampleError, make_loader
 from wdskit.codecs.images import IMAGE_SPECS
 from wdskit.limits import MAX_PIXELS
+from wdskit.shards.index import index_folder
 
 # --- all inputs of wdskit, under an audit hook
 
