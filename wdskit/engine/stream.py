@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -120,7 +119,6 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         self.batch = 1
         self.source: StreamSource | None = None
         self._open: dict[Any, Iterator[Any]] = {}  # at most one stream, which the epoch of the key continues
-        weakref.finalize(self, self._open.clear)  # closes it when Python exits, before the modules are emptied
         self._token: object = None
         run.is_endless = bool(cuts)
         super().__init__(*self._bind(context))

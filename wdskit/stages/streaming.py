@@ -10,9 +10,10 @@ import functools
 import hashlib
 import itertools
 import math
+import weakref
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -308,14 +309,19 @@ class ShardOpener:
         for item in source:
             num_empty += 1
             shown = shown_url(item["url"])
-            for index, sample in enumerate(self._read(item["url"])):
-                num_empty = 0
-                self.run.origin = Origin(shown, sample["__key__"], item["draw"], index, 0, epoch=self.run.epoch)
-                yield sample
+            samples = self._read(item["url"])
+            close = weakref.finalize(self, samples.close)  # also when Python exits, before the modules are emptied
+            try:
+                for index, sample in enumerate(samples):
+                    num_empty = 0
+                    self.run.origin = Origin(shown, sample["__key__"], item["draw"], index, 0, epoch=self.run.epoch)
+                    yield sample
+            finally:
+                close()
             if num_empty >= _MOST_EMPTY * self._num_shards:
                 raise PipelineError(f"{shown}: this worker gets only shards that hold no samples. Pack them again.")
 
-    def _read(self, url: str) -> Iterator[dict[str, Any]]:
+    def _read(self, url: str) -> Generator[dict[str, Any]]:
         """Yield the samples of a shard. The shard is closed at its end, after an error, and with the iterator."""
         entry, stream = self._entries.get(url), open_stream(url)
         try:
