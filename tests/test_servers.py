@@ -299,7 +299,7 @@ def test_users_and_roles_read_what_they_may_and_keys_that_are_revoked_are_read_a
     for keys in (first, role):
         write_keys(tmp_path, *keys)
         assert begin(url) == BODY[:9]
-        assert "the server answered 403 Forbidden (AccessDenied).\n" in problem(begin, closed)
+        assert "the server answered 403 Forbidden (AccessDenied)." in problem(begin, closed)
     write_keys(tmp_path, role[0], role[1], SECRET)
     assert "(InvalidToken)" in problem(begin, url)
     write_keys(tmp_path, first[0], SECRET)
