@@ -14,7 +14,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -38,7 +37,6 @@ from wdskit.config.types import (
 )
 from wdskit.errors import ConfigError, Problem, StorageError
 from wdskit.limits import MAX_CONFIG_BYTES, MAX_CONFIG_DEPTH
-from wdskit.text import as_int
 
 VERSION = 1
 SINGLE = "pipeline"
@@ -317,14 +315,7 @@ class Reader:
             return None
         if not isinstance(value, Mapping):
             return [self._copy(item, (*path, at)) for at, item in enumerate(value)]
-        mapping = {}
-        for given, item in value.items():
-            name = as_int(given)
-            if isinstance(name, bool) or not isinstance(name, str | int):
-                self.note(path, f"the name {show(name)} is not text. Put it in quotes.")
-            else:
-                mapping[str(name)] = self._copy(item, (*path, str(name)))
-        return mapping
+        return {str(name): self._copy(item, (*path, str(name))) for name, item in value.items()}
 
 
 class _ConfigChecker:
@@ -403,8 +394,7 @@ class _ConfigChecker:
                 name, value = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else (item, None)
                 stage = self._known.get(name) if isinstance(name, str) else None
                 if stage is not None and not stage.is_mapping and not isinstance(value, dict):
-                    with suppress(ValueError):  # `read_item` says so
-                        items[at] = {name: stage.expand(value)}
+                    items[at] = {name: stage.expand(value)}
 
     def _override(self, text: str) -> None:
         """Apply an override such as `loader.workers=4` to the tree, or collect its problem.

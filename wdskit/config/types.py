@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from wdskit.errors import ConfigError, Problem
-from wdskit.text import as_int, hide_secrets
+from wdskit.text import as_int, hide_secrets, printable
 
 Path = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)
@@ -54,14 +54,8 @@ class Flaw(NamedTuple):
 
 def dotted(path: Path) -> str:
     """Return a path as text: `("pipelines", "train", 2, "shuffle")` becomes `pipelines.train[2].shuffle`."""
-    return "".join(
-        f".{part}" if isinstance(part, str) and re.fullmatch(r"[^\s.\[\]:=]{1,60}", part) else f"[{_bare(part)}]"
-        for part in path
-    ).removeprefix(".")
-
-
-def _bare(part: str | int) -> str:
-    return str(part) if isinstance(part, int) else show(part)
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return printable(text.removeprefix("."))
 
 
 def show(value: object) -> str:
@@ -155,17 +149,12 @@ class StageSpec(BaseModel):
 
         None gives {}. A mapping of settings is copied. A short form, such as 200 in `shuffle: 200`, gives
         `{shorthand: value}`; so does every mapping if `is_mapping` is True.
-
-        Raises:
-            ValueError: The stage takes no arguments, but `value` is neither None nor a mapping.
         """
         if value is None:
             return {}
         if isinstance(value, Mapping) and not cls.is_mapping:
             return dict(value)
-        if cls.shorthand is None:
-            raise ValueError(f"it takes no arguments, but {show(value)} was given. Write `- {cls.name}`.")
-        return {cls.shorthand: value}
+        return {cls.shorthand or "arguments": value}
 
     def flaws(self) -> list[Flaw]:
         """Return what is wrong with valid settings in a configuration, such as a pattern whose braces do not match."""
@@ -269,11 +258,7 @@ def read_stage(stages: Stages, name: str, value: object) -> tuple[StageSpec | No
     if name not in stages:
         own = " To use your own function, register it and write its name, or `- map: its_name`."
         return None, [Flaw((), f"{show(name)} is not a stage.{did_you_mean(name, stages) or own}")]
-    try:
-        settings = stages[name].expand(value)
-    except ValueError as err:
-        return None, [Flaw((name,), str(err))]
-    spec, flaws = read_settings(stages[name], settings, stages=stages)
+    spec, flaws = read_settings(stages[name], stages[name].expand(value), stages=stages)
     skipped = int(stages[name].is_mapping)  # the stage itself is this setting
     return spec, [Flaw((name, *flaw.path[skipped:]), flaw.rule) for flaw in flaws]
 

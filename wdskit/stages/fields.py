@@ -25,7 +25,6 @@ from wdskit.config.types import (
     ImageSpec,
     listing,
     refuse,
-    show,
     unknown_setting,
 )
 from wdskit.errors import DecodeError, PipelineError, WdskitError
@@ -471,15 +470,6 @@ class UserStage(PerSampleStage):
     """The parameters of the function or class; None if it takes any."""
 
     settings: dict[str, Any] = Field({}, description="Its keyword arguments.")
-
-    @classmethod
-    def expand(cls, value: object) -> dict[str, Any]:
-        """Return {"settings": value} for a mapping, the YAML value of the stage. Return an empty dict for None.
-        ValueError: `value` is neither a mapping nor None.
-        """
-        if value is not None and not isinstance(value, Mapping):
-            raise ValueError(f"{show(value)}: settings of `{cls.name}` are a mapping, as in {{strength: 3}}.")
-        return {} if value is None else {"settings": dict(value)}
 
     def bind(self, context: Context, label: str) -> ValueFunction:
         """Return the function that maps a sample and its origin to the result of the registered function or class. A
