@@ -79,7 +79,7 @@ def test_problems_of_a_dict_say_where() -> None:
         "config dict: pipeline[0].stream.seed: Input should be a valid integer, not True."
     )
     assert message({"pipeline": [{"stream": "a", None: 1}], "version": 1}).startswith(
-        "config dict: pipeline[0]: the name None"
+        "config dict: pipeline[0]: a stage has one name"
     )
 
 

@@ -68,7 +68,6 @@ SECTIONS = [
     values("errors.transforms", False, True, bad=("true",)),
     values("cache.dir", "{folder}/cache", bad=("", 5)),
     values("cache.size", 10**9, "1GB", bad=(0, "many")),
-    values("cache.small", "refuse", "ranges", bad=("never",)),
 ]
 PARTS = [{"shards": "{one}", "repeat": 2}, {"shards": "{two}", "repeat": 1}]
 WEIGHTS = [{"shards": "{one}", "weight": 3}, {"shards": "{two}", "weight": 1}]
@@ -145,8 +144,6 @@ def rules(source: str, given: dict[str, Any]) -> list[tuple[str, str]]:
     for name, other in (("dir", "size"), ("size", "dir")):
         if f"cache.{name}" in given and f"cache.{other}" not in given:
             found.append(("cache", name))
-    if given.get("cache.small") == "ranges" and len([name for name in given if name.startswith("cache.")]) == 1:
-        found.append(("cache", "small"))
     if source == "stream":
         if "weights" in own and own.get("resampled") is not True:
             found.append((source, "weights"))

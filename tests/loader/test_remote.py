@@ -569,15 +569,14 @@ def test_a_cache_that_is_too_small_holds_no_more_than_it_may(here, there, tmp_pa
         pipe.loader(workers=0, cache=small)
     assert str(refused.value) == (
         "cache.size is 20.0 kB, but a node of this run (1 rank) must keep 358kB of its shards at once.\n"
-        "  Set `cache.size: 358kB` or more, a smaller `window`, fewer `lanes`, or `cache.small: ranges`. "
+        "  Set `cache.size: 358kB` or more, a smaller `window`, fewer `lanes`, or no `cache`. "
         "If a machine has more ranks, pass `ranks_per_node`."
     )
-    assert pipe.loader(workers=0, cache={**small, "size": "358kB"})
-    loader = pipe.loader(workers=0, cache={**small, "small": "ranges"})
+    loader = pipe.loader(workers=0, cache={**small, "size": "358kB"})
     expected = SOURCES["exact"](here).loader(workers=0)
     for _ in range(2):
         assert digest(loader) == digest(expected)
-    assert 0 < sum(part.num_bytes for part in parts_of(tmp_path / "kept")) <= 20_000
+    assert 0 < sum(part.num_bytes for part in parts_of(tmp_path / "kept")) <= 358_000
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -727,8 +726,6 @@ def test_a_configuration_says_where_parts_are_kept(there, tmp_path):
     assert kept_by(loader).num_bytes == 2_000_000
     with pytest.raises(ConfigError, match=r"`dir` and `size` belong together. Add `size: 500GB`."):
         wdskit.make_loader({**config, "cache": {"dir": "x"}})
-    with pytest.raises(ConfigError, match=r"`small` does nothing without a folder."):
-        wdskit.make_loader({**config, "cache": {"small": "ranges"}})
     with pytest.raises(ConfigError, match=r"a size is needed, as in 500GB, not `2 apples`."):
         wdskit.make_loader(config, overrides=["cache.dir=x", "cache.size=2 apples"])
 

@@ -90,7 +90,7 @@ def _build_planned(
     num_ahead = 0
     if cache.size is not None:
         needed, ahead = measure_cache(data, rank_info)
-        if needed > cache.size and cache.small == "refuse":
+        if needed > cache.size:
             raise PipelineError(describe_small_cache(cache.size, needed, rank_info.ranks_per_node))
         num_ahead = ahead if 2 * needed <= cache.size else 0  # more parts would displace parts that are still read
     run = Run(rank_info, source.seed, num_threads)

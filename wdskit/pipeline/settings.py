@@ -150,19 +150,12 @@ class CacheSpec(BaseModel):
         None, description="Folder of the cache, shared by all processes of one user on the machine."
     )
     size: Bytes | None = Field(None, description="Size of the cache: `500GB`.")
-    small: Literal["refuse", "ranges"] = Field(
-        "refuse",
-        description="What to do if a node must keep more at once than the cache holds. `refuse`: raise an error. "
-        "`ranges`: read parts that do not fit by byte ranges each time.",
-    )
 
     @model_validator(mode="after")
     def _check_together(self) -> CacheSpec:
         if (self.dir is None) != (self.size is None):
             missing = "dir: /nvme/wdskit" if self.dir is None else "size: 500GB"
             raise refuse(f"`dir` and `size` belong together. Add `{missing}`.")
-        if self.size is None and self.small != "refuse":
-            raise refuse("`small` does nothing without a folder. Add `dir: /nvme/wdskit` and `size: 500GB`.")
         return self
 
     def open(self) -> PartCache | None:
@@ -353,7 +346,7 @@ def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
     """
     ranks, least = plural(ranks_per_node, "rank"), format_at_least(needed)
     msg = f"cache.size is {format_bytes(size)}, but a node of this run ({ranks}) must keep {least}"
-    way = f"Set `cache.size: {least}` or more, a smaller `window`, fewer `lanes`, or `cache.small: ranges`."
+    way = f"Set `cache.size: {least}` or more, a smaller `window`, fewer `lanes`, or no `cache`."
     more = "" if ranks_per_node > 1 else " If a machine has more ranks, pass `ranks_per_node`."
     return f"{msg} of its shards at once.\n  {way}{more}"
 
