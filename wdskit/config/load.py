@@ -338,7 +338,7 @@ class _ConfigChecker:
         for text in overrides:
             self._override(text)
         known = ["version", "pipeline", "pipelines", *self._sections]
-        for name in tree.keys() - known:
+        for name in [name for name in tree if name not in known]:
             self._note((name,), unknown_setting(name, "A configuration", known))
         version = tree.get("version", None if self._reader.has_lines else VERSION)
         if type(version) is not int or version != VERSION:
