@@ -258,7 +258,11 @@ def read_stage(stages: Stages, name: str, value: object) -> tuple[StageSpec | No
     if name not in stages:
         own = " To use your own function, register it and write its name, or `- map: its_name`."
         return None, [Flaw((), f"{show(name)} is not a stage.{did_you_mean(name, stages) or own}")]
-    spec, flaws = read_settings(stages[name], stages[name].expand(value), stages=stages)
+    try:
+        settings = stages[name].expand(value)
+    except ValueError as err:
+        return None, [Flaw((name,), str(err))]
+    spec, flaws = read_settings(stages[name], settings, stages=stages)
     skipped = int(stages[name].is_mapping)  # the stage itself is this setting
     return spec, [Flaw((name, *flaw.path[skipped:]), flaw.rule) for flaw in flaws]
 
