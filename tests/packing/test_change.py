@@ -19,7 +19,8 @@ from PIL import Image
 import wdskit
 from wdskit import DecodeError, PackError, RowError, pack
 from wdskit.codecs.recode import recode_image
-from wdskit.packing.change import Change, find_number
+from wdskit.packing import change
+from wdskit.packing.change import Change
 
 MAX = 10**6
 ORIENTATION = 0x0112
@@ -129,13 +130,7 @@ def has_number(value: Any) -> bool:
 
 @given(NUMBERS)
 def test_every_number_in_json_is_found_also_as_text_and_nothing_else(value: Any) -> None:
-    assert bool(find_number(value)) == has_number(value)
-
-
-def test_the_place_of_a_number_is_named() -> None:
-    assert find_number({"a": "x", "boxes": [[1.5, 2]]}) == "boxes.0.0: 1.5"
-    assert find_number([True, None, "3e2"]) == '2: "3e2"'
-    assert find_number({"a": True, "b": "n3", "c": "1.2.3"}) == ""
+    assert change.has_number(value) == has_number(value)
 
 
 PNG = encoded(photo(8, 12), "PNG")
@@ -145,8 +140,8 @@ PNG = encoded(photo(8, 12), "PNG")
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"png": PNG, "json": b'{"x1": 3}'}, r"its json has a number, x1: 3, .*--keep-json"),
-        ({"png": PNG, "a.json": b'["7"]'}, r"its a\.json has a number"),
+        ({"png": PNG, "json": b'{"x1": 3}'}, r"its json has numbers.*--keep-json"),
+        ({"png": PNG, "a.json": b'["7"]'}, r"its a\.json has numbers"),
         ({"png": PNG, "seg.png": PNG}, r"it has 2 images \(png, seg\.png\)"),
         ({"png": PNG[:-30], "txt": b""}, "PNG, byte 33: the file stops"),
     ],
@@ -156,7 +151,7 @@ def test_a_changed_image_never_contradicts_the_rest_of_its_sample(how: Any, fiel
         Change(**how).apply("k", dict(fields))
     text = {"json": b'{"caption": "two cats", "ok": true}', "png": PNG, "txt": b"3 cats"}
     assert Change(**how).apply("k", dict(text)).keys() >= {"json", "txt"}
-    if "x1" in message:
+    if message.startswith("its json"):
         assert Change(**how, keeps_json=True).apply("k", dict(fields))["json"] == fields["json"]
 
 

@@ -268,5 +268,5 @@ def test_a_short_write_that_nobody_looks_at_is_caught(
         self._disk.write(self._fd, rest)
 
     monkeypatch.setattr(TempFile, "_write", wrong)
-    with pytest.raises(FolderIndexError, match="was damaged"):
+    with pytest.raises(FolderIndexError, match=r"this shard or its \.idx is damaged"):
         reshard(str(packed), tmp_path / "new", disk=ShortDisk())

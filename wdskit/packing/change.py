@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from wdskit.text import as_int
 MapFunction = Callable[[str, dict[str, bytes]], Mapping[str, bytes]]
 """Takes the key and the fields of a sample, and returns the fields to pack. Its attribute `version` says which."""
 
-_SHOWN_CHARS = 40
 _NUMERAL = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 
 
@@ -101,9 +99,8 @@ class Change:
             if not isinstance(made, Mapping) or not made or not all(isinstance(data, bytes) for data in made.values()):
                 raise DecodeError(f"map: it returned {type(made).__name__}, not a dict of one or more fields as bytes")
             fields = dict(made)
-        for name in fields:
-            check_member_name(key, name)
         for name, data in fields.items():
+            check_member_name(key, name)
             self.check(name, data)
         return dict(sorted(fields.items()))
 
@@ -114,12 +111,12 @@ class Change:
         if len(images) > 1:
             raise DecodeError(f"it has {len(images)} images ({', '.join(images)}). Change them with a `map`")
         for name in fields if not self.keeps_json else ():
-            found = "" if name in {images[0], CLASS_FIELD} else describe_numbers(name, fields)
-            if found:
-                msg = f"its {name} has {found}, which may describe the pixels of the image that changes"
-                raise DecodeError(
-                    f"{msg}. If none does: --keep-json. Otherwise change both with a function", field=name
+            if name not in {images[0], CLASS_FIELD} and may_describe_pixels(name, fields):
+                msg = f"its {name} has numbers, or data that wdskit does not read"
+                way = (
+                    "They may describe the pixels of the image that changes. If none does: --keep-json. Else use a map"
                 )
+                raise DecodeError(f"{msg}. {way}", field=name)
         [image] = images
         data = fields.pop(image)
         check_image(data, max_pixels=MAX_PIXELS)
@@ -144,32 +141,23 @@ def check_number(name: str, value: Any, *, least: int, most: int = (1 << 64) - 1
         raise PackError(f"{name}: {value!r} is not a whole number from {least} to {most}.")
 
 
-def describe_numbers(name: str, fields: Mapping[str, bytes]) -> str:
-    """Describe the first number in a field, or bytes that are neither JSON nor text; "" if it has no number.
+def may_describe_pixels(name: str, fields: Mapping[str, bytes]) -> bool:
+    """Return whether a field has a number, or bytes that are neither JSON nor text.
 
     The class number `cls` in JSON is no number of the image. A text has numbers only if it has nothing else.
     """
     value = decode_field(name, fields[name])
     if isinstance(value, dict) and f"{value.get(CLASS_FIELD)}".encode() == fields.get(CLASS_FIELD):
         value = {key: item for key, item in value.items() if key not in {CLASS_FIELD, "class"}}
-    if isinstance(value, str):
-        is_number = value.split() and all(map(_NUMERAL.fullmatch, value.split()))
-        return f"the numbers {value.strip()[:_SHOWN_CHARS]}" if is_number else ""
-    if not is_json_field(name):
-        return "data that wdskit does not read"
-    place = find_number(value)
-    return f"a number, {place}" if place else ""
+    if is_json_field(name):
+        return has_number(value)
+    return not isinstance(value, str) or (bool(value.split()) and all(map(has_number, value.split())))
 
 
-def find_number(value: object, path: str = "") -> str:
-    """Return the place of the first number in a JSON value, also of text that is a number, as `boxes.0: 12.5`; "" if
-    there is none. true and false are no numbers.
-    """
+def has_number(value: object) -> bool:
+    """Return whether a JSON value has a number, or text that is a number. true and false are no numbers."""
     if isinstance(value, dict | list):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        found = (find_number(item, f"{path}.{name}".lstrip(".")) for name, item in items)
-        return next(filter(None, found), "")
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number or (isinstance(value, str) and _NUMERAL.fullmatch(value)):
-        return f"{path}: {json.dumps(value)}".lstrip(": ")
-    return ""
+        return any(map(has_number, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, str):
+        return _NUMERAL.fullmatch(value) is not None
+    return isinstance(value, int | float) and not isinstance(value, bool)

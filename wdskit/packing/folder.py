@@ -124,12 +124,6 @@ class Folder:
             raise FolderIndexError(msg, folder=self.shown)
         return entries
 
-    def check(self, *, append: bool) -> None:
-        """Raise PackError if another data set is here, and the run does not add to it."""
-        if self.entries and not append:
-            msg = f"{self.shown}: another data set is here. Pack into a new folder, or add to this one with --append."
-            raise PackError(msg)
-
     def check_names(self, shards: Iterable[tuple[str, str]]) -> None:
         """Raise PackError if a file that is not part of the data has the name of a new one. `shards` are the names of
         the new shards, and the digests of their jobs.

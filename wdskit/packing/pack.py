@@ -260,7 +260,9 @@ def fill_folder(
             if run.get("append") and folder.has_labels and folder.classes is None and plan.class_numbers:
                 raise PackError(f"{folder.shown}: its labels are numbers, but those of the new rows are names.")
             if run.get("append") and folder.entries:
-                columns = find_columns(folder, columns)
+                given, columns = columns, folder.column_sources()
+                if given and given != columns:
+                    raise PackError(f"{folder.shown}: columns: new shards get those of the folder: {[*columns]}.")
             filler = Filler(folder.work, change, plan.class_numbers, plan.dtypes, columns, disk)
             if skip_bad:
                 leave_out_bad(plan, filler, run.get("workers"), on_progress)
@@ -274,7 +276,9 @@ def fill_folder(
             was_done = bool(entries)
             splits: Mapping[str, Sequence[PlannedShard]] = {}
             if not was_done:
-                folder.check(append=run.get("append", False))
+                if folder.entries and not run.get("append"):
+                    way = "Pack into a new folder, or add to this one with --append."
+                    raise PackError(f"{folder.shown}: another data set is here. {way}")
                 plan.check_keys(folder.key_hashes(), folder.find_key)
                 name = _UNSAFE.sub("_", Path(dest).resolve().name).lstrip(".") or "shard"
                 names = lambda split, number: folder.shard_name(split or name, number)  # noqa: E731
@@ -341,14 +345,6 @@ def find_classes(classes: ClassesOption | None, folder: Folder, source: Source, 
     return own
 
 
-def find_columns(folder: Folder, given: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
-    """Return how each column of a folder that is added to is computed. PackError: The option names other columns."""
-    known = folder.column_sources()
-    if given and given != known:
-        raise PackError(f"{folder.shown}: columns: new shards get those of the folder: {','.join(known) or 'none'}.")
-    return known
-
-
 def find_lists(plan: Plan, folder: Folder, rejected: Sequence[RowError]) -> dict[str, bytes]:
     """Return the bytes of `classes.json` and `rejected.jsonl` by name, without files that would be empty."""
     lists = {}
@@ -395,8 +391,8 @@ def fill_all(
     """
     known = [folder.known(shard.name, digest) for shard, digest in shards]
     num_new, done, total = known.count(None), 0, sum(shard.num_samples for shard, _ in shards)
-    jobs = (ShardJob(shard.name, plan.rows(shard.numbers), digest) for shard, digest in shards)
-    new = (job for job, filled in zip(jobs, known, strict=True) if filled is None)
+    todo = (shard for shard, filled in zip(shards, known, strict=True) if filled is None)
+    new = (ShardJob(shard.name, plan.rows(shard.numbers), digest) for shard, digest in todo)
     workers = run.get("workers") or choose_workers(num_new, plan.num_bytes * num_new // max(1, len(known)))
     fill = filler.fill if min(workers, num_new) < 2 else partial(fill_in_worker, filler=filler)
     filling = map_shards(fill, new, workers=workers, user=filler.change.map)

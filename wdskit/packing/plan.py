@@ -339,15 +339,13 @@ class Plan:
 
         Raises:
             RowError: A row is larger than `max_bytes` allows.
-            PackError: A split gets no row, there are fewer rows than shards, or a shard would be over the limits.
+            PackError: A split gets no row, or there are fewer rows than shards.
         """
         self._hashes = array("Q")  # freed: divided arrays take as much
-        chosen = choose_splits(np.frombuffer(self._draws, "<u8"), self._shares) if self._shares else None
-        self._draws = bytearray()
-        parts = {"": self.kept}
-        if chosen is not None:
-            kept = parts.pop("")
-            chosen = chosen[kept]
+        kept = self.kept
+        parts = {"": kept}
+        if self._shares:
+            chosen = choose_splits(np.frombuffer(self._draws, "<u8"), self._shares)[kept]
             parts = {name: kept[chosen == number] for number, name in enumerate(self._shares)}
             empty = next((name for name, numbers in parts.items() if not len(numbers)), None)
             if empty is not None:
