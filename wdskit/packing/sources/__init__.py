@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from wdskit.codecs.formats import is_image_field
@@ -30,8 +30,6 @@ def find_source(source: Any, how: Reading) -> Source:
         FolderIndexError: An index or `classes.json` of the tars is invalid.
     """
     if not isinstance(source, (str, os.PathLike)):
-        if not isinstance(source, Iterable):
-            raise PackError(f"{source!r} is not a source. Pass a folder, a table, or an iterable of rows.")
         return Python(source, how)
     path = os.fsdecode(source)
     first = split_parts(path)[0]
