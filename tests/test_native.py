@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from folders import REPOSITORY, copy_tracked
+from masks import mask_of
 from PIL import Image
 
 from wdskit import Pipeline, WdskitError, pack
@@ -301,17 +302,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 PIPELINES: dict[str, Any] = {
-    "uint8": lambda pipe: pipe.decode("rgb8").random_resized_crop(24).random_flip().to_tuple("jpg", "cls").batched(8),
-    "float": lambda pipe: pipe.decode("rgb").resize(32).center_crop(28).to_tuple("jpg", "cls").batched(8),
+    "uint8": lambda pipe: (
+        pipe.decode("rgb8").random_resized_crop(24).random_flip().to_tuple("jpg", "cls", *mask_of(pipe)).batched(8)
+    ),
+    "float": lambda pipe: (
+        pipe.decode("rgb").resize(32).center_crop(28).to_tuple("jpg", "cls", *mask_of(pipe)).batched(8)
+    ),
     "normalized": lambda pipe: (
-        pipe.decode("rgb8").random_resized_crop([20, 30]).normalize("imagenet").to_tuple("jpg").batched(7)
+        pipe.decode("rgb8")
+        .random_resized_crop([20, 30])
+        .normalize("imagenet")
+        .to_tuple("jpg", *mask_of(pipe))
+        .batched(7)
     ),
     "dicts": lambda pipe: pipe.decode("rgb8").resize([30, 30]).to_dict("__key__", "jpg", "json", "txt").batched(16),
-    "padded": lambda pipe: pipe.decode("rgb8").resize(20).center_crop(40).to_tuple("jpg").batched(8),
+    "padded": lambda pipe: pipe.decode("rgb8").resize(20).center_crop(40).to_tuple("jpg", *mask_of(pipe)).batched(8),
     "not decoded": lambda pipe: pipe.to_dict("__key__", "__url__", "bin", "txt").batched(32),
-    "columns": lambda pipe: pipe.decode().to_tuple("json", "txt", "cls", "bin", "__key__").batched(9),
+    "columns": lambda pipe: pipe.decode().to_tuple("json", "txt", "cls", "bin", "__key__", *mask_of(pipe)).batched(9),
     "ragged": lambda pipe: pipe.decode().to_dict("npy", "cls").batched(8, ragged=["npy"]),
-    "no batches": lambda pipe: pipe.decode("rgb8").random_resized_crop(24).to_tuple("jpg", "json"),
+    "no batches": lambda pipe: pipe.decode("rgb8").random_resized_crop(24).to_tuple("jpg", "json", *mask_of(pipe)),
 }
 
 

@@ -43,7 +43,7 @@ def numbers_of(folder, options, rank, world_size, epoch=0, kind="exact", batch=4
     source = {"shards": str(folder), "lanes": 12, "window": 5, **options}
     if kind == "sequential":
         del source["lanes"], source["window"]
-    stages = [{"decode": "rgb8"}, {"to_tuple": ["cls"]}, {"batched": batch}]
+    stages = [{"decode": "rgb8"}, {"to_tuple": ["cls", "__valid__"]}, {"batched": batch}]
     loader = wdskit.make_loader(
         config(*stages, **{kind: source}), rank=rank, world_size=world_size, ranks_per_node=ranks_per_node
     )
@@ -136,7 +136,7 @@ def test_a_plan_reads_no_shard(tmp_path, folder):
     (tmp_path / "index.json").write_bytes((folder / "index.json").read_bytes())
     for at in range(6):
         (tmp_path / f"s-{at:03d}.tar").touch()
-    stages = [{"map": "unheard_of"}, {"to_tuple": ["cls"]}, {"batched": 4}]
+    stages = [{"map": "unheard_of"}, {"to_tuple": ["cls", "__valid__"]}, {"batched": 4}]
     assert wdskit.plan(config(*stages, exact=str(tmp_path))).steps == 25
 
 

@@ -299,7 +299,7 @@ def test_what_a_batch_holds_decides_whether_it_is_made_by_columns(tmp_path: Path
         samples[f"b{at:03d}"] = {"cls": b"1", "txt": b"", "npy": npy(np.zeros(3))}
     write_shard(tmp_path / "s.tar", dict(sorted(samples.items())))
     index_folder(tmp_path, workers=1)
-    pipe = Pipeline().sequential(str(tmp_path)).decode().to_tuple("cls", "__key__").batched(3)
+    pipe = Pipeline().sequential(str(tmp_path)).decode().to_tuple("cls", "__key__", "__valid__").batched(3)
     built = pipe.build(rank=0, world_size=1)
     made = count_made(built)
     job = Job(0, Steps(60, 3, 1, "drop"), 0, 20)

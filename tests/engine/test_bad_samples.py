@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from disks import HastyDisk
 from images import image_bytes
+from masks import mask_of
 from PIL import Image
 from shards import write_shard
 
@@ -345,7 +346,7 @@ def test_a_pipeline_that_fits_no_sample_is_an_error_after_a_hundred(tmp_path: An
 
 
 def test_a_function_is_in_the_budget_only_if_that_is_said(folders: Callable[[str], str]) -> None:
-    pipe = Pipeline().sequential(folders("a good sample")).map(raises).to_tuple("cls").batched(4)
+    pipe = Pipeline().sequential(folders("a good sample")).map(raises).to_tuple("cls", "__valid__").batched(4)
     with pytest.raises(SampleError, match="map failed: KeyError"):
         list(pipe.loader(workers=0, errors={"max_bad": 5}))
 
@@ -359,7 +360,8 @@ def test_samples_near_a_batch_decide_which_of_its_shapes_is_usual(tmp_path: Any,
     for source in ("sequential", "exact"):
         for seed in range(6 if source == "exact" else 1):
             options = {"seed": seed} if source == "exact" else {}
-            pipe = getattr(Pipeline(), source)(str(tmp_path / "d"), **options).decode().to_tuple("npy", "__key__")
+            pipe = getattr(Pipeline(), source)(str(tmp_path / "d"), **options).decode()
+            pipe = pipe.to_tuple("npy", "__key__", *mask_of(pipe))
             errors = {"max_bad": 5, "dir": str(tmp_path / f"{source}{seed}")}
             for arrays, *_ in pipe.batched(size).loader(workers=0, errors=errors):
                 assert arrays.shape[1:] == (3, 2)
@@ -379,7 +381,8 @@ def test_padded_rows_do_not_decide_which_shape_is_bad(tmp_path, size, source):
         write_shard(folder / "s.tar", {f"k{at}": {"npy": npy(3 if at == bad else 2)} for at in range(3)})
         index_folder(folder, workers=1)
         options = {"tail": "pad", "seed": 1} if source == "exact" else {}
-        pipe = getattr(Pipeline(), source)(str(folder), **options).decode().to_tuple("__key__", "npy").batched(size)
+        pipe = getattr(Pipeline(), source)(str(folder), **options).decode()
+        pipe = pipe.to_tuple("__key__", "npy", *mask_of(pipe)).batched(size)
         loader = pipe.loader(workers=0, errors={"max_bad": 2})
         [[keys, arrays, valid]] = loader
         assert arrays.shape == (size, 2)

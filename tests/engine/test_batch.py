@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from images import encoded, photo
+from masks import mask_of
 from shards import write_numbers, write_pictures, write_shard
 
 import wdskit
@@ -64,7 +65,7 @@ def add_index(sample: dict[str, Any]) -> dict[str, Any]:
 
 FORMS: dict[str, Callable[[Pipeline], Pipeline]] = {
     "bytes": lambda pipe: pipe.to_dict("__key__", "cls").batched(SIZE),
-    "columns": lambda pipe: pipe.decode(only=["json", "cls"]).to_tuple("json", "cls").batched(SIZE),
+    "columns": lambda pipe: pipe.decode(only=["json", "cls"]).to_tuple("json", "cls", *mask_of(pipe)).batched(SIZE),
     "images written into the batch": lambda pipe: (
         pipe.decode("rgb").random_resized_crop(8).random_flip().to_tuple("jpg;png", "cls").batched(SIZE)
     ),
@@ -177,7 +178,7 @@ def test_random_values_depend_on_the_position_and_on_nothing_else(pictures: str,
         for drawn in (
             Pipeline().exact(pictures, seed=3).map(add_draw).to_tuple("draw"),
             Pipeline().exact(pictures, seed=3).map(add_draw).to_tuple("draw").batched(1),
-            Pipeline().exact(pictures, seed=3, tail="pad").map(add_draw).to_tuple("draw").batched(NUM),
+            Pipeline().exact(pictures, seed=3, tail="pad").map(add_draw).to_tuple("draw", "__valid__").batched(NUM),
         )
     ]
     assert draws[0] == draws[1] == draws[2]
@@ -243,7 +244,11 @@ def test_two_fused_images_give_what_single_stages_give(pairs: str, sizes: tuple[
         for name, size in zip(("left.png", "right.png"), sizes, strict=True):
             pipe = pipe.decode("rgb8", only=name, fuse=fuse).resize(size, fields=name)
         found.append(
-            seen(batches_of(run(program_of(pipe.to_tuple("left.png", "right.png").batched(4), threads=threads))))
+            seen(
+                batches_of(
+                    run(program_of(pipe.to_tuple("left.png", "right.png", "__valid__").batched(4), threads=threads))
+                )
+            )
         )
     assert found[0] == found[1]
 
@@ -435,7 +440,8 @@ def labels_of(program: Program, cuts: Sequence[int] = ()) -> tuple[list[int], li
 
 
 def damaged_program(folder: str, threads: int = 1, size: int = 4, tail: str = "drop") -> Program:
-    pipe = Pipeline().exact(folder, seed=3, tail=tail, lanes=3, window=8).decode().to_tuple("cls").batched(size)
+    pipe = Pipeline().exact(folder, seed=3, tail=tail, lanes=3, window=8).decode()
+    pipe = pipe.to_tuple("cls", *mask_of(pipe)).batched(size)
     return program_of(pipe, threads=threads, errors={"max_bad": 10})
 
 

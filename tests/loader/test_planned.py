@@ -14,6 +14,7 @@ from pkgutil import resolve_name
 import numpy as np
 import pytest
 import torch
+from masks import mask_of
 from object_server import BUCKET, put, read_from, s3_server
 from shards import png_of, write_numbers, write_pictures, write_shard
 
@@ -95,12 +96,13 @@ SOURCES = {
 
 
 def labels(pipe):
-    return pipe.decode().to_tuple("cls", "__key__")
+    return pipe.decode().to_tuple("cls", "__key__", *mask_of(pipe))
 
 
 def crops(pipe):
     """Return a pipeline whose pixels depend on the position's random numbers."""
-    return pipe.decode("rgb8").random_resized_crop(8).random_flip().normalize("imagenet").to_tuple("jpg;png", "cls")
+    changed = pipe.decode("rgb8").random_resized_crop(8).random_flip().normalize("imagenet")
+    return changed.to_tuple("jpg;png", "cls", *mask_of(pipe))
 
 
 def sized(name: str, pipe, batch: int):
@@ -196,14 +198,30 @@ def test_fewer_samples_than_ranks_are_padded_for_evaluation(numbers):
         ranks_of(labels(Pipeline().exact(numbers, range=[0, 3])).batched(2), 5)
 
 
-def test_the_mask_is_the_last_element_or_a_field(numbers):
+def test_the_mask_is_where_to_tuple_names_it_or_a_field(numbers):
     pipe = Pipeline().sequential(numbers, range=[0, 3]).decode()
     (batch,) = pipe.to_dict("cls").batched(4).loader(workers=0)
     assert (batch["cls"].tolist(), batch["__valid__"].tolist()) == ([0, 1, 2, 2], [True] * 3 + [False])
-    assert [(cls, valid) for cls, valid in pipe.to_tuple("cls").loader(workers=0, rank=0, world_size=2)] == [
-        (0, True), (2, False)
-    ]  # fmt: skip
+    named = pipe.to_tuple("__valid__", "cls")
+    assert list(named.loader(workers=0, rank=0, world_size=2)) == [(True, 0), (False, 2)]
+    [(valid, cls)] = named.batched(4).loader(workers=0)
+    assert (cls.tolist(), valid.tolist()) == ([0, 1, 2, 2], [True] * 3 + [False])
+    [(double, valid)] = named.batched(4).map(lambda batch: (batch[1] * 2, batch[0])).loader(workers=0)
+    assert (double.tolist(), valid.tolist()) == ([0, 2, 4, 4], [True] * 3 + [False])
+    [batch] = named.batched(4, collate=lambda rows: {"labels": [cls for _, cls in rows]}).loader(workers=0)
+    assert batch["labels"] == [0, 1, 2, 2]
+    assert batch["__valid__"].tolist() == [True] * 3 + [False]
     assert [sample["__valid__"] for sample in pipe.loader(workers=0, rank=1, world_size=2)] == [True, True]
+
+
+@pytest.mark.parametrize("only", [None, ["cls"]], ids=["all", "columns"])
+def test_a_mask_that_no_tuple_names_is_an_error_before_the_run_that_shows_the_line(numbers, only):
+    for source in (Pipeline().sequential(numbers), Pipeline().exact(numbers, tail="pad")):
+        message = r"Write `to_tuple: \[cls, __key__, __valid__\]`, or `tail: drop` in `\w+`"
+        with pytest.raises(PipelineError, match=message):
+            source.decode(only=only).to_tuple("cls", "__key__").batched(4).loader(workers=0)
+    dropped = Pipeline().exact(numbers).decode(only=only).to_tuple("cls", "__valid__").batched(4)
+    assert all(valid.tolist() == [True] * 4 for _, valid in dropped.loader(workers=0))
 
 
 def test_with_epoch_cuts_the_sequence_of_passes(numbers):
@@ -480,7 +498,7 @@ BAD = {4, 11, 12, 20}
 
 
 def decoded(pipe):
-    return pipe.decode("rgb8").resize([4, 4]).to_tuple("png", "cls", "__key__")
+    return pipe.decode("rgb8").resize([4, 4]).to_tuple("png", "cls", "__key__", *mask_of(pipe))
 
 
 def test_a_bad_sample_is_an_error_by_default(damaged):
@@ -520,7 +538,7 @@ def test_what_befalls_the_process_is_never_forgiven_as_a_bad_sample(damaged, mon
 
     def fail_for_a_while(*args):
         calls.append(args)
-        if 5 <= len(calls) < 14:
+        if 5 <= len(calls) < 30:
             raise error("by chance")
         return fine(*args)
 

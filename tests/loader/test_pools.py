@@ -208,12 +208,13 @@ import wdskit
 from wdskit.native import native
 
 PIPELINES = {
-    "bytes": lambda pipe: pipe.to_tuple("jpg;png", "cls").batched(4),
+    "bytes": lambda pipe: pipe.to_tuple("jpg;png", "cls", "__valid__").batched(4),
     "labels": lambda pipe: pipe.decode(only="cls").to_dict("cls", "__key__").batched(4),
-    "single samples": lambda pipe: pipe.decode(only="cls").to_tuple("jpg;png", "cls"),
-    "uint8": lambda pipe: pipe.decode("rgb8").random_resized_crop(64).to_tuple("jpg;png", "cls").batched(4),
+    "single samples": lambda pipe: pipe.decode(only="cls").to_tuple("jpg;png", "cls", "__valid__"),
+    "uint8": lambda pipe: pipe.decode("rgb8").random_resized_crop(64).to_tuple("jpg;png", "__valid__").batched(4),
     "float": lambda pipe: (
-        pipe.decode("rgb8").resize(70).center_crop(64).random_flip().normalize("imagenet").to_tuple("jpg;png").batched(4)
+        pipe.decode("rgb8").resize(70).center_crop(64).random_flip().normalize("imagenet")
+        .to_tuple("jpg;png", "__valid__").batched(4)
     ),
 }
 

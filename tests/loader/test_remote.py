@@ -20,6 +20,7 @@ from urllib.parse import quote
 import pytest
 import torch
 from folders import HELPERS
+from masks import mask_of
 from mounting import MOUNTING
 from object_server import BUCKET, put, read_from, s3_server
 from parts import wait
@@ -99,7 +100,13 @@ def digest(items: Any) -> str:
 
 
 def images(pipe: Pipeline) -> Pipeline:
-    return pipe.decode("rgb8").random_resized_crop(32).random_flip().to_tuple("jpg;png", "cls", "__key__").batched(8)
+    return (
+        pipe.decode("rgb8")
+        .random_resized_crop(32)
+        .random_flip()
+        .to_tuple("jpg;png", "cls", "__key__", *mask_of(pipe))
+        .batched(8)
+    )
 
 
 SOURCES = {
@@ -371,7 +378,9 @@ def test_a_shard_with_one_large_sample_is_read_in_parts(s3, tmp_path):
     index_folder(tmp_path / "data", workers=1)
     upload(tmp_path / "data", f"{s3}/{BUCKET}/large")
     shutil.rmtree(tmp_path / "data")
-    [first, second] = Pipeline().sequential(f"{s3}/{BUCKET}/large/").to_tuple("bin", "cls").loader(workers=0)
+    [first, second] = (
+        Pipeline().sequential(f"{s3}/{BUCKET}/large/").to_tuple("bin", "cls", "__valid__").loader(workers=0)
+    )
     assert first == (large, b"1", True)
     assert second == (b"2", b"2", True)
 
@@ -719,7 +728,7 @@ def test_a_process_that_is_killed_while_it_fetches_holds_nobody_up(here, there, 
 
 
 def test_a_configuration_says_where_parts_are_kept(there, tmp_path):
-    config = {"pipeline": [{"sequential": f"s3://{there}/numbers/"}, {"to_tuple": "cls"}]}
+    config = {"pipeline": [{"sequential": f"s3://{there}/numbers/"}, {"to_tuple": "cls __valid__"}]}
     cache = {"dir": str(tmp_path / "kept"), "size": "2MB"}
     loader = wdskit.make_loader({**config, "cache": cache}, workers=0)
     assert len(list(loader)) == 150

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from masks import mask_of
 from shards import write_shard
 
 from wdskit import Pipeline
@@ -52,7 +53,8 @@ PIPES: dict[str, Any] = {
 def loader_of(name: str, folder: str) -> Any:
     if name == "split":
         split(folder, {"train": 0.8, "val": 0.2}, overwrite=True)
-    return PIPES[name](folder).to_tuple("__key__").loader(workers=0)
+    pipe = PIPES[name](folder)
+    return pipe.to_tuple("__key__", *mask_of(pipe)).loader(workers=0)
 
 
 def stopped(loader: Any) -> dict[str, Any]:
@@ -102,7 +104,12 @@ def test_an_old_state_of_grown_data_leaves_the_later_epochs_whole(tmp_path, is_b
             samples = {f"k{n:03d}": {"cls": b"%d" % n, "json": b'{"size": %d}' % (1 + n % 3)} for n in numbers}
             write_shard(tmp_path / f"s-{shard}.tar", samples)
         index_folder(str(tmp_path), columns="json.size", workers=1)
-        pipe = Pipeline().exact(str(tmp_path), seed=1, tail="pad").decode(only=["cls", "json"]).to_tuple("cls", "json")
+        pipe = (
+            Pipeline()
+            .exact(str(tmp_path), seed=1, tail="pad")
+            .decode(only=["cls", "json"])
+            .to_tuple("cls", "json", "__valid__")
+        )
         if is_bucketed:
             return pipe.bucketed(by="json.size", edges=[1, 2, 3], global_size=4).loader(workers=0)
         return pipe.batched(4).loader(workers=0)

@@ -123,7 +123,14 @@ def test_replaced_samples_are_counted_and_padding_is_not_counted(tmp_path, worke
     write_shard(tmp_path / "s-000.tar", samples)
     index_folder(str(tmp_path))
     settings = {"workers": workers, "threads": threads, "errors": {"max_bad": 5}}
-    loader = Pipeline().exact(str(tmp_path), seed=1, tail="pad").decode().to_tuple("cls").batched(8).loader(**settings)
+    loader = (
+        Pipeline()
+        .exact(str(tmp_path), seed=1, tail="pad")
+        .decode()
+        .to_tuple("cls", "__valid__")
+        .batched(8)
+        .loader(**settings)
+    )
     valid = sum(int(mask.sum()) for _, mask in loader)
     found = loader.stats()
     assert (found.steps, found.samples, found.replaced, valid) == (7, 50, 5, 45)
@@ -131,7 +138,7 @@ def test_replaced_samples_are_counted_and_padding_is_not_counted(tmp_path, worke
 
 def test_ranks_count_what_is_theirs(folder):
     for rank in range(3):
-        pipe = Pipeline().sequential(str(folder)).to_tuple("cls").batched(8)
+        pipe = Pipeline().sequential(str(folder)).to_tuple("cls", "__valid__").batched(8)
         loader = pipe.loader(workers=0, rank=rank, world_size=3)
         valid = sum(int(mask.sum()) for _, mask in loader)
         assert (loader.stats().rank, loader.stats().samples) == (rank, valid)

@@ -127,7 +127,9 @@ PLANNED: dict[str, Make] = {
             mixture=[{"shards": data["one"], "weight": 1}, {"shards": data["two"], "weight": 2}], chunk=4
         ).with_epoch(64)
     ),
-    "sequential": lambda data: plain(Pipeline().sequential(data["one"])),
+    "sequential": lambda data: (
+        Pipeline().sequential(data["one"]).to_tuple("__key__", "cls", "__valid__").batched(8)
+    ),
     "sequential drop": lambda data: plain(Pipeline().sequential(data["one"], tail="drop")),
     "decoded": lambda data: decoded(Pipeline().exact(data["one"], seed=9)),
     "pixels": lambda data: (

@@ -77,7 +77,7 @@ def test_an_index_that_claims_what_no_file_has_costs_no_memory(tmp_path, num, pa
         "reshard": lambda: reshard(str(folder), tmp_path / "out"),
         "exact": lambda: next(iter(Pipeline().exact(str(folder)).to_tuple("cls").batched(2).loader(workers=0))),
         "sequential": lambda: next(
-            iter(Pipeline().sequential(str(folder)).to_tuple("cls").batched(2).loader(workers=0))
+            iter(Pipeline().sequential(str(folder)).to_tuple("cls", "__valid__").batched(2).loader(workers=0))
         ),
     }
     for name, use in uses.items():

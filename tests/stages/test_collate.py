@@ -340,7 +340,7 @@ def test_a_field_is_found_in_tuples_by_its_name(folder: str) -> None:
 
 
 def test_a_padded_tail_has_a_mask_and_streams_have_ragged_fields_too(folder: str) -> None:
-    [*_, last] = both(Pipeline().sequential(folder).decode().to_tuple("npy").batched(5, ragged="npy"))
+    [*_, last] = both(Pipeline().sequential(folder).decode().to_tuple("npy", "__valid__").batched(5, ragged="npy"))
     assert len(last[0]) == len(last[1]) == 5
     stream = Pipeline().stream(f"{folder}/*.tar").decode().to_tuple("npy").batched(3, ragged=["npy"]).loader(workers=0)
     assert [len(batch[0]) for batch in stream] == [3, 3, 2]
@@ -348,9 +348,8 @@ def test_a_padded_tail_has_a_mask_and_streams_have_ragged_fields_too(folder: str
 
 def test_it_travels_from_workers_and_is_written_in_yaml(folder: str, tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
-    stages = (
-        f"[{{sequential: {{shards: {folder!r}}}}}, decode, {{to_tuple: npy}}, {{batched: {{size: 4, ragged: [npy]}}}}]"
-    )
+    source = f"{{sequential: {{shards: {folder!r}}}}}"
+    stages = f"[{source}, decode, {{to_tuple: [npy, __valid__]}}, {{batched: {{size: 4, ragged: [npy]}}}}]"
     config.write_text(f"version: 1\npipeline: {stages}\nloader: {{workers: 1}}\n")
     pipe = Pipeline(load_config(config).pipeline())
     assert pipe.stages[-1].written() == {"batched": {"size": 4, "partial": True, "ragged": ("npy",)}}

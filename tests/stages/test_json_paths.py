@@ -113,7 +113,7 @@ def test_arrays_of_other_fields_still_need_their_name(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["json.nope", "json.caption.more", "json.a.b.length", "other.json.x"])
 def test_a_path_that_leads_nowhere_is_a_missing_field(folder: str, name: str):
-    pipe = Pipeline().sequential(folder).decode()
+    pipe = Pipeline().exact(folder).decode()
     for stage in (pipe.to_tuple(name), pipe.to_dict(name), pipe.rename(x=name)):
         with pytest.raises(SampleError, match=rf"no field `{name}`; the sample has: json, meta.json, txt"):
             list(stage.loader(workers=0))
@@ -121,7 +121,7 @@ def test_a_path_that_leads_nowhere_is_a_missing_field(folder: str, name: str):
 
 def test_a_path_before_decode_says_so(folder: str):
     with pytest.raises((SampleError, wdskit.PipelineError), match="`json` is not decoded yet"):
-        list(Pipeline().sequential(folder).to_tuple("json.caption").loader(workers=0))
+        list(Pipeline().exact(folder).to_tuple("json.caption").loader(workers=0))
 
 
 def test_multi_hot_has_a_1_for_each_label(folder: str):

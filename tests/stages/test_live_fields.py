@@ -83,7 +83,8 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize("name", PIPELINES)
 def test_only_fields_that_are_used_are_decoded(folder: str, decoded: Counter[str], source: str, name: str) -> None:
     add, used = PIPELINES[name]
-    base = getattr(Pipeline(), source)(folder).decode("index", only="seg.png").decode("rgb8", fuse=False)
+    options = {"tail": "drop"} if source == "sequential" else {}
+    base = getattr(Pipeline(), source)(folder, **options).decode("index", only="seg.png").decode("rgb8", fuse=False)
     assert len(list(add(base).loader(workers=0))) == 3
     assert +decoded == dict.fromkeys(used, 3)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from wdskit.config.types import VALID
+
 _ONCE = {"splitter", "epoch"}
 """Kinds of stages that may appear only once in a pipeline."""
 
@@ -42,6 +44,11 @@ def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
         if checker.planned and getattr(stage, "partial", True) is False:
             rule = "`partial` has no effect: batches are always full, and `tail` of the source decides about "
             problems.append((at, f"{rule}the rest. Remove it."))
+        fields = getattr(stage, "fields", None) if getattr(stage, "name", "") == "to_tuple" else None
+        if checker.planned and getattr(source, "tail", "") == "pad" and fields and VALID not in fields:
+            rule = "`tail: pad` fills the last batch, and a mask tells its samples from the padding. Write "
+            rule += f"`to_tuple: [{', '.join((*fields, VALID))}]`, or `tail: drop` in `{checker.source}`."
+            problems.append((at, rule))
     return sorted(problems, key=lambda problem: problem[0])
 
 

@@ -169,6 +169,9 @@ class StageSpec(BaseModel):
         return {self.name: value} if value else self.name
 
 
+VALID = "__valid__"
+"""The name of the mask that `tail: pad` adds to each batch."""
+
 Stages = Mapping[str, type[StageSpec]]
 """Maps the name of each stage to its class."""
 

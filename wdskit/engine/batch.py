@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from wdskit.config.types import VALID
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import WHOLE_BATCH, Job, OpenJob, Program
 from wdskit.engine.sample import add_advice
@@ -26,7 +27,6 @@ from wdskit.stages.progress import IDLE, Slot
 from wdskit.stages.roles import names_image
 from wdskit.stages.timing import Timings
 
-VALID = "__valid__"
 BUCKET = "__bucket__"
 
 CHUNK = 8
@@ -273,18 +273,21 @@ def _make(
         if timings is not None and program.collate is not None:
             timings.lap("batched" if column_batches is None else "read-to-batched", len(mask))
         has_arrays = program.collate is not None and isinstance(program.collate.collate, Collate)
+        is_padded, at = program.epoch.tail == "pad", program.mask_place
+        valid: Any = mask & good
+        if is_padded and not has_arrays:
+            valid = bool(valid[0]) if program.collate is None else as_tensors(valid)
+        has_mask = at is not None and isinstance(value, tuple)
+        if is_padded and at is not None and has_mask:
+            value = (*value[:at], valid, *value[at + 1 :])
         if program.batch_stages is not None:
-            value = as_tensors(value) if has_arrays else value
+            value, valid = (as_tensors(value), as_tensors(valid)) if has_arrays else (value, valid)
             has_arrays = False
             value = program.batch_stages.apply(value, origin, timings=timings, num=len(mask))
-        if program.epoch.tail == "pad":
+            has_mask = has_mask and isinstance(value, tuple)
+        if is_padded and not has_mask:
             if program.collate is not None and program.batch_stages is not None:
                 _check_rows(value, len(mask), origin)
-            valid: Any = mask & good
-            if program.collate is None:
-                valid = bool(valid[0])
-            elif not has_arrays:
-                valid = as_tensors(valid)
             value = with_mask(value, valid)
         batches.append(Batch(value, int(np.count_nonzero(mask)), bad, raw, has_arrays=has_arrays))
     if timings is not None:

@@ -98,6 +98,8 @@ class BatchColumns:
             columns: Any = raw
             for step in self.stages.steps:
                 columns = _apply(step.function, columns)
+            if isinstance(columns, tuple):  # True stands for `__valid__`
+                columns = tuple([True] * len(found.keys[bound]) if each is True else each for each in columns)
             self.collate.check_ragged(columns)
             slots = columns.items() if isinstance(columns, dict) else enumerate(columns)
             batch = {slot: self._collate(slot, column, memory) for slot, column in slots}

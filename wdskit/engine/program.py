@@ -125,6 +125,7 @@ class Program:
         first: The first stage, if it decodes images; None otherwise, or if parts differ.
         writer: The stage that writes its image straight into the batch; None without such a stage, if parts differ, or
             if `batched` has a collate function of the user.
+        mask_place: The place of `__valid__` in the tuples of `to_tuple`; None if no `to_tuple` names it.
         pace: Decides which jobs are timed.
         chunk_pace: Decides which chunks of samples are timed.
     """
@@ -139,6 +140,7 @@ class Program:
     forgives: bool = False
     forgives_functions: bool = False
     num_ahead: int = 0
+    mask_place: int | None = None
     columns: BatchColumns | None = field(init=False)
     first: FusedStep | None = field(init=False)
     writer: FusedStep | None = field(init=False)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from wdskit.config.types import VALID
 from wdskit.engine.program import Program
 from wdskit.engine.reader import SampleReader
 from wdskit.engine.sample import SampleStages
@@ -108,6 +109,7 @@ def _build_planned(
     alike = [(roles.at_run(), after.roles.at_run()) for roles, (_, after) in zip(different, bound, strict=True)]
     steps_of = [bound[alike.index(alike[different.index(roles)])][0] for roles in starts]
     context = replace(bound[0][1], roles=merged([after.roles for _, after in bound]))
+    places = context.roles.places or ()
     collate = stages[at].make_batcher(context) if at < len(stages) else None
     batch_steps, _ = bind_steps(stages[at + 1 :], context)
     return Program(
@@ -121,4 +123,5 @@ def _build_planned(
         forgives=errors.max_bad != 0,
         forgives_functions=errors.transforms,
         num_ahead=num_ahead,
+        mask_place=places.index(VALID) if VALID in places else None,
     )

@@ -452,7 +452,7 @@ class Pipeline:
         """
 
     def to_tuple(self, *fields: str) -> Self:
-        """Make a tuple of the named fields.
+        """Make a tuple of the named fields. With `tail: pad`, also name `__valid__`, the mask of samples in a batch.
 
         Args:
             *fields: Fields, or paths in JSON, in order; `jpg;png` takes the first that a sample has. A missing field is

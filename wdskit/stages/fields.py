@@ -15,6 +15,7 @@ from pydantic import Discriminator, Field, Tag, field_validator
 from wdskit.codecs.fields import decode_field, follow_path, is_json_field, is_path
 from wdskit.codecs.formats import INDEX_SPEC, is_image_field
 from wdskit.config.types import (
+    VALID,
     Alternatives,
     Bool,
     Count,
@@ -353,7 +354,7 @@ class _ChoosesFields(PerSampleStage):
 
 
 class ToTuple(_ChoosesFields):
-    """Make a tuple of the named fields."""
+    """Make a tuple of the named fields. With `tail: pad`, also name `__valid__`, the mask of samples in a batch."""
 
     name: ClassVar[str] = "to_tuple"
     is_light: ClassVar[bool] = True
@@ -363,10 +364,11 @@ class ToTuple(_ChoosesFields):
         return replace(roles, places=self.fields)
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> tuple[Any, ...]:  # noqa: ARG002 (nothing is drawn)
-        """Return the values of `fields`, in the order of `fields`. WdskitError: A field is missing. PipelineError: The
-        sample is not a dict, or `json` is not decoded yet and a path such as `json.caption` needs it.
+        """Return the values of `fields`, in the order of `fields`; True for `__valid__`, which the engine replaces in
+        padded batches. WdskitError: A field is missing. PipelineError: The sample is not a dict, or `json` is not
+        decoded yet and a path such as `json.caption` needs it.
         """
-        return tuple(pick("to_tuple", sample, names) for names in self.fields)
+        return tuple(names == VALID or pick("to_tuple", sample, names) for names in self.fields)
 
 
 class ToDict(_ChoosesFields):
