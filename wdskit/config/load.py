@@ -14,7 +14,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -395,8 +394,7 @@ class _ConfigChecker:
                 name, value = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else (item, None)
                 stage = self._known.get(name) if isinstance(name, str) else None
                 if stage is not None and not stage.is_mapping and not isinstance(value, dict):
-                    with suppress(ValueError):  # `read_item` says so
-                        items[at] = {name: stage.expand(value)}
+                    items[at] = {name: stage.expand(value)}
 
     def _override(self, text: str) -> None:
         """Apply an override such as `loader.workers=4` to the tree, or collect its problem.

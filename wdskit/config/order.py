@@ -10,17 +10,6 @@ from wdskit.config.types import VALID
 _ONCE = {"splitter", "epoch"}
 """Kinds of stages that may appear only once in a pipeline."""
 
-_STREAM_ONLY = {
-    "select": 'Write `where: "width >= 256"` into the source, over columns of `wdskit index FOLDER --columns width`.',
-    "shuffle": "Its order is shuffled already: see `window` and `lanes` of the source.",
-    "split_by_node": "Each rank gets its own positions already.",
-    "split_by_worker": "Each worker gets its own batches already.",
-    "with_length": "Its length is known.",
-}
-"""Maps each stage that is allowed after the source `stream` only to advice for a planned source."""
-
-_PLANNED_ONLY = {"bucketed", "resize_to_bucket"}
-
 
 def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
     """Return the problems with the order of `stages` as (index of the stage, message), sorted by index.
@@ -79,8 +68,8 @@ class _OrderChecker:
         """
         name, kind = getattr(stage, "name", None), getattr(stage, "kind", None)
         if isinstance(name, str) and isinstance(kind, str):
-            takes_any = getattr(stage, "takes_any", False)
-            rule = self._rule(index, name, kind, takes_any=takes_any)
+            takes_any, needs_plan = getattr(stage, "takes_any", False), getattr(stage, "needs_plan", False)
+            rule = self._rule(index, name, kind, takes_any=takes_any, needs_plan=needs_plan)
             self._advance(index, name, kind, takes_any=takes_any)
             return rule
         self.opened = self.shape = self.batched_at = None
@@ -89,14 +78,15 @@ class _OrderChecker:
         rule = f"after `{self.source}` each sample must stay one sample, but wdskit cannot check that of this stage."
         return f"{rule} Call it with `map`, or use the source `stream`."
 
-    def _rule(self, index: int, name: str, kind: str, *, takes_any: bool) -> str:
+    def _rule(self, index: int, name: str, kind: str, *, takes_any: bool, needs_plan: bool) -> str:
         if index == 0 and kind != "source":
             return f"`{name}` cannot be first. A pipeline starts with a source, such as `stream: SHARDS`."
         if kind == "source":
             second = "this is a second source; a pipeline has one, its first item. Join shards with `::`."
             return second if index else ""
-        if self.planned and name in _STREAM_ONLY:
-            return f"`{name}` cannot follow `{self.source}`. {_STREAM_ONLY[name]}"
+        if self.planned and (kind in {"splitter", "stream"} or name == "with_length"):
+            own = "select by `where` or `range`; shuffling and shares of ranks are its own"
+            return f"`{name}` cannot follow `{self.source}`: {own}."
         if kind in _ONCE and name in self.seen:
             return f"`{name}` is already at [{self.seen[name]}]; a pipeline can have it only once. Remove one."
         if kind == "splitter" and self.opened:
@@ -116,7 +106,7 @@ class _OrderChecker:
             if self.shape == "tuple" and self.batched_at is None:
                 made = f"`to_tuple` at [{self.seen['to_tuple']}] has made tuples"
                 return f"`{name}` takes samples (dicts), but {made}. Put it before `to_tuple`."
-        if name in _PLANNED_ONLY and not self.planned:
+        if needs_plan and not self.planned:
             return f"`{name}` needs a source that knows its samples; use `exact` in place of `stream`."
         return ""
 

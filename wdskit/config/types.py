@@ -120,6 +120,7 @@ class StageSpec(BaseModel):
         calls_user: Whether the stage calls a function of the user, or one that only one thread at a time may call.
         is_light: Whether the stage always holds the GIL, so that several threads only wait for each other.
         is_planned: Whether the stage is a source that knows the position of every sample before the run.
+        needs_plan: Whether the stage needs such a source.
         items: For each setting that is a list of mappings: the class that checks one mapping.
         example: Settings for an example in the documentation, if the required settings alone make no example.
     """
@@ -135,6 +136,7 @@ class StageSpec(BaseModel):
     calls_user: ClassVar[bool] = False
     is_light: ClassVar[bool] = False
     is_planned: ClassVar[bool] = False
+    needs_plan: ClassVar[bool] = False
     items: ClassVar[dict[str, type[BaseModel]]] = {}
     example: ClassVar[dict[str, Any]] = {}
 
@@ -261,11 +263,7 @@ def read_stage(stages: Stages, name: str, value: object) -> tuple[StageSpec | No
     if name not in stages:
         own = " To use your own function, register it and write its name, or `- map: its_name`."
         return None, [Flaw((), f"{show(name)} is not a stage.{did_you_mean(name, stages) or own}")]
-    try:
-        settings = stages[name].expand(value)
-    except ValueError as err:
-        return None, [Flaw((name,), str(err))]
-    spec, flaws = read_settings(stages[name], settings, stages=stages)
+    spec, flaws = read_settings(stages[name], stages[name].expand(value), stages=stages)
     skipped = int(stages[name].is_mapping)  # the stage itself is this setting
     return spec, [Flaw((name, *flaw.path[skipped:]), flaw.rule) for flaw in flaws]
 

@@ -119,6 +119,7 @@ class Bucketed(StageSpec):
     """
 
     name: ClassVar[str] = "bucketed"
+    needs_plan: ClassVar[bool] = True
     is_light: ClassVar[bool] = True
     kind: ClassVar[Kind] = "batch"
     example: ClassVar[dict[str, Any]] = {"by": "aspect", "shapes": [[512, 512], [384, 640]], "global_size": 256}
@@ -265,6 +266,7 @@ class ResizeToBucket(GeometricTransform):
     """Resize images so that they cover the shape of their bucket, and crop the middle or a random part."""
 
     name: ClassVar[str] = "resize_to_bucket"
+    needs_plan: ClassVar[bool] = True
     draws: ClassVar[bool] = True
     blends: ClassVar[bool] = True
     places_by_size: ClassVar[bool] = True
