@@ -66,6 +66,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=3)
     options = parser.parse_args()
+    import ray
     from ray.cluster_utils import Cluster
 
     size = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 1 << 30}
@@ -76,8 +77,8 @@ def main() -> int:
     first = next(local_batches)  # its processes start before Ray's threads
     cluster = Cluster(initialize_head=True, head_node_args=size)
     os.environ["RAY_ADDRESS"] = cluster.address
-    ray = pipe.loader(workers=2, threads=1, on="ray")
-    ray_batches = itertools.chain.from_iterable(itertools.repeat(ray))
+    remote = pipe.loader(workers=2, threads=1, on="ray")
+    ray_batches = itertools.chain.from_iterable(itertools.repeat(remote))
     are_equal = torch.equal(first[0], next(ray_batches)[0])
     for one, other in itertools.islice(zip(local_batches, ray_batches, strict=False), NUM_WARM):
         are_equal &= torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
@@ -99,7 +100,8 @@ def main() -> int:
     rate, cpu = (statistics.median(one[at] / other[at] for one, other in pairs) for at in (0, 1))
     print(f"samples/s: {rate:.2f} of local; CPU: {cpu:.2f} of local")
     local.close()
-    ray.close()
+    remote.close()
+    ray.shutdown()
     cluster.shutdown()
     return 0
 

@@ -64,30 +64,28 @@ def describe_versions() -> str:
 
 class NodeWorker:
     """Makes batches on a node, as a Ray actor. Ray calls its methods in several threads, and makes a new object after
-    the process has died.
-
-    `pickled` is the program and its `make_factory`, from `pickle_by_reference`.
+    the process has died. So each call has the program and its `make_factory`, as bytes from `pickle_by_reference`.
     """
 
-    def __init__(self, pickled: bytes, start: ActorStart) -> None:
-        self._pickled, self._start = pickled, start
+    def __init__(self, start: ActorStart) -> None:
+        self._start = start
         self._memory = Ring()
         self._opening = threading.Lock()
         self._factory: BatchFactory | None = None
 
-    def begin(self) -> Outcome[str]:
+    def begin(self, pickled: Bytes) -> Outcome[str]:
         """Open the program. Return the name of the node, or the error if this node cannot run the program."""
         host = socket.gethostname()
         try:
             with self._opening:
-                self._open(host)
+                self._open(pickled)
         except Exception as err:  # noqa: BLE001 (the consumer receives it)
             error = PipelineError(f"on: host {host} cannot run the pipeline: {error_text(err)}.\n  {NEEDS}.")
             error.__cause__ = err
             return Outcome(error=error, where=host)
         return Outcome(host)
 
-    def _open(self, host: str) -> BatchFactory:
+    def _open(self, pickled: Bytes) -> BatchFactory:
         """Return the factory of the batches; the first call unpickles the program. The caller holds `_opening`."""
         if self._factory is not None:
             return self._factory
@@ -99,20 +97,20 @@ class NodeWorker:
             raise PipelineError(f"the node has {versions}, but {start.host} has {start.versions}")
         with contextlib.suppress(OSError):  # only relative paths need this folder
             os.chdir(start.cwd)
-        program, make_factory = _NodeUnpickler(io.BytesIO(self._pickled)).load()
+        program, make_factory = _NodeUnpickler(io.BytesIO(pickled.data)).load()
         keep_freed_memory()
         run = program.run
         run.worker, run.num_workers = start.number, start.num_workers
         seed_worker(program, start.number, start.num_workers)
-        self._where, self._board = f"worker {start.number} on {host}", run.board
+        self._where, self._board = f"worker {start.number} on {socket.gethostname()}", run.board
         self._factory = make_factory(program)
         self._making = threading.Semaphore(self._factory.num_loops)
         return self._factory
 
-    def make(self, job: Any) -> Answer:
+    def make(self, pickled: Bytes, job: Any) -> Answer:
         """Make the batches of a job, and return their Outcome, or the Outcome of an error, as an `Answer`."""
         with self._opening:
-            factory = self._open(socket.gethostname())
+            factory = self._open(pickled)
             opened = factory.open(job)  # requests samples of a store while earlier jobs are made
         with self._making:
             outcome = factory(opened, self._memory, lambda: False)

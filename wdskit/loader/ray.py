@@ -191,13 +191,13 @@ class RayPool:
             scheduling_strategy="SPREAD",
         )(NodeWorker)
         versions, cwd = describe_versions(), str(Path.cwd())
-        self._program = self._ray.put(self._pickled)  # kept, because an actor that starts again reads it again
+        self._program = self._ray.put(np.frombuffer(self._pickled, np.uint8))
         with block_sigint():  # so that `close` knows every actor
             self._owner = os.getpid()
             self._closing = weakref.finalize(self, _kill, self._ray, self._actors, self._owner)
             for number in range(self._num_workers):
                 start = ActorStart(number, self._num_workers, socket.gethostname(), cwd, versions)
-                self._actors.append(_Actor(kind.remote(self._program, start), number))
+                self._actors.append(_Actor(kind.remote(start), number))
                 self._begin(self._actors[-1])
 
     def _begin(self, actor: _Actor) -> None:
@@ -206,7 +206,7 @@ class RayPool:
 
     def _call(self, actor: _Actor, job: _Job | None, method: Any, *given: Any) -> None:
         events = self._events  # a callback has no reference to the pool, so that a dropped pool is closed
-        method.remote(*given).future().add_done_callback(lambda answer: events.put((actor, job, answer)))
+        method.remote(self._program, *given).future().add_done_callback(lambda answer: events.put((actor, job, answer)))
 
     def _handle_events(self, timeout_s: float) -> bool:
         """Handle the answers that have come, and send jobs to free actors. Wait up to `timeout_s` for the first answer.
