@@ -95,7 +95,9 @@ CHAINS = {
     "normalized": lambda pipe: pipe.normalize("imagenet").batched(4),
     "darker batches": lambda pipe: pipe.normalize("imagenet").batched(4).map(darker),
     "in buckets": lambda pipe: pipe.bucketed(by="width", edges=[40, 60, 200], global_size=4),
-    "as tuples": lambda pipe: pipe.to_tuple("jpg;png", "cls").batched(4),
+    "as tuples": lambda pipe: pipe.to_tuple("jpg;png", "cls", *["__valid__"] * (pipe.stages[0].tail == "pad")).batched(
+        4
+    ),
 }
 
 
