@@ -338,22 +338,19 @@ def test_a_hashed_key_is_safe_and_the_same_everywhere() -> None:
 @pytest.mark.parametrize(
     ("key", "rule"), [("22.05", "it holds a dot"), ("a b", "it holds white space"), ("../a", "not a plain")]
 )
-def test_packing_names_row_key_rule_and_way_out(tmp_path: Path, key: str, rule: str) -> None:
+def test_packing_names_row_key_and_rule(tmp_path: Path, key: str, rule: str) -> None:
     with pytest.raises(RowError) as caught:
         pack([{"__key__": "good", "cls": 0}, {"__key__": key, "cls": 1}], tmp_path / "out", keys="given")
     message = str(caught.value)
     assert message.startswith(f"row 1 ({key!r}): key {key!r}: {rule}") or rule in message
-    assert "--keys hashed" in message
     assert not (tmp_path / "out" / "index.json").exists()
 
 
-def test_the_advice_for_a_name_is_never_an_option_that_was_given_or_has_no_effect(tmp_path: Path) -> None:
-    with pytest.raises(RowError, match=r"--keys hashed") as caught:
+def test_what_no_option_mends_is_an_error_with_its_rule(tmp_path: Path) -> None:
+    with pytest.raises(RowError, match="more than the 100 that all readers accept"):
         pack([{"__key__": "x" * 200, "cls": 0}], tmp_path / "out", keys="clean")
-    assert "--keys clean" not in str(caught.value)
-    with pytest.raises(RowError, match="field name has") as caught:
+    with pytest.raises(RowError, match="field name has"):
         pack([{"__key__": "a", "a..b": b"x"}], tmp_path / "out", keys="hashed")
-    assert "--keys" not in str(caught.value)
 
 
 def test_packing_with_hashed_keys_takes_any_path(tmp_path: Path) -> None:
