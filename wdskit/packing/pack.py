@@ -27,9 +27,9 @@ from wdskit.packing.folder import REJECTED_NAME, Folder, open_folder
 from wdskit.packing.labels import ClassesOption, ClassNames, find_class_names
 from wdskit.packing.plan import MAX_BYTES, MAX_SAMPLES, NO_LIMIT, Limits, Plan, PlannedShard
 from wdskit.packing.ray import check_address, fill_on_ray
-from wdskit.packing.row import SAME_FIELD, OnProgress
+from wdskit.packing.row import SAME_FIELD, OnProgress, Reading
 from wdskit.packing.sources import find_source
-from wdskit.packing.sources.base import Reading, Source
+from wdskit.packing.sources.base import Source
 from wdskit.packing.sources.records import parse_pairs
 from wdskit.packing.upload import open_bucket
 from wdskit.shards.make_columns import parse_columns, parse_names

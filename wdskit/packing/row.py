@@ -12,6 +12,7 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -86,6 +87,29 @@ class Values(NamedTuple):
 
 
 Field: TypeAlias = bytes | LabelledJson | File | Label | Values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a source becomes rows.
+
+    Attributes:
+        image: Column with the image of a table's row; None for the first of `records.IMAGE_COLUMNS` that it has.
+        key: Column with the key; None for the column `key`, or else the image's path.
+        fields: Column from which each further field is made, by field name.
+        keys: "clean", "given" or "hashed", as `row.make_row` takes it.
+        sidecars: Extensions of files that belong to the main file of the same name: `json`, `seg.png`.
+        files: Extensions of main files in place of images: `wav`.
+        images: Folder of the images that COCO annotations name; None for the folder of the annotations.
+    """
+
+    image: str | None = None
+    key: str | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+    keys: str = "clean"
+    sidecars: Sequence[str] = ()
+    files: Sequence[str] = ()
+    images: str | None = None
 
 
 class Row(NamedTuple):

@@ -21,9 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wdskit import PackError, RowError, WdskitError, pack
-from wdskit.packing.row import Row
+from wdskit.packing.row import Reading, Row
 from wdskit.packing.sources import find_source
-from wdskit.packing.sources.base import Reading
 
 KEEP = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 QUICK: dict[str, Any] = {"workers": 1, "disk": HastyDisk()}

@@ -16,9 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wdskit import PackError, RowError, pack
-from wdskit.packing.row import Row
+from wdskit.packing.row import Reading, Row
 from wdskit.packing.sources import find_source
-from wdskit.packing.sources.base import Reading
 
 KEEP = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=8)

@@ -10,8 +10,8 @@ from typing import Any
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.patterns import split_parts
 from wdskit.errors import PackError
-from wdskit.packing.row import field_of
-from wdskit.packing.sources.base import Reading, Source
+from wdskit.packing.row import Reading, field_of
+from wdskit.packing.sources.base import Source
 from wdskit.packing.sources.coco import Coco
 from wdskit.packing.sources.folder import ImageFolder, list_names
 from wdskit.packing.sources.parquet import Parquet

@@ -1,39 +1,15 @@
-"""What all sources share: the options that they read, and the class that yields rows."""
+"""The class of all sources, which yields rows."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from wdskit.errors import DecodeError, KeyRuleError, RowError
-from wdskit.packing.row import Field, Row, bad_row, make_row
-from wdskit.packing.sources.json_field import keep_key
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How a source becomes rows.
-
-    Attributes:
-        image: Column with the image of a table's row; None for the first of `records.IMAGE_COLUMNS` that it has.
-        key: Column with the key; None for the column `key`, or else the image's path.
-        fields: Column from which each further field is made, by field name.
-        keys: "clean", "given" or "hashed", as `row.make_row` takes it.
-        sidecars: Extensions of files that belong to the main file of the same name: `json`, `seg.png`.
-        files: Extensions of main files in place of images: `wav`.
-        images: Folder of the images that COCO annotations name; None for the folder of the annotations.
-    """
-
-    image: str | None = None
-    key: str | None = None
-    fields: Mapping[str, str] = field(default_factory=dict)
-    keys: str = "clean"
-    sidecars: Sequence[str] = ()
-    files: Sequence[str] = ()
-    images: str | None = None
+from wdskit.packing.row import Field, Reading, Row, bad_row, make_row
+from wdskit.packing.sources.records import keep_key
 
 
 class Source(ABC):

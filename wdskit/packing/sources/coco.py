@@ -9,10 +9,9 @@ from typing import Any
 
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import PackError, RowError
-from wdskit.packing.row import Field, Label, Row
-from wdskit.packing.sources.base import Reading, Source
-from wdskit.packing.sources.json_field import read_document, to_json
-from wdskit.packing.sources.records import Records, add_field, key_of_path
+from wdskit.packing.row import Field, Label, Reading, Row
+from wdskit.packing.sources.base import Source
+from wdskit.packing.sources.records import Records, add_field, key_of_path, read_document, to_json
 
 _CATEGORY, _CAPTION = "category", "caption"
 

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import PackError, RowError
-from wdskit.packing.row import SAME_FIELD, Field, File, Label, Row, field_of
-from wdskit.packing.sources.base import Reading, Source
-from wdskit.packing.sources.json_field import labelled_json, read_object
-from wdskit.packing.sources.records import add_field
+from wdskit.packing.row import SAME_FIELD, Field, File, Label, Reading, Row, field_of
+from wdskit.packing.sources.base import Source
+from wdskit.packing.sources.records import add_field, labelled_json, read_object
 
 _SPLIT = re.compile(r"(?i)(?<![a-z])(train|training|val|valid|validation|dev|eval|test|testing)(?![a-z])")
 """The part of a folder's name that says which split it holds, in published data sets: `train`, `seg_test`."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from wdskit.codecs.fields import NPY_FIELDS
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
-from wdskit.packing.row import Field, Row
-from wdskit.packing.sources.base import Reading, Source
+from wdskit.packing.row import Field, Reading, Row
+from wdskit.packing.sources.base import Source
 from wdskit.packing.sources.records import IMAGE_COLUMNS, Records, to_array
 from wdskit.text import install_extra
 

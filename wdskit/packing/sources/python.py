@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from wdskit.errors import RowError
-from wdskit.packing.row import SAME_FIELD, Field, File, Row
-from wdskit.packing.sources.base import Reading, Source
+from wdskit.packing.row import SAME_FIELD, Field, File, Reading, Row
+from wdskit.packing.sources.base import Source
 from wdskit.packing.sources.records import add_field, make_field
 
 

@@ -15,10 +15,9 @@ from typing import IO, Any
 from wdskit.codecs.formats import is_image_field
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_ROW_BYTES
-from wdskit.packing.row import Field, Row, field_of
-from wdskit.packing.sources.base import Reading, Source
-from wdskit.packing.sources.json_field import parse_json, read_document
-from wdskit.packing.sources.records import Records
+from wdskit.packing.row import Field, Reading, Row, field_of
+from wdskit.packing.sources.base import Source
+from wdskit.packing.sources.records import Records, parse_json, read_document
 
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 SUFFIXES = tuple(f"{each}{gz}" for gz in ("", ".gz") for each in (*_JSON_SUFFIXES, ".csv", ".tsv"))

@@ -18,10 +18,9 @@ from wdskit.dataset.patterns import any_index, list_shards, split_url
 from wdskit.dataset.samples import HeaderReader, ShardReader
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import FolderIndexError, PackError, RowError, ShardError
-from wdskit.packing.row import SAME_FIELD, Field, File, Row, bad_row
-from wdskit.packing.sources.base import Reading, Source
-from wdskit.packing.sources.json_field import read_object
-from wdskit.packing.sources.records import Records, add_field
+from wdskit.packing.row import SAME_FIELD, Field, File, Reading, Row, bad_row
+from wdskit.packing.sources.base import Source
+from wdskit.packing.sources.records import Records, add_field, read_object
 from wdskit.storage.urls import LocalFile, is_local, local_path, shown_url
 from wdskit.tar.walk import Span
 
