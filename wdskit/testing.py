@@ -173,24 +173,20 @@ def _difference(found: Any, expected: Any, path: str) -> str:
             return ""
     except AssertionError as err:
         return f"{path}: {err}"
-    if isinstance(found, Mapping):
-        if list(found) != list(expected):
-            return f"{path} has the keys {list(found)}, but without a stop {list(expected)}."
-        return _first(_difference(found[key], expected[key], f"{path}[{key!r}]") for key in found)
-    if isinstance(found, (list, tuple)):
-        if len(found) != len(expected):
-            return f"{path} has {len(found)} elements, but without a stop {len(expected)}."
-        pairs = enumerate(zip(found, expected, strict=True))
-        return _first(_difference(mine, other, f"{path}[{at}]") for at, (mine, other) in pairs)
-    if dataclasses.is_dataclass(found):
-        names = [field.name for field in dataclasses.fields(found)]
-        return _first(_difference(getattr(found, n), getattr(expected, n), f"{path}.{n}") for n in names)
-    is_same = bool(found == expected) or (found != found and expected != expected)  # noqa: PLR0124 (nan is nan here)
-    return "" if is_same else f"{path} is {_short(found)}, but without a stop {_short(expected)}."
+    mine, other = _parts_of(found), _parts_of(expected)
+    if mine is None or other is None:
+        is_same = bool(found == expected) or (found != found and expected != expected)  # noqa: PLR0124 (nan is nan here)
+        return "" if is_same else f"{path} is {_short(found)}, but without a stop {_short(expected)}."
+    if list(mine) != list(other):
+        return f"{path} has the parts {list(mine)}, but without a stop {list(other)}."
+    return next(filter(None, (_difference(mine[key], other[key], f"{path}[{key!r}]") for key in mine)), "")
 
 
-def _first(differences: Iterable[str]) -> str:
-    return next(filter(None, differences), "")
+def _parts_of(value: Any) -> Mapping[Any, Any] | None:
+    """Return the parts of a mapping, list, tuple or dataclass by key, position or name; None for another value."""
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    return value if isinstance(value, Mapping) else vars(value) if dataclasses.is_dataclass(value) else None
 
 
 def _short(value: Any) -> str:

@@ -37,6 +37,7 @@ from wdskit.config.types import (
 )
 from wdskit.errors import ConfigError, Problem, StorageError
 from wdskit.limits import MAX_CONFIG_BYTES, MAX_CONFIG_DEPTH
+from wdskit.text import as_int
 
 VERSION = 1
 SINGLE = "pipeline"
@@ -315,7 +316,8 @@ class Reader:
             return None
         if not isinstance(value, Mapping):
             return [self._copy(item, (*path, at)) for at, item in enumerate(value)]
-        return {str(name): self._copy(item, (*path, str(name))) for name, item in value.items()}
+        named = {str(as_int(name)): item for name, item in value.items()}
+        return {name: self._copy(item, (*path, name)) for name, item in named.items()}
 
 
 class _ConfigChecker:
