@@ -34,10 +34,6 @@ from wdskit.files import Buffer
 if TYPE_CHECKING:
     import torch
 
-PillowImage = Image.Image
-Resampling = Image.Resampling
-Transpose = Image.Transpose
-
 
 class ImageSpec(NamedTuple):
     """The type of image that `decode_image` returns.
@@ -161,7 +157,7 @@ def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[np.int32]:
             of a grey TIFF whose header does not say that 0 is black.
     """
     image = open_pillow(data, max_pixels=max_pixels)
-    name, mode, most = image.format or "", image.mode, largest_number(data, image)
+    name, mode, most = image.format or "", image.mode, _largest_number(data, image)
     # Pillow scales a PPM with another maximum, and 1 is black in a PBM. In a TIFF of another kind, 0 may be white.
     is_changed = name == "PPM" and (most not in {255, 65535} or mode == "1")
     is_changed |= name == "TIFF" and mode != "P" and _tags(image).get(_TIFF_KIND) != 1
@@ -179,7 +175,7 @@ def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[np.int32]:
     return numbers
 
 
-def largest_number(data: Buffer, image: ImageFile) -> int:
+def _largest_number(data: Buffer, image: ImageFile) -> int:
     """Return the largest number that one channel of an image file can store, such as 255 for 8 bits.
 
     In a palette image, the index is the channel. `image` is the file `data`, opened by `open_pillow`.
@@ -195,7 +191,7 @@ def largest_number(data: Buffer, image: ImageFile) -> int:
     return 255
 
 
-def is_grey_16(image: ImageFile) -> bool:
+def _is_grey_16(image: ImageFile) -> bool:
     """Return True if Pillow decodes the image to 16-bit grey."""
     return image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"})
 
@@ -294,13 +290,13 @@ def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
             numbers.
     """
     image = open_pillow(data, max_pixels=max_pixels)
-    if image.mode in {"I", "F"} and not is_grey_16(image):  # Pillow would clip them at 0 and 255
+    if image.mode in {"I", "F"} and not _is_grey_16(image):  # Pillow would clip them at 0 and 255
         if image.mode == "I":
             raise DecodeError("its pixels are 32-bit numbers, which do not fit into 8 bits. Decode it as `index`")
         raise DecodeError("its pixels are floating-point numbers. Decode it with your own function (`map_dict`)")
     with pillow_errors(image.format or ""):
         image.load()
-        if is_grey_16(image):
+        if _is_grey_16(image):
             # Pillow would clip grey at 255. Of 16-bit RGB it keeps the upper byte; here that is done for grey.
             upper = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert(mode)
             upper.info = dict(image.info)

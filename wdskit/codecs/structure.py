@@ -268,18 +268,6 @@ def check_png(view: memoryview, max_pixels: int) -> None:
         raise DecodeError(f"PNG, byte {at}: the end chunk comes before any pixel data")
 
 
-def webp_chunks(view: memoryview) -> Iterator[tuple[int, bytes, int]]:
-    """Yield the byte offset, the type and the number of data bytes of each chunk of a WebP file.
-
-    The numbers are not checked: a chunk can end after the end of a damaged file.
-    """
-    at, end = 12, 8 + int.from_bytes(view[4:8], "little")
-    while at + 8 <= end:
-        length = int.from_bytes(view[at + 4 : at + 8], "little")
-        yield at, bytes(view[at : at + 4]), length
-        at += 8 + length + length % 2
-
-
 def check_webp(view: memoryview) -> None:
     """Check that a WebP file is complete: its size, the sizes of its chunks, and that it has pixel data.
 
@@ -289,12 +277,14 @@ def check_webp(view: memoryview) -> None:
     end = 8 + int.from_bytes(view[4:8], "little")
     if end > len(view):
         raise DecodeError(f"WebP, byte 4: it states {end} bytes, but the file stops at byte {len(view)}")
-    kinds = set()
-    for at, kind, length in webp_chunks(view):
+    kinds, at = set(), 12
+    while at + 8 <= end:
+        kind, length = bytes(view[at : at + 4]), int.from_bytes(view[at + 4 : at + 8], "little")
         kinds.add(kind)
         if at + 8 + length > end:
             raise DecodeError(
                 f"WebP, byte {at}: chunk {kind!r} of {length} bytes ends past the end of the file, at {end}"
             )
+        at += 8 + length + length % 2
     if not kinds & {b"VP8 ", b"VP8L", b"ANMF"}:
         raise DecodeError(f"WebP, byte {end}: the file ends before any pixel data")
