@@ -49,7 +49,7 @@ OWN_EVENTS = {
         "engine.batch": ["Batch"],
         "engine.outcome": ["Outcome", "_unpickle_outcome"],
         "loader.worker": ["Reply"],
-        "loader.shared_memory": ["Message"],
+        "loader.memory": ["Message"],
         "stages.timing": ["Timings"],
         "storage.traffic": ["Traffic"],
     }.items()
@@ -268,9 +268,9 @@ ALLOWED = {
     ("cli/pack_result.py", "shlex"),  # quotes a command that is shown and not run
     ("packing/row.py", "marshal.loads"),  # rows that this run wrote into the folder that it has locked
     ("packing/row.py", "marshal"),
-    ("loader/shared_memory.py", "pickle.loads"),  # from worker processes that this one started, as multiprocessing does
-    ("loader/shared_memory.py", "ctypes"),  # the mmap of the C library, which keeps no descriptor
-    ("loader/shared_memory.py", "ctypes.CDLL"),
+    ("loader/memory.py", "pickle.loads"),  # from worker processes that this one started, as multiprocessing does
+    ("loader/memory.py", "ctypes"),  # the mmap of the C library, which keeps no descriptor
+    ("loader/memory.py", "ctypes.CDLL"),
     ("engine/outcome.py", "pickle.loads"),  # errors from the same processes; also where they are pickled, as a test
 }
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from wdskit.engine.batch import PlannedBatches
+from wdskit.engine.batch import BatchMaker
 from wdskit.engine.program import Job, Program
 from wdskit.errors import PipelineError
 from wdskit.loader.make import make_loader
@@ -210,7 +210,7 @@ class _Subject:
 
     def run_bare(self, seconds: float) -> tuple[float, float]:
         """Make batches in this thread for at least `seconds`. Return samples/s and CPU ms per sample."""
-        layout, make = self.program.epoch, PlannedBatches(self.program)
+        layout, make = self.program.epoch, BatchMaker(self.program)
         steps = layout.steps(1)
         count, elapsed, cpu_s, start = 0, 0.0, time.process_time(), time.perf_counter()
         while elapsed < seconds:

@@ -21,7 +21,7 @@ from wdskit import Pipeline
 from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import decode_field
 from wdskit.dataset.sample_columns import RawColumn
-from wdskit.engine.batch import make_batches
+from wdskit.engine.batch import BatchMaker
 from wdskit.engine.program import Job
 from wdskit.errors import DecodeError, SampleError, ShardError, WdskitError
 from wdskit.loader.planned import PlannedLoader
@@ -303,7 +303,8 @@ def test_what_a_batch_holds_decides_whether_it_is_made_by_columns(tmp_path: Path
     built = pipe.build(rank=0, world_size=1)
     made = count_made(built)
     job = Job(0, Steps(60, 3, 1, "drop"), 0, 20)
-    batches = make_batches(built, built.open(job, built.reader, built.locate(job))).result()
+    maker = BatchMaker(built)
+    batches = maker(maker.open(job)).result()
     batches = [each.with_tensors() for each in batches]
     assert [key for batch in batches for key in batch.value[1]] == sorted(samples)
     assert sum(made) == 10

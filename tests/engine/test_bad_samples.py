@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from disks import HastyDisk
 from images import image_bytes
 from masks import mask_of
 from PIL import Image
 from shards import write_shard
 
-from wdskit import Pipeline, SampleError, pack
+from wdskit import Pipeline, SampleError
 from wdskit.shards.index import index_folder
 from wdskit.stages.registry import STAGES
 
@@ -349,26 +348,6 @@ def test_a_function_is_in_the_budget_only_if_that_is_said(folders: Callable[[str
     pipe = Pipeline().sequential(folders("a good sample")).map(raises).to_tuple("cls", "__valid__").batched(4)
     with pytest.raises(SampleError, match="map failed: KeyError"):
         list(pipe.loader(workers=0, errors={"max_bad": 5}))
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_samples_near_a_batch_decide_which_of_its_shapes_is_usual(tmp_path: Any, size: int) -> None:
-    """In a batch of two shapes that are equally frequent, the good samples stay."""
-    odd = {20, 21} if size == 4 else {20}
-    rows = [{"__key__": f"{n:03d}", "npy": np.zeros((3, 4 if n in odd else 2))} for n in range(100)]
-    pack(rows, tmp_path / "d", disk=HastyDisk())
-    for source in ("sequential", "exact"):
-        for seed in range(6 if source == "exact" else 1):
-            options = {"seed": seed} if source == "exact" else {}
-            pipe = getattr(Pipeline(), source)(str(tmp_path / "d"), **options).decode()
-            pipe = pipe.to_tuple("npy", "__key__", *mask_of(pipe))
-            errors = {"max_bad": 5, "dir": str(tmp_path / f"{source}{seed}")}
-            for arrays, *_ in pipe.batched(size).loader(workers=0, errors=errors):
-                assert arrays.shape[1:] == (3, 2)
-            [path] = (tmp_path / f"{source}{seed}").iterdir()
-            listed = {int(json.loads(line)["key"]) for line in path.read_text().splitlines()}
-            assert listed <= odd
-            assert listed or size == 4
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 8, 20])

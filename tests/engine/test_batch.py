@@ -1,4 +1,4 @@
-"""`make_batches` and `PlannedBatches` make the same batches in any job and any thread, and each failure is an
+"""`BatchMaker` makes the same batches in any job and any thread, and each failure is an
 `Outcome` after the batches before it.
 """
 
@@ -24,14 +24,15 @@ from shards import write_numbers, write_pictures, write_shard
 import wdskit
 from wdskit import Pipeline, SampleError, ShardError
 from wdskit.engine import batch as batch_module
-from wdskit.engine.batch import Batch, PlannedBatches
+from wdskit.engine.batch import Batch, BatchMaker
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Job, Program
 from wdskit.engine.reader import SampleReader
-from wdskit.loader.shared_memory import Ring
+from wdskit.loader.memory import Arena, Arenas, Block
+from wdskit.order.base import take_one
 from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
-from wdskit.stages.collate import FRESH, Memory, Ragged
+from wdskit.stages.collate import FRESH, Ragged
 from wdskit.stages.images.fused import FusedStep
 
 NUM, SIZE = 23, 3
@@ -90,14 +91,17 @@ def steps_of(program: Program) -> Steps:
     return Steps(program.epoch.num_samples, program.epoch.batch, 1, program.epoch.tail)
 
 
-def run(program: Program, cuts: Sequence[int] = (), memory: Memory = FRESH, start: int = 0) -> list[Outcome[Any]]:
+def run(program: Program, cuts: Sequence[int] = (), arenas: Arenas | None = None, start: int = 0) -> list[Outcome[Any]]:
     """Return the outcomes of the jobs of an epoch. A new job starts at each step of `cuts`."""
     steps = steps_of(program)
-    factory = PlannedBatches(program)
+    factory = BatchMaker(program)
     bounds = [0, *cuts, len(steps)]
     opened = [factory.open(Job(start, steps, *pair)) for pair in itertools.pairwise(bounds)]
-    found = [factory(job, memory) for job in opened]
-    factory.close()
+    found = []
+    for job in opened:
+        arena = Arena(arenas or Arenas())
+        found.append(factory(job, arena))
+        arena.end()
     return found
 
 
@@ -159,7 +163,7 @@ def test_a_resumed_epoch_takes_the_same_samples_in_batches_of_another_start(numb
     batched = program_of(Pipeline().exact(numbers, seed=3).to_tuple("__key__").batched(SIZE))
     for consumed in range(NUM - SIZE):
         steps = Steps(NUM, SIZE, 1, "drop", consumed)
-        factory = PlannedBatches(batched)
+        factory = BatchMaker(batched)
         outcome = factory(factory.open(Job(0, steps, 0, len(steps))))
         keys = [key for each in batches_of([outcome]) for key in each.value[0]]
         assert keys == [key for (key,) in whole[consumed : consumed + len(steps) * SIZE]]
@@ -387,10 +391,9 @@ def test_a_cancelled_job_ends_after_the_samples_that_run(numbers: str, threads: 
         return sample
 
     program = program_of(Pipeline().exact(numbers, seed=3).map(fifth_cancels).batched(SIZE), threads=threads)
-    factory = PlannedBatches(program)
+    factory = BatchMaker(program)
     steps = steps_of(program)
     outcome = factory(factory.open(Job(0, steps, 0, len(steps))), FRESH, cancelled.is_set)
-    factory.close()
     assert outcome.error is not None
     assert 5 <= len(made) <= 5 + threads
 
@@ -407,13 +410,13 @@ def test_a_cancelled_job_decodes_no_further_images(
         return prepare(self, sample, origin)
 
     monkeypatch.setattr(FusedStep, "prepare", note)
+    monkeypatch.setattr(batch_module, "CHUNK", 4)
     pipe = Pipeline().exact(pictures).decode("rgb8").random_resized_crop(8).to_tuple("jpg;png", "cls").batched(SIZE)
     program = program_of(pipe, threads=threads)
     assert program.first is not None
-    factory = PlannedBatches(program)
+    factory = BatchMaker(program)
     steps = steps_of(program)
     outcome = factory(factory.open(Job(0, steps, 0, len(steps))), FRESH, lambda: bool(prepared))
-    factory.close()
     assert outcome.error is not None
     assert 1 <= len(prepared) <= threads * batch_module.CHUNK < NUM - SIZE
 
@@ -450,7 +453,7 @@ def check_substitutes(folder: str) -> None:
     program = damaged_program(folder)
     assert sorted(key for _, key in bad) == ["k03", "k04", "k17"]
     for position, _ in bad:
-        others = (program.order.substitute(position, attempt) for attempt in range(1, 24))
+        others = (take_one(program.order, (position + step) % 24) for step in range(1, 24))
         numbers = (12 * shard + sample for shard, sample in others)
         assert labels[position] == next(number for number in numbers if number not in {3, 4, 17})
     for threads, size in itertools.product((1, 2, 4), (1, 2, 3, 4, 6, 8, 12, 24)):
@@ -464,14 +467,12 @@ def test_a_substitute_depends_on_the_position_only_and_the_check_finds_another_r
 ) -> None:
     check_substitutes(damaged)
     calls = itertools.count(1)
-    rows = batch_module._SampleFactory
-    substitute = rows._substitute
 
-    def by_count(self: Any, bad: Any, place: int, *more: Any) -> Any:
+    def by_count(order: Any, position: int) -> Any:
         """A wrong rule: the number of samples replaced so far decides."""
-        return substitute(self, bad, (place + next(calls)) % 24, *more)
+        return take_one(order, (position + next(calls)) % 24)
 
-    monkeypatch.setattr(rows, "_substitute", by_count)
+    monkeypatch.setattr(batch_module, "take_one", by_count)
     with pytest.raises(AssertionError):
         check_substitutes(damaged)
 
@@ -496,17 +497,17 @@ def test_a_bad_sample_is_masked_where_an_epoch_is_padded(damaged: str) -> None:
 # --- memory
 
 
-class Lent(Ring):
-    """A ring that stores each block that it lends."""
+class Lent(Arenas):
+    """Stores the address of each block that it lends."""
 
     def __init__(self) -> None:
         super().__init__()
         self.addresses: list[int] = []
 
-    def allocate(self, num_bytes: int) -> Any:
-        memory = super().allocate(num_bytes)
-        self.addresses.append(memory.ctypes.data)
-        return memory
+    def take(self, num_bytes: int) -> Block:
+        block = super().take(num_bytes)
+        self.addresses.append(block.address)
+        return block
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -532,11 +533,13 @@ def test_a_failed_job_gives_its_memory_back(pictures: str) -> None:
     pipe = Pipeline().exact(pictures, seed=3).decode("rgb").random_resized_crop(80)
     bad = pipe.map(lambda sample: sample if sample["__key__"] != "k011" else 1 / 0).to_tuple("jpg;png").batched(SIZE)
     program, memory = program_of(bad), Lent()
-    factory, steps = PlannedBatches(program), steps_of(program)
+    factory, steps = BatchMaker(program), steps_of(program)
     gc.disable()
     try:
         for _ in range(3):
-            outcome = factory(factory.open(Job(0, steps, 0, len(steps))), memory)
+            arena = Arena(memory)
+            outcome = factory(factory.open(Job(0, steps, 0, len(steps))), arena)
+            arena.end()
             assert type(outcome.error) is SampleError
             assert outcome.value
             del outcome

@@ -26,7 +26,7 @@ from shards import fail_on_7, number_of, write_numbers, write_shard
 
 import wdskit
 from wdskit import DecodeError, Pipeline, PipelineError, SampleError, ShardError, StorageError
-from wdskit.engine.batch import PlannedBatches
+from wdskit.engine.batch import BatchMaker
 from wdskit.engine.outcome import Outcome, WorkerTraceback
 from wdskit.engine.program import Job
 from wdskit.loader import worker
@@ -623,19 +623,19 @@ def test_a_batch_that_is_finished_while_it_is_forgotten_does_not_end_its_worker(
         def send(self, reply):
             theirs.send(reply)
 
-    channel = worker._Channel(Connection(), PlannedBatches(built), 0)
+    channel = worker._Channel(Connection(), BatchMaker(built), 0)
     assert not channel._received
-    factory = channel._factory
     channel._receive()
     [task] = channel._received.values()
-    answered = channel.answer
+    answered = channel._answer
 
-    def answer(task, outcome):
-        answered(task, outcome)
+    def answer(task, outcome, arena):
+        answered(task, outcome, arena)
         finished.set()
 
     tasks = iter([task, None])
-    thread = threading.Thread(target=worker.work, args=(lambda: next(tasks), factory, channel.memory, answer))
+    arguments = (lambda: next(tasks), channel._maker, channel._arenas, answer)
+    thread = threading.Thread(target=worker.work, args=arguments)
     thread.start()
     channel._receive()  # the ticket is taken out while the batch is answered
     channel._receive()
@@ -643,7 +643,6 @@ def test_a_batch_that_is_finished_while_it_is_forgotten_does_not_end_its_worker(
     assert not thread.is_alive()
     assert channel._received == {}
     assert ours.poll()
-    factory.close()
 
 
 def test_no_queue_is_asked_for_its_size():

@@ -28,7 +28,7 @@ from leaks import leftovers, memory_of, open_things, opened_since, start_endless
 from shards import fail_on_7, number_of, write_shard
 
 from wdskit import Pipeline, PipelineError, SampleError, ShardError
-from wdskit.engine.batch import make_batches
+from wdskit.engine.batch import BatchMaker
 from wdskit.engine.outcome import WorkerTraceback
 from wdskit.engine.program import Job
 from wdskit.loader import pools as pool_module
@@ -151,10 +151,11 @@ def test_odd_samples_cost_a_batch_its_shortcut_and_nothing_else(pictures, monkey
             program, output_format = program.with_uint8_images()
         steps = Steps(120, 4, 1, "drop")
         jobs = [Job(0, steps, step, step + 1) for step in range(30)]
+        maker = BatchMaker(program)
         found = [
             finish_images(each.with_tensors(), output_format).value
             for job in jobs
-            for each in make_batches(program, program.open(job, program.reader, program.locate(job))).result()
+            for each in maker(maker.open(job)).result()
         ]
         assert [plain(batch) for batch in found] == wanted
     assert 30 < in_place.count(0) < len(in_place) == 60

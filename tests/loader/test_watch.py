@@ -48,7 +48,6 @@ FORK = {"start_method": "fork"}
 @pytest.mark.parametrize(
     ("function", "settings"),
     [
-        (hang_at_16, {"workers": 0}),
         (hang_at_16, {"workers": 0, "threads": 2}),
         (loop_at_16, {"workers": 2, **FORK}),
         (hang_with_16, {"workers": 1, "threads": 2, **FORK}),

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from wdskit.engine.batch import Batch, BatchFactory
+from wdskit.engine.batch import Batch, Maker
 from wdskit.engine.outcome import Outcome
-from wdskit.loader.shared_memory import Ring
+from wdskit.loader.memory import Arena, Arenas
 from wdskit.loader.worker import ReceivedJob, work
 
 
@@ -19,10 +19,8 @@ class Value:
     """A value that a weak reference can watch."""
 
 
-class Factory(BatchFactory):
+class Factory(Maker):
     """Makes one batch for each job. A job that is an exception fails after its batch; a job may be a function."""
-
-    num_loops = 1
 
     def open(self, job: Any) -> Any:
         return job
@@ -33,12 +31,9 @@ class Factory(BatchFactory):
         error = job if isinstance(job, BaseException) else None
         return Outcome([Batch(Value(), 1)], error)
 
-    def close(self, deadline_s: float | None = None) -> None:
-        pass
 
-
-class Freeing(Ring):
-    """A ring that counts how often it frees its pages."""
+class Freeing(Arenas):
+    """Counts how often it frees its pages."""
 
     num_freed = 0
 
@@ -47,10 +42,14 @@ class Freeing(Ring):
         super().free_pages()
 
 
-def answers_of(jobs: list[ReceivedJob], memory: Ring | None = None) -> list[tuple[int, Outcome[list[Batch]]]]:
+def answers_of(jobs: list[ReceivedJob], memory: Arenas | None = None) -> list[tuple[int, Outcome[list[Batch]]]]:
     answers: list[tuple[int, Outcome[list[Batch]]]] = []
     waiting = [None, *reversed(jobs)]
-    work(waiting.pop, Factory(), memory or Ring(), lambda received, outcome: answers.append((received.ticket, outcome)))
+
+    def answer(received: ReceivedJob, outcome: Outcome[list[Batch]], _: Arena) -> None:
+        answers.append((received.ticket, outcome))
+
+    work(waiting.pop, Factory(), memory or Arenas(), answer)
     assert not waiting
     return answers
 
@@ -98,11 +97,11 @@ def test_a_worker_that_waits_holds_no_batch_and_no_job() -> None:
             assert [each() for each in watched] == [None, None]
             return None
 
-        def answer(_: ReceivedJob, outcome: Outcome[list[Batch]]) -> None:
+        def answer(_: ReceivedJob, outcome: Outcome[list[Batch]], __: Arena) -> None:
             assert outcome.value
             watched.append(weakref.ref(outcome.value[0].value))
 
-        work(next_job, Factory(), Ring(), answer)
+        work(next_job, Factory(), Arenas(), answer)
         assert len(watched) == 2
     finally:
         gc.enable()

@@ -1,13 +1,17 @@
-"""Make the batches of a program with `make_batches`, in this thread, in threads or in worker processes."""
+"""Make the batches of a program: read the samples, decode images into the batch, run the stages, collate.
+
+One thread makes one batch. Several threads of several processes may make batches of a program at the same time.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import functools
+import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,26 +20,23 @@ from wdskit.config.types import VALID
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import WHOLE_BATCH, Job, OpenJob, Program
 from wdskit.engine.sample import add_advice
-from wdskit.engine.threads import Threads
 from wdskit.errors import PROCESS_ERRORS, FolderIndexError, PipelineError, SampleError, ShardError, StorageError
+from wdskit.order.base import take_one
 from wdskit.order.steps import AnySteps
-from wdskit.processes import block_sigint
-from wdskit.stages.base import NO_ORIGIN, Origin, RejectedSample
+from wdskit.stages.base import Origin, RejectedSample
 from wdskit.stages.collate import FRESH, Collate, Memory, Ragged, as_tensors, count_rows, empty_images
 from wdskit.stages.images.fused import FusedStep
-from wdskit.stages.progress import IDLE, Slot
+from wdskit.stages.progress import Slot
 from wdskit.stages.roles import names_image
 from wdskit.stages.timing import Timings
 
 BUCKET = "__bucket__"
 
-CHUNK = 8
-"""Most samples that a thread takes at a time."""
+CHUNK = 32
+"""Most samples that are read and decoded together."""
 
 _MAX_SUBSTITUTES = 100
 """Number of samples that are tried in place of a bad sample. If all are bad, the pipeline is probably wrong."""
-
-_NUM_VOTES = 9  # samples that decide between groups of one size
 
 
 class Batch(NamedTuple):
@@ -44,8 +45,7 @@ class Batch(NamedTuple):
     Attributes:
         value: The result of the pipeline.
         num_samples: Number of samples, without padding.
-        bad: One record for each bad sample that was replaced; in a stream, for each bad sample that was skipped before
-            this batch.
+        bad: One record for each bad sample that was replaced.
         raw: Field name or tuple index of the images, if they are still uint8 and must become floats
             (`Program.with_uint8_images`); else None.
         timings: Timings of the job, on the first batch of the job; None on other batches.
@@ -64,15 +64,8 @@ class Batch(NamedTuple):
         return self._replace(value=as_tensors(self.value), has_arrays=False) if self.has_arrays else self
 
 
-class BatchFactory(Protocol):
-    """Makes the batches of one process. A pool of threads or processes calls `open` for each job, and then `__call__`
-    with the result of `open`.
-
-    Attributes:
-        num_loops: Number of threads that the pool starts to call `__call__`; the factory sets it.
-    """
-
-    num_loops: int
+class Maker(Protocol):
+    """Makes the batches of one process. A pool calls `open` for each job, and then `__call__` with the opened job."""
 
     def open(self, job: Any) -> Any:
         """Return the argument for `__call__`, and request the data that the job needs, such as samples in a store.
@@ -81,23 +74,15 @@ class BatchFactory(Protocol):
         """
         ...
 
-    def __call__(self, job: Any, memory: Memory, is_cancelled: Callable[[], bool], /) -> Outcome[list[Batch]]:
-        """Return the batches of an open job; after an error, the batches before the error, and the error.
+    def __call__(self, opened: Any, memory: Memory, is_cancelled: Callable[[], bool], /) -> Outcome[list[Batch]]:
+        """Return the batches of an opened job; after an error, the batches before the error, and the error.
 
-        This method does not raise. At most `num_loops` threads call it at the same time.
+        This method does not raise. Several threads may call it at the same time.
 
         Args:
-            job: The result of `open`.
-            memory: Gives the memory of batches.
+            opened: The result of `open`.
+            memory: Gives the memory of the batches.
             is_cancelled: Returns True if the batches are not needed any more.
-        """
-        ...
-
-    def close(self, deadline_s: float | None = None) -> None:
-        """End the threads, and wait for their end. The next job starts new threads.
-
-        The wait stops at `deadline_s` of the monotonic clock. If `deadline_s` is None, the wait stops after a short
-        default time.
         """
         ...
 
@@ -107,26 +92,20 @@ def never() -> bool:
     return False
 
 
-class PlannedBatches:
-    """A `BatchFactory` that makes the batches of a program, in `program.run.num_threads` threads."""
+class BatchMaker:
+    """A `Maker` of the batches of a program. The batches are the same in any thread and process."""
 
     def __init__(self, program: Program) -> None:
-        # With two loops, the samples of the next job start while the last samples of a job are made.
-        self.num_loops = 2 if program.run.num_threads > 1 else 1
         self._program = program
-        self._threads: Threads | None = None
         self._fetched: tuple[int, AnySteps] | None = None  # start and steps of the epoch whose parts are being fetched
         self._fetching: threading.Thread | None = None
 
     def open(self, job: Job) -> Outcome[OpenJob]:
         """Locate the samples of a job, and request those that are remote. Return an outcome with the open job or with
-        the error. Start the threads before the first job.
+        the error.
         """
         program, reader = self._program, self._program.reader
         try:
-            if program.run.num_threads > 1 and self._threads is None:
-                with block_sigint():  # Ctrl-C comes after `close` knows the threads
-                    self._threads = Threads(program.run.num_threads, "samples")
             places = program.locate(job)
             if reader.is_remote:
                 reader = reader.request(places.shards, places.samples)
@@ -147,7 +126,7 @@ class PlannedBatches:
         num = max(1, program.num_ahead // steps.global_batch)
         first, stop = job.first + num if self._fetched == epoch else job.stop, min(job.stop + num, len(steps))
         if first >= stop or (self._fetching is not None and self._fetching.is_alive()):
-            return  # no part is left to fetch, or the last fetch still runs
+            return
 
         def fetch() -> None:
             with contextlib.suppress(ShardError, StorageError, FolderIndexError):
@@ -160,62 +139,40 @@ class PlannedBatches:
         self._fetching.start()
 
     def __call__(
-        self, job: Outcome[OpenJob], memory: Memory = FRESH, is_cancelled: Callable[[], bool] = never
+        self, opened: Outcome[OpenJob], memory: Memory = FRESH, is_cancelled: Callable[[], bool] = never
     ) -> Outcome[list[Batch]]:
-        """Make the batches of a job from `open`, as `make_batches`. If `open` returned an error, return this error."""
-        if job.value is None:
-            return Outcome(error=job.error)
-        return make_batches(self._program, job.value, memory, self._threads, is_cancelled)
-
-    def close(self, deadline_s: float | None = None) -> None:
-        """End the threads, and wait for their end. The next job starts new threads.
-
-        The wait stops at `deadline_s` of the monotonic clock; with None, after 0.5 s.
+        """Return the batches of a job from `open`; with an error, the batches before the error. This method does not
+        raise. The error may be any BaseException, for example a ShardError if a shard is damaged, or a SampleError if a
+        stage failed on a sample that the error budget does not cover.
         """
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.close(deadline_s)
+        batches: list[Batch] = []
+        board = self._program.run.board
+        slot = board.claim()
+        try:
+            job = opened.result()
+            assert job is not None
+            _make(self._program, job, memory, is_cancelled, batches, slot)
+        except BaseException as err:  # noqa: BLE001 (the consumer receives every error)
+            return Outcome(batches, err)
+        finally:
+            board.release(slot)
+        return Outcome(batches)
 
 
-def make_batches(
-    program: Program,
-    job: OpenJob,
-    memory: Memory = FRESH,
-    threads: Threads | None = None,
-    is_cancelled: Callable[[], bool] = never,
-) -> Outcome[list[Batch]]:
-    """Make the batches of a job. This function does not raise.
+class _Collated(NamedTuple):
+    """A batch before the stages after `batched`.
 
-    The batches are the same in any process, and with any number of threads.
-
-    Args:
-        program: The program of the pipeline.
-        job: The job with its samples and their reader.
-        memory: Gives the memory of batches.
-        threads: The threads that make the samples; None for this thread.
-        is_cancelled: Returns True to end the job early. The outcome then may have an error, and not all batches.
-
-    Returns:
-        An outcome with all batches; or with an error and the batches before the error. The error may be any
-        BaseException, for example a ShardError if a shard is damaged, a StorageError or FolderIndexError if a shard
-        cannot be opened or read, or a SampleError if a stage failed on a sample that the error budget does not cover.
+    Attributes:
+        value: The batch, or the sample without `batched`.
+        origin: Origin of the batch.
+        bad: The errors of its bad samples, by row of the job.
+        raw: The place of images that are still uint8; else None.
     """
-    batches: list[Batch] = []
-    board = program.run.board
-    slot = board.claim()
-    slot[0] = WHOLE_BATCH
-    try:
-        timings = _make(program, job, memory, threads, is_cancelled, batches, slot)
-        batches[0] = batches[0]._replace(timings=timings)
-    except BaseException as err:  # noqa: BLE001 (the consumer receives every error)
-        return Outcome(batches, err)
-    finally:
-        board.release(slot)
-    return Outcome(batches)
 
-
-_Collated: TypeAlias = tuple[Any, Origin, Any, tuple[RejectedSample, ...], int | str | None]
-"""A batch, its origin, the mask of its good samples, its bad samples, and the place of images that are still uint8."""
+    value: Any
+    origin: Origin
+    bad: Mapping[int, SampleError] = {}
+    raw: int | str | None = None
 
 
 class _Cancelled(Exception):
@@ -223,181 +180,168 @@ class _Cancelled(Exception):
 
 
 def _make(
-    program: Program,
-    job: OpenJob,
-    memory: Memory,
-    threads: Threads | None,
-    is_cancelled: Callable[[], bool],
-    batches: list[Batch],
-    slot: Slot,
-) -> Timings:
-    """Append the batches of a job to `batches` one by one, and return the timings. Raise the first error; `batches`
-    then has the batches before the error.
-
-    `slot` is this thread's slot of `program.run.board`, which shows what each thread works on. Set the slot to the
-    job's first sample while this thread reads columns or collates samples.
+    program: Program, job: OpenJob, memory: Memory, is_cancelled: Callable[[], bool], batches: list[Batch], slot: Slot
+) -> None:
+    """Append the batches of a job to `batches` one by one. Raise the first error; `batches` then has the batches before
+    the error. `slot` is this thread's slot of `program.run.board`, and shows what the thread works on.
     """
-    _, numbers, is_sample, shards, samples = job.places
-    bounds = job.bounds
-    columns, timings = program.columns, program.pace.begin()
-    first = int(numbers[0])
-    slot[1] = first if columns is not None else IDLE
-    column_batches = None
+    places = job.places
+    timings = program.pace.begin()
+    total = Timings(bytes_read=program.reader.mean_bytes(places.shards))
+    slot[0], slot[1] = WHOLE_BATCH, int(places.numbers[0])
+    columns, by_columns = program.columns, None
     if columns is not None:
-        column_batches = columns.make(job.reader, numbers, shards, samples, bounds, memory, epoch=job.epoch)
-    if columns is not None and column_batches is None and len(bounds) > 1:  # a batch must be made sample by sample
-        total = Timings()
-        for number in range(len(bounds)):
-            total.merge(_make(program, job.part(number), memory, threads, is_cancelled, batches, slot))
-        return total
-    total = Timings(bytes_read=program.reader.mean_bytes(shards))
-    collated: Iterable[_Collated]
-    if column_batches is not None:
-        collated = ((value, origin, True, (), None) for value, origin in column_batches)
-    else:
-        rows = _SampleFactory(program, job, memory)
-        slot[1] = IDLE
-        rows.make(threads, is_cancelled, total)
-        slot[1] = first
+        _, numbers, _, shards, sample_numbers = places
+        by_columns = columns.make(job.reader, numbers, shards, sample_numbers, job.bounds, memory, epoch=job.job.epoch)
+    if columns is not None and by_columns is None and len(job.bounds) > 1:
+        for number in range(len(job.bounds)):  # each batch alone: not all need to be made sample by sample
+            _make(program, job.part(number), memory, is_cancelled, batches, slot)
+        return
+    name, first = "read-to-batched", len(batches)
+    collated: Iterator[_Collated] = itertools.starmap(_Collated, by_columns or ())
+    if by_columns is None:
+        samples = _Samples(program, job, memory, slot)
+        samples.make(is_cancelled, total)
+        name = "batched"
+        collated = map(samples.collate, job.bounds)
         if timings is not None:
             timings.start()
-        collated = map(rows.collate, bounds)
-    labels = job.labels or [None] * len(bounds)
-    for bound, label, (value, origin, good, bad, raw) in zip(bounds, labels, collated, strict=True):
-        mask = is_sample[bound]
-        if label is not None and isinstance(value, Mapping):
-            if BUCKET in value:
-                msg = f"`{BUCKET}` is the name of the bucket that `bucketed` adds, but the samples have a field of this"
-                raise PipelineError(f"{msg} name.\n  `rename` it.")
-            value = with_item(value, BUCKET, label)
+    for number, (bound, made) in enumerate(zip(job.bounds, collated, strict=True)):
         if timings is not None and program.collate is not None:
-            timings.lap("batched" if column_batches is None else "read-to-batched", len(mask))
-        has_arrays = program.collate is not None and isinstance(program.collate.collate, Collate)
-        is_padded, at = program.epoch.tail == "pad", program.mask_place
-        valid: Any = mask & good
-        if is_padded and not has_arrays:
-            valid = bool(valid[0]) if program.collate is None else as_tensors(valid)
-        has_mask = at is not None and isinstance(value, tuple)
-        if is_padded and at is not None and has_mask:
-            value = (*value[:at], valid, *value[at + 1 :])
-        if program.batch_stages is not None:
-            value, valid = (as_tensors(value), as_tensors(valid)) if has_arrays else (value, valid)
-            has_arrays = False
-            value = program.batch_stages.apply(value, origin, timings=timings, num=len(mask))
-            has_mask = has_mask and isinstance(value, tuple)
-        if is_padded and not has_mask:
-            if program.collate is not None and program.batch_stages is not None:
-                _check_rows(value, len(mask), origin)
-            value = with_mask(value, valid)
-        batches.append(Batch(value, int(np.count_nonzero(mask)), bad, raw, has_arrays=has_arrays))
+            timings.lap(name, bound.stop - bound.start)
+        label = job.labels[number] if job.labels is not None else None
+        batches.append(_finish(program, job, bound, made, label, timings))
     if timings is not None:
         total.merge(timings)
     total.traffic = total.traffic.plus(job.reader.take_traffic())
-    return total
+    batches[first] = batches[first]._replace(timings=total)
 
 
-class _SampleFactory:
-    """Makes the samples of a job one by one, in threads, and collates them to batches.
+def _finish(
+    program: Program, job: OpenJob, bound: slice, made: _Collated, label: Any, timings: Timings | None
+) -> Batch:
+    """Return a batch after the stages that follow `batched`, with the label of its bucket and the mask of its rows."""
+    value, origin, bad, raw = made
+    is_sample = job.places.is_sample[bound]
+    if label is not None and isinstance(value, Mapping):
+        if BUCKET in value:
+            msg = f"`{BUCKET}` is the name of the bucket that `bucketed` adds, but the samples have a field of this"
+            raise PipelineError(f"{msg} name.\n  `rename` it.")
+        value = with_item(value, BUCKET, label)
+    has_arrays = program.collate is not None and isinstance(program.collate.collate, Collate)
+    is_padded, at = program.epoch.tail == "pad", program.mask_place
+    valid: Any = is_sample.copy()
+    valid[[row - bound.start for row in bad]] = False
+    if is_padded and not has_arrays:
+        valid = bool(valid[0]) if program.collate is None else as_tensors(valid)
+    has_mask = at is not None and isinstance(value, tuple)
+    if is_padded and at is not None and has_mask:
+        value = (*value[:at], valid, *value[at + 1 :])
+    if program.batch_stages is not None:
+        value, valid = (as_tensors(value), as_tensors(valid)) if has_arrays else (value, valid)
+        has_arrays = False
+        value = program.batch_stages.apply(value, origin, timings=timings, num=len(is_sample))
+        has_mask = has_mask and isinstance(value, tuple)
+    if is_padded and not has_mask:
+        if program.collate is not None and program.batch_stages is not None:
+            _check_rows(value, len(is_sample), origin)
+        value = with_mask(value, valid)
+    listed = tuple(
+        RejectedSample(int(job.places.positions[row]), err.shard, err.key, str(err))
+        for row, err in sorted(bad.items())
+        if job.places.is_sample[row]  # padded rows are copies
+    )
+    return Batch(value, int(np.count_nonzero(is_sample)), listed, raw, has_arrays=has_arrays)
 
-    After a sample failed, no later sample of the job is started. Earlier samples are still made, so that the batches
-    before the error are complete.
+
+class _Samples:
+    """Makes the samples of a job one by one, and collates them to batches.
+
+    After a sample failed, no later sample of the job is made. So the batches before the error are complete.
     """
 
-    def __init__(self, program: Program, job: OpenJob, memory: Memory) -> None:
+    def __init__(self, program: Program, job: OpenJob, memory: Memory, slot: Slot) -> None:
         self._program = program
-        self._job_samples = places = job.places
+        self._job = job
         self._reader = job.reader
-        self._epoch = job.epoch
+        self._memory = memory
+        self._slot = slot
+        places = job.places
         rows = zip(places.numbers.tolist(), places.shards.tolist(), places.samples.tolist(), strict=True)
         self._locations: list[tuple[int, int, int]] = list(rows)  # position, shard and sample
-        self._memory = memory
-        self._results: list[tuple[Any, Origin, str | None]] = [(None, NO_ORIGIN, None)] * len(self._locations)
-        self._errors: dict[int, BaseException] = {}
+        self._made: list[tuple[Any, Origin]] = []
+        self._bad: dict[int, SampleError] = {}  # errors of samples that are replaced, by row
+        self._error: BaseException | None = None  # of the row after `_made`
         self._images: NDArray[Any] | None = None  # of all samples; None without `writer`
-        self._sample_images: list[NDArray[Any]] = []  # of each sample: its row of `_images`
+        self._rows: dict[int, NDArray[Any]] = {}  # parts of `_images`, by row
+        if program.writer is not None:
+            assert program.writer.out_shape is not None
+            shape = (len(self._locations), *program.writer.out_shape)
+            self._images = empty_images(memory, shape, program.writer.batch_format.dtype)
 
-    def make(self, threads: Threads | None, is_cancelled: Callable[[], bool], total: Timings) -> None:
-        """Make all samples. The error of a sample is kept until `collate` raises it.
-
-        Args:
-            threads: The threads that make the samples; None for this thread.
-            is_cancelled: Returns True if the job is cancelled.
-            total: Receives the timings.
+    def make(self, is_cancelled: Callable[[], bool], total: Timings) -> None:
+        """Make all samples, up to the first that fails: `collate` raises its error. Add the timings to `total`.
 
         Raises:
             _Cancelled: The job was cancelled.
         """
-        program, num = self._program, len(self._locations)
-        writer = program.writer
-        if writer is not None:
-            assert writer.out_shape is not None
-            self._images = empty_images(self._memory, (num, *writer.out_shape), writer.batch_format.dtype)
-            self._sample_images = [self._images[row : row + 1] for row in range(num)]
-        size = max(1, min(CHUNK, num // program.run.num_threads))  # so that all threads work on small batches too
-        num_chunks = -(-num // size)
-        timed: list[Timings] = []  # from one thread each
-
-        def run(chunk: int) -> None:
-            timings = program.chunk_pace.begin()
-            slot = program.run.board.claim()
-            slot[0] = 0
-            rows = range(chunk * size, min(num, (chunk + 1) * size))
-            if self._make_chunk(rows, is_cancelled, timings, slot) and timings is not None:
-                timed.append(timings)
-            program.run.board.release(slot)
-
-        if threads is None or num_chunks == 1:
-            for chunk in range(num_chunks):
-                run(chunk)
-        else:
-            threads.run_all(run, num_chunks)
-        if is_cancelled():  # some samples are missing
-            raise _Cancelled
-        for each in timed:
-            total.merge(each)
-
-    def _make_chunk(self, rows: range, is_cancelled: Callable[[], bool], timings: Timings | None, slot: Slot) -> bool:
-        """Make the samples in `rows`. Return True if all of them are made.
-
-        Return False if one of them or an earlier sample failed, or if the job was cancelled. The error of a sample is
-        kept until `collate` raises it. `timings` receives the timings, if not None. `slot` shows which sample is made.
-        """
-        at = rows.start
-        decoded: dict[int, tuple[Any, Origin]] = {}
+        self._slot[0] = 0
+        num = len(self._locations)
         try:
-            for at in rows:
-                if is_cancelled() or (self._errors and min(self._errors.copy()) < at):
-                    return False
-                if at == rows.start and self._program.first is not None:
-                    decoded = self._decode_chunk(rows, timings, slot)
-                slot[1] = self._locations[at][0]
-                self._results[at] = self._make_sample(at, timings, decoded.pop(at, None))
+            for start in range(0, num, CHUNK):
+                timings = self._program.chunk_pace.begin()
+                self._make_chunk(range(start, min(num, start + CHUNK)), is_cancelled, timings)
+                if timings is not None:
+                    total.merge(timings)
+        except _Cancelled:
+            raise
         except BaseException as err:  # noqa: BLE001 (the consumer receives every error)
-            self._errors[at] = err
-            return False
-        return True
+            self._error = err
+        self._slot[0], self._slot[1] = WHOLE_BATCH, self._locations[0][0]
 
-    def _decode_chunk(self, rows: range, timings: Timings | None, slot: Slot) -> dict[int, tuple[Any, Origin]]:
+    def _make_chunk(self, rows: range, is_cancelled: Callable[[], bool], timings: Timings | None) -> None:
+        """Make the samples in `rows`. Raise the error of the first one that cannot be made or replaced."""
+        decoded: dict[int, tuple[Any, Origin]] = {}
+        for at in rows:
+            if is_cancelled():
+                raise _Cancelled
+            if at == rows.start and self._program.first is not None:
+                decoded = self._decode_chunk(self._program.first, rows, timings)
+            place, shard, sample = self._locations[at]
+            self._slot[1] = place
+            try:
+                if at in decoded:
+                    value, origin = decoded.pop(at)
+                    stages = self._program.stages[origin.part]
+                    made = stages.apply(value, origin, self._out(at), timings, 1), origin
+                else:
+                    made = self._read_and_make(at, place, shard, sample, timings)
+            except SampleError as err:
+                if not self._forgives(err):
+                    add_advice(err)
+                    raise
+                made = self._substitute(at, err.with_traceback(None), timings)
+            self._made.append(made)
+
+    def _decode_chunk(self, first: FusedStep, rows: range, timings: Timings | None) -> dict[int, tuple[Any, Origin]]:
         """Read the samples in `rows` and apply the first stage, which decodes an image.
 
-        Return {row: (sample after the stage, origin)}. Rows that fail are missing: `_make_sample` makes these samples
-        again, and raises their errors.
+        Return {row: (sample after the stage, origin)}. Rows that fail are missing: they are made again one by one,
+        which raises their errors.
         """
         # All samples are read, then all are prepared, then all pixels are decoded. Sample by sample, all of this would
         # run with CPU caches that a decoder has filled, and hold Python's lock three to five times as long.
-        first = self._program.first
-        assert first is not None
-        read, prepared, decoded = [], [], {}
-        chunk = slice(rows.start, rows.stop)
-        slot[1] = self._locations[rows.start][0]
-        samples = self._reader.read_natively(self._job_samples.shards[chunk], self._job_samples.samples[chunk])
+        prepared, read, decoded = [], [], {}
+        places, chunk = self._job.places, slice(rows.start, rows.stop)
+        self._slot[1] = self._locations[rows.start][0]
+        samples = self._reader.read_natively(places.shards[chunk], places.samples[chunk])
         for at in rows:
             place, shard, sample = self._locations[at]
-            slot[1] = place
+            self._slot[1] = place
             with contextlib.suppress(Exception):
                 one = samples[at - rows.start] if samples else self._reader.read(shard, sample, names_image)
                 path, key, part, fields = one
-                read.append((at, Origin(path, key, 0, place, part, epoch=self._epoch), fields))
+                read.append((at, Origin(path, key, 0, place, part, epoch=self._job.job.epoch), fields))
         if timings is not None:
             timings.lap("read", len(rows))
         for at, origin, fields in read:
@@ -406,148 +350,164 @@ class _SampleFactory:
         if timings is not None:
             timings.lap("headers", len(rows))
         label = self._program.stages[0].steps[0].label
-        images = self._sample_images if first is self._program.writer else []
-        if images and self._images is not None and first.is_native:
-            at_rows = [at for at, _ in prepared]
-            written = first.carry_out_many([each for _, each in prepared], self._images, at_rows, slot)
+        images = self._images if first is self._program.writer else None
+        left = prepared
+        if images is not None and first.is_native:
+            written = first.carry_out_many(
+                [each for _, each in prepared], images, [at for at, _ in prepared], self._slot
+            )
             left = []
             for (at, each), is_written in zip(prepared, written, strict=True):
                 if is_written and each.field is not None:
-                    each.values[each.field] = images[at]
+                    each.values[each.field] = self._image(at)
                     decoded[at] = each.values, each.origin
                 else:
                     left.append((at, each))
-            prepared = left
             if timings is not None and decoded:
                 timings.lap(label, len(decoded))
-        for at, each in prepared:
-            slot[1] = self._locations[at][0]
+        for at, each in left:
+            self._slot[1] = self._locations[at][0]
             with contextlib.suppress(Exception):
-                decoded[at] = first.carry_out(each, images[at] if images else None), each.origin
+                decoded[at] = first.carry_out(each, self._image(at) if images is not None else None), each.origin
                 if timings is not None:
                     timings.lap(label)
         return decoded
 
-    def _make_sample(
-        self, at: int, timings: Timings | None, decoded: tuple[Any, Origin] | None
-    ) -> tuple[Any, Origin, str | None]:
-        """Return (sample, origin, None): the sample of row `at` after all one-to-one stages, and its origin.
+    def _image(self, row: int) -> NDArray[Any]:
+        """Return the memory of a row's image in the batch, (1, channels, height, width)."""
+        assert self._images is not None
+        image = self._rows.get(row)
+        if image is None:
+            image = self._rows[row] = self._images[row : row + 1]
+        return image
 
-        If the sample is bad and the error budget covers its error, return (substitute, origin, reason): `origin` is
-        that of the bad sample, and `reason` is the text of the error.
+    def _out(self, row: int) -> tuple[FusedStep, NDArray[Any]] | None:
+        writer = self._program.writer
+        return None if writer is None else (writer, self._image(row))
 
-        Args:
-            at: The row.
-            timings: Receives the timings, if not None.
-            decoded: The row's result of `_decode_chunk`; None if there is no result.
+    def _read_and_make(
+        self, row: int, place: int, shard: int, sample: int, timings: Timings | None
+    ) -> tuple[Any, Origin]:
+        """Return a sample after all one-to-one stages, and its origin. `place` is the position for its random numbers.
 
         Raises:
             ShardError: The shard is damaged.
             StorageError, FolderIndexError: The shard cannot be opened or read.
-            SampleError: A stage failed, and the error budget does not cover it or no substitute is good.
+            SampleError: A stage failed.
         """
-        place, shard, sample = self._locations[at]
-        writer = self._program.writer
-        out = (writer, self._sample_images[at]) if writer is not None else None
-        try:
-            if decoded is not None:
-                value, origin = decoded
-                return self._program.stages[origin.part].apply(value, origin, out, timings, 1), origin, None
-            return *self._read_and_make(place, shard, sample, out, timings), None
-        except SampleError as err:
-            if not self._forgives(err):
-                add_advice(err)
-                raise
-            return self._substitute(err.with_traceback(None), place, out, timings)
-
-    def _substitute(
-        self,
-        bad: SampleError,
-        place: int,
-        out: tuple[FusedStep, NDArray[Any]] | None,
-        timings: Timings | None,
-        check: Callable[[Any, Origin], object] = lambda *_: None,
-    ) -> tuple[Any, Origin, str]:
-        """Return a good sample in place of a bad sample, the origin of the bad sample, and the text of the error `bad`.
-
-        Args:
-            bad: The error of the bad sample.
-            place: Position of the bad sample in the endless sequence of `program.order`.
-            out: The stage that writes its image into given memory, and this memory; None without such a stage.
-            timings: Receives the timings of the tried samples, if not None.
-            check: Called with the value and the origin of each tried sample. Raises SampleError to reject the sample.
-
-        Raises:
-            SampleError: The order has no substitute, none of up to 100 substitutes is good, or the error budget does
-                not cover the error of a substitute.
-            ShardError, StorageError, FolderIndexError: A tried sample cannot be read.
-        """
-        num_tried = 0
-        for attempt in range(1, _MAX_SUBSTITUTES + 1):
-            other = self._program.order.substitute(place, attempt)
-            if other is None:
-                break
-            num_tried = attempt
-            try:
-                value, origin = self._read_and_make(place, *other, out, timings)
-                check(value, origin)
-            except SampleError as err:
-                if not self._forgives(err):
-                    raise
-            else:
-                return value, Origin(bad.shard, bad.key, 0, place, 0, epoch=self._epoch), str(bad)
-        reason = f"all {num_tried} are bad" if num_tried else "there is no other"
-        msg = f"{bad}\n  No sample near it can replace it: {reason}."
-        raise SampleError(msg, stage=bad.stage, shard=bad.shard, key=bad.key) from bad
-
-    def _read_and_make(
-        self,
-        place: int,
-        shard: int,
-        sample: int,
-        out: tuple[FusedStep, NDArray[Any]] | None,
-        timings: Timings | None,
-    ) -> tuple[Any, Origin]:
         path, key, part, fields = self._reader.read(shard, sample)
         if timings is not None:
             timings.lap("read")
-        origin = Origin(path, key, 0, place, part, epoch=self._epoch)
-        stages = self._program.stages[part]
-        return stages.apply({"__key__": key, "__url__": path, **fields}, origin, out, timings), origin
+        origin = Origin(path, key, 0, place, part, epoch=self._job.job.epoch)
+        value = {"__key__": key, "__url__": path, **fields}
+        return self._program.stages[part].apply(value, origin, self._out(row), timings), origin
 
     def _forgives(self, err: SampleError) -> bool:
-        """Return True if the error budget covers `err`, so that a substitute replaces the sample."""
-        program = self._program
+        """Return True if the error budget covers the error of a sample, so that another sample replaces it."""
+        program = self._program  # raising here would make a cycle: the traceback would refer to this frame
         if isinstance(err.__cause__, PROCESS_ERRORS):
             return False
         return program.forgives and (program.forgives_functions or not err.is_function)
 
-    def collate(self, bound: slice) -> _Collated:
-        """Return the batch of the rows `bound`, with its origin, mask and bad samples: see `_Collated`. Without
-        `batched`, the batch is one sample.
+    def _substitute(
+        self,
+        row: int,
+        bad: SampleError,
+        timings: Timings | None = None,
+        fits: Callable[[Any, Origin], bool] = lambda *_: True,
+    ) -> tuple[Any, Origin]:
+        """Return the next good sample of the block of a bad sample, with the origin of the bad sample: a function of
+        the bad sample's position.
+
+        Args:
+            row: Row of the bad sample.
+            bad: Its error.
+            timings: Receives the timings of the tried samples, if not None.
+            fits: Called with the value and the origin of each tried sample. Returns False to reject the sample.
 
         Raises:
-            BaseException: The error of the first sample of the job that failed, if this sample is in this batch or an
-                earlier batch.
+            SampleError: None of up to 100 other samples is good, or the error budget does not cover the error of one.
+            ShardError, StorageError, FolderIndexError: A tried sample cannot be read.
+        """
+        self._bad.setdefault(row, bad)
+        place = self._locations[row][0]
+        job = self._job.job
+        first, stop = (job.start + edge for edge in job.steps.block_of(place - job.start))
+        tried = range(1, min(stop - first, _MAX_SUBSTITUTES + 1))
+        for step in tried:
+            other = first + (place - first + step) % (stop - first)
+            try:
+                value, origin = self._read_and_make(row, place, *take_one(self._program.order, other), timings)
+            except SampleError as err:
+                if not self._forgives(err):
+                    raise
+                continue
+            if fits(value, origin):
+                return value, Origin(bad.shard, bad.key, 0, place, origin.part, epoch=self._job.job.epoch)
+        reason = f"all {len(tried)} are bad" if tried else "there is no other"
+        msg = f"{bad}\n  No sample near it can replace it: {reason}."
+        raise SampleError(msg, stage=bad.stage, shard=bad.shard, key=bad.key) from bad
+
+    def collate(self, bound: slice) -> _Collated:
+        """Return the batch of the rows `bound`. Without `batched`, the batch is one sample.
+
+        Raises:
+            BaseException: The error of a sample of this batch that could not be made.
             SampleError: The samples cannot be collated, and the error budget does not cover this error or no substitute
                 fits.
             ShardError, StorageError, FolderIndexError: A sample near the batch, needed as a substitute, cannot be read.
         """
-        self._raise_before(bound.stop)
+        if bound.stop > len(self._made):
+            err, self._error = self._error, None  # its traceback refers to this frame
+            assert err is not None
+            try:
+                raise err
+            finally:
+                del err
         try:
-            return self._collate(bound)
+            value, origin, raw = self._collate(bound)
         except SampleError as err:
             if not self._forgives(err):
                 raise
             self._replace_misfits(bound)
-        return self._collate(bound)
+            value, origin, raw = self._collate(bound)
+        bad = {row: err for row, err in self._bad.items() if bound.start <= row < bound.stop}
+        return _Collated(value, origin, bad, raw)
+
+    def _collate(self, bound: slice) -> tuple[Any, Origin, int | str | None]:
+        values, origins = map(list, zip(*self._made[bound], strict=True))
+        batched, writer = self._program.collate, self._program.writer
+        if batched is None:
+            return values[0], origins[0], None
+        if writer is None or self._images is None:
+            return *batched.collated(values, origins, self._memory, {}), None
+        rows = range(bound.start, bound.stop)
+        place = _place_of(values[0], self._image(bound.start))
+        is_written = place is not None and all(
+            _has(value, place, self._image(row)) for value, row in zip(values, rows, strict=True)
+        )
+        if not is_written:
+            values = [self._owned(row)[0] for row in rows]
+        ready = {place: self._images[bound]} if is_written else {}
+        batch, origin = batched.collated(values, origins, self._memory, ready)
+        return batch, origin, place if is_written and writer.batch_format != writer.output_format else None
+
+    def _owned(self, row: int, made: tuple[Any, Origin] | None = None) -> tuple[Any, Origin]:
+        """Return a sample and its origin, with the image in the form that the user gets in place of the memory of the
+        batch. Default: the made sample of `row`.
+        """
+        value, origin = made or self._made[row]
+        writer = self._program.writer
+        if writer is None or not isinstance(value, (dict, tuple)):
+            return value, origin
+        image = self._image(row)
+        if isinstance(value, dict):
+            return {name: writer.value_of(image) if item is image else item for name, item in value.items()}, origin
+        return tuple(writer.value_of(image) if item is image else item for item in value), origin
 
     def _replace_misfits(self, bound: slice) -> None:
-        """Replace the misfits among the rows `bound`: samples that cannot be collated with most samples of their batch.
-
-        The samples are divided into groups; the samples of a group can be collated with the group's first sample. The
-        largest group stays. `_vote` decides between several largest groups. A sample outside this group is replaced if
-        it cannot be collated with the first sample of this group.
+        """Replace the samples of a batch that cannot be collated with its usual samples: those with the most common
+        signature, of the first sample if several are equally common.
 
         Raises:
             SampleError: No substitute fits, or the error budget does not cover the error of a substitute.
@@ -555,153 +515,54 @@ class _SampleFactory:
         """
         batched = self._program.collate
         assert batched is not None
-        rows = range(*bound.indices(len(self._locations)))
-        is_sample = self._job_samples.is_sample
-        voters = [at for at in rows if is_sample[at]] or rows  # padded rows are copies
-        owned = {at: self._with_image_value(self._results[at][0], at) for at in rows}
-        groups: list[list[int]] = []
 
-        def check(at: int, value: Any, origin: Origin) -> None:
-            """Raise SampleError if `value`, the sample of row `at`, does not fit the first sample of the largest group.
-
-            If there is no group, raise SampleError if `value` alone cannot be collated.
-            """
-            firsts = [max(groups, key=len)[0]] if groups else []
-            values = [*(owned[first] for first in firsts), self._with_image_value(value, at)]
-            batched.collated(values, [*(self._results[first][1] for first in firsts), origin])
-
-        for at in voters:
-            for group in [*groups, None]:
-                try:
-                    pair = [at] if group is None else [group[0], at]
-                    batched.collated([owned[each] for each in pair], [self._results[each][1] for each in pair])
-                except SampleError:
-                    continue
-                groups.append([at]) if group is None else group.append(at)
-                break
-        if sum(len(group) == len(max(groups, key=len)) for group in groups) > 1:
-            groups.insert(0, groups.pop(self._vote(owned, groups, rows[0])))
-        usual = max(groups, key=len, default=[])
-        for at in rows:
-            if at in usual:
-                continue
-            value, origin, reason = self._results[at]
+        def problem(*made: tuple[Any, Origin]) -> SampleError | None:
             try:
-                check(at, value, origin)
-                continue  # this sample fits; only the whole batch cannot be collated
+                batched.collated([value for value, _ in made], [origin for _, origin in made])
             except SampleError as err:
-                bad = err.with_traceback(None)
-            writer = self._program.writer
-            out = (writer, self._sample_images[at]) if writer is not None else None
-            found = self._substitute(bad, self._locations[at][0], out, None, functools.partial(check, at))
-            self._results[at] = found if reason is None else (found[0], origin, reason)
+                return err.with_traceback(None)
+            return None
 
-    def _vote(self, owned: Mapping[int, Any], groups: Sequence[Sequence[int]], at: int) -> int:
-        """Return the index in `groups` of one of the largest groups: the one with which most samples near row `at` can
-        be collated, the first of these if several have equally many. Bad samples near the row are left out.
+        rows = range(bound.start, bound.stop)
+        made = {row: self._owned(row) for row in rows}
+        good = [row for row in rows if problem(made[row]) is None]
+        voters = [row for row in good if self._job.places.is_sample[row]] or good  # padded rows are copies
+        signatures = {row: _signature(made[row][0]) for row in voters}
+        usual = max(signatures.values(), key=Counter(signatures.values()).__getitem__, default=None)
+        model = [made[row] for row in voters if signatures[row] == usual][:1]
 
-        Args:
-            owned: The value of each row, as `_with_image_value` returns it.
-            groups: Rows that can be collated with each other.
-            at: A row of the batch.
-
-        Raises:
-            ShardError, StorageError, FolderIndexError: A sample near the row cannot be read.
-        """
-        batched = self._program.collate
-        assert batched is not None
-        place = self._locations[at][0]
-        most = max(map(len, groups))
-        votes = {number: 0 for number, group in enumerate(groups) if len(group) == most}
-        for attempt in range(1, _NUM_VOTES + 1):
-            other = self._program.order.substitute(place, attempt)
-            if other is None:
-                break
-            try:
-                value, origin = self._read_and_make(place, *other, None, None)
-            except SampleError:
+        for row in rows:
+            if (err := problem(*model, made[row])) is None:
                 continue
-            for number in votes:
-                first = groups[number][0]
-                with contextlib.suppress(SampleError):
-                    batched.collated([owned[first], value], [self._results[first][1], origin])
-                    votes[number] += 1
-        return max(votes, key=votes.__getitem__)
-
-    def _with_image_value(self, value: Any, at: int) -> Any:
-        """Return `value`, which is the sample of row `at`, with its image in the form that the user gets (see
-        `_replace_image`). Return `value` itself if the program has no `writer`.
-        """
-        writer = self._program.writer
-        return value if writer is None else _replace_image(value, self._sample_images[at], writer)
-
-    def _collate(self, bound: slice) -> _Collated:
-        values, origins, reasons = map(list, zip(*self._results[bound], strict=True))
-        good: Any = True
-        bad: tuple[RejectedSample, ...] = ()
-        if any(reasons):
-            good = np.array([reason is None for reason in reasons])
-            rows = self._job_samples
-            bad = tuple(
-                RejectedSample(position, origin.url, origin.key, reason)
-                for position, is_sample, origin, reason in zip(
-                    rows.positions[bound].tolist(), rows.is_sample[bound], origins, reasons, strict=True
-                )
-                if reason is not None and is_sample
+            self._made[row] = self._substitute(
+                row, err, fits=lambda *other, row=row: problem(*model, self._owned(row, other)) is None
             )
-        batched, writer = self._program.collate, self._program.writer
-        if batched is None:
-            return values[0], origins[0], good, bad, None
-        images = self._sample_images[bound]
-        place = None if writer is None else _find_image_place(images, values)
-        if writer is not None and place is None:
-            values = [_replace_image(value, image, writer) for value, image in zip(values, images, strict=True)]
-        written = {} if self._images is None or place is None else {place: self._images[bound]}
-        batch, origin = batched.collated(values, origins, self._memory, written)
-        is_raw = writer is not None and writer.batch_format != writer.output_format
-        return batch, origin, good, bad, place if is_raw else None
-
-    def _raise_before(self, stop: int) -> None:
-        """Raise the error of the first failed sample of the job if its row is below `stop`. The errors are then
-        forgotten, so a second call does not raise.
-        """
-        if not self._errors or min(self._errors) >= stop:
-            return
-        err = self._errors[min(self._errors)]
-        try:
-            raise err
-        finally:
-            self._errors.clear()  # its traceback refers to this frame: a cycle would keep the batch alive
-            del err
 
 
-def _find_image_place(images: list[NDArray[Any]], values: list[Any]) -> int | str | None:
-    """Return the field name or tuple index at which sample i in `values` has the array `images[i]` itself, for all i.
+def _place_of(sample: Any, image: NDArray[Any]) -> int | str | None:
+    """Return the field name or tuple index of a sample's image in the batch; None if there is not exactly one."""
+    items = sample.items() if isinstance(sample, dict) else enumerate(sample) if isinstance(sample, tuple) else ()
+    places = [place for place, value in items if value is image]
+    return places[0] if len(places) == 1 else None
 
-    Return None if there is no such place, if the samples differ in type, or if the first sample has its image twice.
-    """
-    first = values[0]
-    items = first.items() if isinstance(first, dict) else enumerate(first) if isinstance(first, tuple) else ()
-    places = [place for place, value in items if value is images[0]]
-    if len(places) != 1 or any(type(value) is not type(first) for value in values):
-        return None
-    [place] = places
+
+def _has(sample: Any, place: Any, image: NDArray[Any]) -> bool:
+    """Return whether a sample has an image at a place."""
     try:
-        written = all(value[place] is image for value, image in zip(values, images, strict=True))
-    except (KeyError, IndexError):
-        return None
-    return place if written else None
+        return sample[place] is image
+    except (KeyError, IndexError, TypeError):
+        return False
 
 
-def _replace_image(sample: Any, image: NDArray[Any], writer: FusedStep) -> Any:
-    """Return a sample in which the result of `writer.value_of(image)` replaces `image`, a row of the batch's images.
-    Return a sample that is neither a dict nor a tuple unchanged.
-    """
-    if isinstance(sample, dict):
-        return {name: writer.value_of(image) if value is image else value for name, value in sample.items()}
-    if isinstance(sample, tuple):
-        return tuple(writer.value_of(image) if value is image else value for value in sample)
-    return sample
+def _signature(sample: Any) -> Any:
+    """Return what samples that are collated have in common: their types, fields, shapes and dtypes."""
+    items = sample.items() if isinstance(sample, dict) else enumerate(sample) if isinstance(sample, tuple) else ()
+    values = [*items] or [("", sample)]
+    return type(sample), tuple((name, type(value), _form(value)) for name, value in values)
+
+
+def _form(value: Any) -> tuple[object, ...]:
+    return tuple(getattr(value, "shape", ())), str(getattr(value, "dtype", ""))
 
 
 def _check_rows(value: Any, num_rows: int, origin: Origin) -> None:

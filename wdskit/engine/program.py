@@ -79,18 +79,18 @@ class OpenJob(NamedTuple):
     """A job whose samples are located. Remote samples are already requested.
 
     Attributes:
+        job: The job.
         places: The locations of the job's samples.
         reader: Reads the samples.
         bounds: For each batch, the slice of the rows of `places` that belong to it.
         labels: Shape or largest length of each batch's bucket; None without buckets.
-        epoch: Number of the epoch.
     """
 
+    job: Job
     places: SampleLocations
     reader: SampleReader
     bounds: list[slice]
     labels: list[Any] | None = None
-    epoch: int = 0
 
     def part(self, number: int) -> OpenJob:
         """Return the job with only the batch `number` of this job."""
@@ -103,7 +103,7 @@ class OpenJob(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A pipeline with a planned source, ready to run: `engine.batch.make_batches` makes its batches.
+    """A pipeline with a planned source, ready to run: `engine.batch.BatchMaker` makes its batches.
 
     A program never changes, and is equal in every process.
 
@@ -216,7 +216,7 @@ class Program:
         return SampleLocations(positions, places, positions < steps.num_samples, *self.order.take(places))
 
     def open(self, job: Job, reader: SampleReader, places: SampleLocations) -> OpenJob:
-        """Return the open job for `make_batches`.
+        """Return the open job for `BatchMaker`.
 
         `reader` reads the samples. `places` are the locations of the samples, from `locate`.
         """
@@ -225,9 +225,9 @@ class Program:
         bounds = [slice(*pair) for pair in itertools.pairwise(edges)]
         buckets = self.epoch.buckets
         if buckets is None or not isinstance(job.steps, BucketSteps):
-            return OpenJob(places, reader, bounds, epoch=job.epoch)
+            return OpenJob(job, places, reader, bounds)
         labels = [buckets.labels[job.steps.bucket_at(step)] for step in numbers]
-        return OpenJob(places, reader, bounds, labels, job.epoch)
+        return OpenJob(job, places, reader, bounds, labels)
 
     @property
     def needs_torch(self) -> bool:

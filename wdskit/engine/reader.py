@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import errno
 import functools
+import os
 import resource
 import threading
+import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +21,7 @@ from wdskit.dataset.remote import RemoteShard, open_remote_shards
 from wdskit.dataset.sample_columns import RawColumn, read_natively
 from wdskit.dataset.shard import IndexedShard, LocalShard
 from wdskit.dataset.shard_table import ShardTable
-from wdskit.errors import ShardError, WdskitError
+from wdskit.errors import ShardError, StorageError, WdskitError
 from wdskit.native import native
 from wdskit.order.base import Ints
 from wdskit.storage.cache import PartCache
@@ -68,12 +72,9 @@ class SampleReader:
 
     def _begin(self) -> None:
         self._stop_list: list[int] = self._stops.tolist()
-        self._open: OrderedDict[int, IndexedShard] = OrderedDict()
+        self._open = _OpenShards()
         self._ahead: dict[int, IndexedShard] = {}  # shards with requested samples, in a reader from `request`
         self._has_requested = False
-        self._lock = threading.Lock()
-        # Half of the descriptors that this process may have.
-        self._max_open = max(16, min(MAX_OPEN_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("tables", "parts", "cache", "_stops")}
@@ -176,6 +177,8 @@ class SampleReader:
         Return None if any shard of the reader is remote, if the C code is missing or cannot read a sample, or
         if the samples differ in their fields. Then call `read` for each sample: it raises the error of a damaged one.
         """
+        if len(np.unique(shards)) > _most_files() // 8:  # several threads hold the shards that they read
+            return None
         try:
             found = self.read_columns(shards, samples)
         except (WdskitError, OSError):  # `read` raises it again, for the sample that causes it
@@ -286,17 +289,14 @@ class SampleReader:
         Raises ShardError, StorageError or FolderIndexError if a shard is damaged or cannot be opened.
         """
         wanted = shards.tolist()
-        with self._lock:
-            found = {shard: self._open[shard] for shard in wanted if shard in self._open}
-            for shard in found:
-                self._open.move_to_end(shard)
+        found = {shard: one for shard in wanted if (one := self._open.get(shard)) is not None}
         found |= {shard: self._ahead[shard] for shard in wanted if shard in self._ahead}
         table = self.tables[at]
         if table.is_remote:  # open all missing remote shards at the same time
             inner = {shard: self._find_table(shard)[2] for shard in wanted if shard not in found}
             inner = {shard: number for shard, number in inner.items() if table.is_remote_shard(number)}
             remote = _open_remote(table, [*inner.values()], self.cache) if inner else []
-            found |= {shard: self._add_shard(shard, one) for shard, one in zip(inner, remote, strict=True)}
+            found |= {shard: self._open.add(shard, one) for shard, one in zip(inner, remote, strict=True)}
         return {shard: found[shard] if shard in found else self._shard(shard) for shard in wanted}
 
     def _shard(self, shard: int) -> IndexedShard:
@@ -308,30 +308,92 @@ class SampleReader:
         """
         if shard in self._ahead:
             return self._ahead[shard]
-        with self._lock:
-            found = self._open.get(shard)
-            if found is not None:
-                self._open.move_to_end(shard)
-                return found
+        found = self._open.get(shard)
+        if found is not None:
+            return found
         _, table, inner = self._find_table(shard)
         entry = table.entry(inner)
         if table.is_remote_shard(inner):
-            return self._add_shard(shard, _open_remote(table, [inner], self.cache)[0])
-        local = LocalShard(table.path(inner), idx_sha256=entry.idx_sha256, num_bytes=entry.num_bytes)
+            return self._open.add(shard, _open_remote(table, [inner], self.cache)[0])
+        local = _with_files(
+            lambda: LocalShard(table.path(inner), idx_sha256=entry.idx_sha256, num_bytes=entry.num_bytes)
+        )
         if len(local) != entry.num_samples:
             problem = f"its .idx has {len(local)} samples, but the folder's index has {entry.num_samples}"
             raise ShardError(shard=local.path, offset=0, problem=problem, remedy="Run `wdskit index` on its folder.")
-        return self._add_shard(shard, local)
+        return self._open.add(shard, local)
 
-    def _add_shard(self, shard: int, opened: IndexedShard) -> IndexedShard:
-        """Keep a shard open, and return it. If more than `_max_open` shards are open, forget the one that was used
-        longest ago: its file closes when no other object uses the shard.
+
+def _most_files() -> int:
+    """Return how many shards this process may keep open: at most half of its descriptors."""
+    return max(16, min(MAX_OPEN_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+
+
+class _OpenShards:
+    """Open shards of one reader, by number. The readers of a process together keep at most `_most_files()` open. Safe
+    to share between threads.
+    """
+
+    def __init__(self) -> None:
+        self.shards: OrderedDict[int, IndexedShard] = OrderedDict()
+        with _lock:
+            _readers.add(self)
+
+    def get(self, shard: int) -> IndexedShard | None:
+        """Return an open shard; None if the reader does not have it open."""
+        with _lock:
+            found = self.shards.get(shard)
+            if found is not None:
+                self.shards.move_to_end(shard)
+        return found
+
+    def add(self, shard: int, opened: IndexedShard) -> IndexedShard:
+        """Keep a shard open, and return it. If too many shards are open, the reader with the most forgets the one that
+        was used longest ago: its file closes when no other object uses the shard.
         """
-        with self._lock:
-            self._open[shard] = opened
-            if len(self._open) > self._max_open:
-                self._open.popitem(last=False)
+        most = _most_files()
+        with _lock:
+            self.shards[shard] = opened
+            while sum(len(each.shards) for each in _readers) > most:
+                max(_readers, key=lambda each: len(each.shards)).shards.popitem(last=False)
         return opened
+
+
+_lock = threading.Lock()
+_readers: weakref.WeakSet[_OpenShards] = weakref.WeakSet()
+
+
+def _renew_lock() -> None:
+    global _lock  # noqa: PLW0603 (another thread may have held it when this process was forked)
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _with_files(open_shard: Callable[[], LocalShard]) -> LocalShard:
+    """Return the opened shard. If the process has no descriptor left, close the shards that no thread reads, and try
+    again.
+
+    Raises:
+        StorageError: The process has no descriptor left, because the program itself or its samples need them.
+    """
+    for wait_s in (0.0, 0.01, 0.1, 1.0, None):
+        try:
+            return open_shard()
+        except WdskitError as err:
+            cause = err.__cause__
+            if not isinstance(cause, OSError) or cause.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            if wait_s is None:
+                limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+                msg = f"a shard cannot be opened: the program has too many open files, of at most {limit}."
+                raise StorageError(f"{msg}\n  Raise the limit: `ulimit -n 65536`.", url="") from err
+        with _lock:
+            for each in _readers:
+                each.shards.clear()
+        time.sleep(wait_s)  # until other threads have read their samples
+    raise AssertionError
 
 
 def _open_remote(table: ShardTable, shards: Sequence[int], cache: PartCache | None) -> list[RemoteShard]:

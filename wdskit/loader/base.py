@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
+from wdskit.engine.program import Program
 from wdskit.errors import PipelineError, RankError
 from wdskit.loader.stats import LoaderStats, Meter
 from wdskit.pipeline.ranks import group_rank, initialised_rank
@@ -67,7 +68,7 @@ class Loader(ABC):
         self._is_rank_given = is_rank_given
         self._running: weakref.ref[Any] | None = None  # the items of the running iteration
         self._is_in_epoch = False  # False once a state is loaded during the running iteration
-        self._why_ended = ""  # set when something else ends the running iteration
+        self._ends: list[str] = []  # why something else has ended the running iteration
         self._next_epoch: int | None = None  # from `set_epoch` during the running iteration
         self._meter = Meter(name=name, rank=rank_info.rank)
 
@@ -165,7 +166,7 @@ class Loader(ABC):
         running = self._running() if self._running is not None else None
         if running is None or running.gi_frame is None:
             return True
-        self._why_ended = why
+        self._ends.append(why)
         if running.gi_running:
             return False
         running.close()
@@ -235,7 +236,8 @@ class Loader(ABC):
         return self._run()
 
     def _run(self) -> Iterator[Any]:
-        if get_worker_info() is not None:
+        info = get_worker_info()
+        if info is not None and not isinstance(info.dataset, Program):  # not a worker of wdskit
             raise PipelineError(
                 "a loader in a worker of torch's DataLoader: each of these workers would yield every sample.\n"
                 "  Use the loader in place of the DataLoader, with `workers`."
@@ -246,24 +248,24 @@ class Loader(ABC):
         items = self._items()
         own = self._running = weakref.ref(items)
         self._is_in_epoch, self._next_epoch = True, None
-        self._why_ended = ""
+        ends = self._ends = []
         error: Exception | None = None
         try:
             for item in items:
-                if self._why_ended:  # by a signal handler or another thread
+                if ends:  # by a signal handler or another thread
                     break
                 yield item
                 del item
         except Exception as err:
-            if not self._why_ended:
+            if not ends:
                 raise
             error = err
         finally:
             items.close()
             if self._running is own:
                 self._end_epoch()
-        if self._why_ended or self._running is not own:
-            raise PipelineError(self._why_ended or _NEW_ITERATION) from error
+        if ends:
+            raise PipelineError(ends[0]) from error
         logger.info("%s", self._meter.stats().line())
 
     def _check_rank(self) -> None:

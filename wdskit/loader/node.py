@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from wdskit import __version__
 from wdskit.dataset.columns import Column
 from wdskit.dataset.remote import read_copy
-from wdskit.engine.batch import Batch, BatchFactory
+from wdskit.engine.batch import Batch, Maker
 from wdskit.engine.outcome import Outcome
 from wdskit.errors import PipelineError, error_text
-from wdskit.loader.shared_memory import BatchPickler, Bytes, Ring, keep_freed_memory
+from wdskit.loader.memory import Arena, Arenas, BatchPickler, Bytes, keep_freed_memory
 from wdskit.loader.worker import seed_worker
 from wdskit.native import describe_native, native
 
@@ -64,14 +64,14 @@ def describe_versions() -> str:
 
 class NodeWorker:
     """Makes batches on a node, as a Ray actor. Ray calls its methods in several threads, and makes a new object after
-    the process has died. So each call has the program and its `make_factory`, as bytes from `pickle_by_reference`.
+    the process has died. So each call has the program and its `make_maker`, as bytes from `pickle_by_reference`.
     """
 
     def __init__(self, start: ActorStart) -> None:
         self._start = start
-        self._memory = Ring()
+        self._arenas = Arenas()
         self._opening = threading.Lock()
-        self._factory: BatchFactory | None = None
+        self._maker: Maker | None = None
 
     def begin(self, pickled: Bytes) -> Outcome[str]:
         """Open the program. Return the name of the node, or the error if this node cannot run the program."""
@@ -85,10 +85,10 @@ class NodeWorker:
             return Outcome(error=error, where=host)
         return Outcome(host)
 
-    def _open(self, pickled: Bytes) -> BatchFactory:
-        """Return the factory of the batches; the first call unpickles the program. The caller holds `_opening`."""
-        if self._factory is not None:
-            return self._factory
+    def _open(self, pickled: Bytes) -> Maker:
+        """Return the maker of the batches; the first call unpickles the program. The caller holds `_opening`."""
+        if self._maker is not None:
+            return self._maker
         start = self._start
         if "without native code" in start.versions:  # native code would make slightly other pixels
             os.environ["WDSKIT_NATIVE"] = "0"
@@ -97,23 +97,24 @@ class NodeWorker:
             raise PipelineError(f"the node has {versions}, but {start.host} has {start.versions}")
         with contextlib.suppress(OSError):  # only relative paths need this folder
             os.chdir(start.cwd)
-        program, make_factory = _NodeUnpickler(io.BytesIO(pickled.data)).load()
+        program, make_maker = _NodeUnpickler(io.BytesIO(pickled.data)).load()
         keep_freed_memory()
         run = program.run
         run.worker, run.num_workers = start.number, start.num_workers
         seed_worker(program, start.number, start.num_workers)
         self._where, self._board = f"worker {start.number} on {socket.gethostname()}", run.board
-        self._factory = make_factory(program)
-        self._making = threading.Semaphore(self._factory.num_loops)
-        return self._factory
+        self._maker = make_maker(program)
+        self._making = threading.Semaphore(run.num_threads)
+        return self._maker
 
     def make(self, pickled: Bytes, job: Any) -> Answer:
         """Make the batches of a job, and return their Outcome, or the Outcome of an error, as an `Answer`."""
         with self._opening:
-            factory = self._open(pickled)
-            opened = factory.open(job)  # requests samples of a store while earlier jobs are made
+            maker = self._open(pickled)
+            opened = maker.open(job)  # requests samples of a store while earlier jobs are made
         with self._making:
-            outcome = factory(opened, self._memory, lambda: False)
+            arena = Arena(self._arenas)
+            outcome = maker(opened, arena, lambda: False)
         outcome.where = self._where
         try:
             return _pack(outcome)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.engine.batch import PlannedBatches
+from wdskit.engine.batch import BatchMaker
 from wdskit.engine.program import Job, Program
 from wdskit.errors import PipelineError, RankError
 from wdskit.loader.base import Loader
@@ -88,7 +88,7 @@ class PlannedLoader(Loader):
         if spec.on is not None:
             from wdskit.loader.ray import RayPool
 
-            return RayPool(program, PlannedBatches, spec.workers, spec.on, Watch(program.describe, spec.timeout or 0.0))
+            return RayPool(program, BatchMaker, spec.workers, spec.on, Watch(program.describe, spec.timeout or 0.0))
         start_method = functools.partial(
             start_method_of,
             program.parts,
@@ -96,7 +96,7 @@ class PlannedLoader(Loader):
             reads_store=program.reader.is_remote,
             needs_torch=program.needs_torch,
         )
-        return make_pool(program, PlannedBatches, spec.workers, start_method, spec.timeout)
+        return make_pool(program, BatchMaker, spec.workers, start_method, spec.timeout)
 
     @property
     def epoch(self) -> int:

@@ -1,8 +1,7 @@
 """Pools make the batches of jobs: in this thread, in threads or in worker processes.
 
 A loader gives a job to a pool (`submit`) and takes its batches later (`take`). A worker is a thread of this process or
-a process. It takes jobs in a loop (`loader.worker`), makes the batches with the `BatchFactory` of its process, and
-answers.
+a process. It takes jobs in a loop (`loader.worker`), makes the batches with the `Maker` of its process, and answers.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import select
+import threading
 import time
 import weakref
 from collections import deque
@@ -22,11 +22,10 @@ from typing import Any, Protocol
 
 import torch.multiprocessing  # registers how tensors of a program are pickled for other processes
 
-from wdskit.engine.batch import Batch, BatchFactory, never
+from wdskit.engine.batch import Batch, Maker
 from wdskit.engine.outcome import Outcome
-from wdskit.engine.threads import JOIN_S, Threads
 from wdskit.errors import PipelineError
-from wdskit.loader.shared_memory import Bytes, Message, Ring, borrow, keep_freed_memory, receive_block, unpack
+from wdskit.loader.memory import Arena, Arenas, Bytes, Message, borrow, keep_freed_memory, receive_memory, unpack
 from wdskit.loader.start_method import (
     StartMethod,
     check_guard,
@@ -34,9 +33,10 @@ from wdskit.loader.start_method import (
     start_fork_server,
 )
 from wdskit.loader.watch import Watch
-from wdskit.loader.worker import BOARD_BLOCK, ReceivedJob, Reply, Request, WorkerSetup, serve, work
+from wdskit.loader.worker import BOARD_BLOCK, JOIN_S, ReceivedJob, Reply, Request, WorkerSetup, serve, work
 from wdskit.processes import GUARD, block_sigint, refuse_fork, without_script
-from wdskit.stages.progress import Board, slots_in
+from wdskit.stages.base import Run
+from wdskit.stages.progress import slots_in
 
 _PATIENCE_S = 0.5  # a worker that still makes a batch after this time is killed
 
@@ -44,12 +44,8 @@ _PATIENCE_S = 0.5  # a worker that still makes a batch after this time is killed
 class Pool(Protocol):
     """Makes the batches of jobs."""
 
-    def submit(self, job: Any, worker: int | None = None) -> Any:
-        """Start a job and return its ticket, for `take`.
-
-        `job` is an argument of `BatchFactory.open`. `worker` is the number of the worker that must do the job; None for
-        any worker.
-        """
+    def submit(self, job: Any) -> Any:
+        """Start a job, an argument of `Maker.open`, and return its ticket, for `take`."""
         ...
 
     def take(self, ticket: Any) -> Outcome[list[Batch]]:
@@ -81,118 +77,90 @@ class Pool(Protocol):
 
 def make_pool(
     program: Any,
-    make_factory: Callable[[Any], BatchFactory],
+    make_maker: Callable[[Any], Maker],
     num_workers: int,
     start_method: Callable[[], StartMethod],
     timeout_s: float | None,
 ) -> Pool:
-    """Return a `ProcessPool` if `num_workers` is at least 1. If its start method needs a fork server, start the server.
-
-    If `num_workers` is 0, return an `InlinePool` if the factory has one loop (`num_loops`) and the wait has no limit;
-    otherwise a `ThreadPool`.
+    """Return a `ProcessPool` if `num_workers` is at least 1, otherwise a `LocalPool`. If the start method of the
+    processes needs a fork server, start the server.
 
     Args:
-        program: A `Program`, or a `StreamPipeline`.
-        make_factory: Called with the program in each process. Returns the factory that makes the batches.
+        program: The program of the pipeline.
+        make_maker: Called with the program in each process. Returns the `Maker` of the batches.
         num_workers: Number of worker processes, 0 for none.
         start_method: Returns the start method of the processes. Called now, so that its errors come early, and each
             time that the processes start. Not called without worker processes.
-        timeout_s: The longest wait for a batch in seconds; None or 0 for no limit.
+        timeout_s: The longest wait for a batch in seconds; None or 0 for no limit. It has no effect with one thread of
+            this process, the consumer's.
 
     Raises:
         PipelineError: The error of `start_method`.
     """
-    if num_workers:
-        start_fork_server(start_method())
     keep_freed_memory()
     watch = Watch(program.describe, timeout_s or 0.0)
     if num_workers:
-        return ProcessPool(program, make_factory, num_workers, start_method, watch)
-    factory = make_factory(program)
-    if factory.num_loops == 1 and not watch.timeout_s:
-        return InlinePool(factory)
-    return ThreadPool(factory, watch, program.run.board)
+        start_fork_server(start_method())
+        return ProcessPool(program, make_maker, num_workers, start_method, watch)
+    return LocalPool(make_maker(program), program.run, watch)
 
 
-class InlinePool:
-    """A `Pool` that makes the batches of a job in this thread, when the job is taken."""
-
-    def __init__(self, factory: BatchFactory) -> None:
-        self._factory = factory
-        self._memory = Ring()
-
-    def submit(self, job: Any, worker: int | None = None) -> Any:  # noqa: ARG002 (there is one worker)
-        """Open a job and return the open job as its ticket. `worker` has no effect."""
-        return self._factory.open(job)
-
-    def take(self, ticket: Any) -> Outcome[list[Batch]]:
-        """Make the batches of a job now and return its outcome. Meanwhile torch is limited to one thread."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)  # several threads for small images only wait for each other
-        try:
-            return self._factory(ticket, self._memory, never)
-        finally:
-            torch.set_num_threads(before)
-
-    def is_ready(self, ticket: Any) -> bool:  # noqa: ARG002 (a job is made when it is taken)
-        """Return False, because a job is made only when it is taken."""
-        return False
-
-    def forget(self, tickets: Sequence[Any]) -> None:
-        """Do nothing, because no job has started."""
-
-    def free_memory(self) -> None:
-        """Free the memory that no batch uses, so that other processes can use it."""
-        self._memory.free_pages()
-
-    def close(self) -> None:
-        """End the threads of the factory. The next job starts new threads."""
-        self._factory.close()
-
-
-class ThreadPool:
-    """A `Pool` of threads of this process. They start with the first job.
+class LocalPool:
+    """A `Pool` of threads of this process. They start with the first job. With one thread, the consumer's thread makes
+    the batches of a job when it takes the job.
 
     Args:
-        factory: Makes the batches.
+        maker: Makes the batches.
+        run: The running pipeline, with the number of threads and their board.
         watch: Reports long waits for batches.
-        board: The board in which the factory's threads note their samples.
     """
 
-    def __init__(self, factory: BatchFactory, watch: Watch, board: Board) -> None:
-        self._factory = factory
+    def __init__(self, maker: Maker, run: Run, watch: Watch) -> None:
+        self._maker = maker
+        self._run = run
         self._watch = watch
-        self._board = board
-        self._memory = Ring()
+        self._arenas = Arenas()
         self._owner = os.getpid()
         self._queue: SimpleQueue[ReceivedJob | None] | None = None
         self._received: weakref.WeakSet[ReceivedJob] = weakref.WeakSet()
         self._closing: Callable[[], object] | None = None
+        self._has_threads = run.num_threads > 1
 
-    def submit(self, job: Any, worker: int | None = None) -> ReceivedJob:  # noqa: ARG002 (any thread)
-        """Queue a job for the next free thread. The ticket is a `ReceivedJob`. `worker` has no effect.
+    def submit(self, job: Any) -> ReceivedJob:
+        """Queue a job for the next free thread. The ticket is a `ReceivedJob`.
 
         Raises:
             PipelineError: This process was forked from the process that has the threads.
         """
-        if self._queue is None:
-            self._queue = self._start()
-        refuse_fork(self._owner)
-        received = ReceivedJob(0, self._factory.open(job))
+        if self._has_threads and self._queue is None:
+            self._start()
+        if self._has_threads:
+            refuse_fork(self._owner)
+        received = ReceivedJob(0, self._maker.open(job))
         self._received.add(received)
-        self._queue.put(received)
+        if self._queue is not None:
+            self._queue.put(received)
         return received
 
-    def _start(self) -> SimpleQueue[ReceivedJob | None]:
+    def _start(self) -> None:
         queue: SimpleQueue[ReceivedJob | None] = SimpleQueue()
-        factory, self._owner = self._factory, os.getpid()
+        self._owner, threads = os.getpid(), list[threading.Thread]()
+        before = torch.get_num_threads()
+        ready = threading.Barrier(self._run.num_threads + 1)
         with block_sigint():  # so that `close` knows every thread
-            loops = Threads(factory.num_loops, "batches")
-            arguments = (loops, factory.num_loops, queue, factory, self._received, self._owner)
-            self._closing = weakref.finalize(self, _close_threads, *arguments)
-        for _ in range(factory.num_loops):
-            loops.submit(work, queue.get, factory, self._memory, ReceivedJob.finish)
-        return queue
+            self._closing = weakref.finalize(self, _close_threads, threads, queue, self._received, self._owner)
+            for at in range(self._run.num_threads):
+                arguments = (ready, queue.get, self._maker, self._arenas)
+                threads.append(threading.Thread(target=_work, args=arguments, name=f"wdskit-{at}", daemon=True))
+            try:
+                for thread in threads:
+                    thread.start()
+            except BaseException:  # the system allows no more threads
+                ready.abort()
+                raise
+            ready.wait()
+            torch.set_num_threads(before)  # the new threads keep 1
+        self._queue = queue
 
     def take(self, ticket: ReceivedJob) -> Outcome[list[Batch]]:
         """Wait for a job and return its outcome. Later calls with the same ticket return an empty outcome.
@@ -201,12 +169,20 @@ class ThreadPool:
             PipelineError: The wait has lasted for the `timeout`; the pool is closed then. Or this process was forked
                 from the process that has the threads.
         """
+        if not self._has_threads:
+            before = torch.get_num_threads()
+            torch.set_num_threads(1)  # several threads for small images only wait for each other
+            try:
+                work([None, ticket].pop, self._maker, self._arenas, _finish)
+            finally:
+                torch.set_num_threads(before)
+            return ticket.take()
         refuse_fork(self._owner)
         if not ticket.done.is_set():
             self._watch.begin()
             while not ticket.done.wait(self._watch.step_s):
                 try:
-                    self._watch.look("this process", os.getpid(), self._board.slots)
+                    self._watch.look("this process", os.getpid(), self._run.board.slots)
                 except PipelineError:
                     self.close()
                     raise
@@ -223,21 +199,32 @@ class ThreadPool:
 
     def free_memory(self) -> None:
         """Free the memory that no batch uses, so that other processes can use it."""
-        self._memory.free_pages()
+        self._arenas.free_pages()
 
     def close(self) -> None:
-        """Cancel all jobs and end the threads, within a second. The next job starts new threads."""
+        """End the threads, within a second. A thread that hangs goes on, but does not keep this process alive."""
         if self._closing is not None:
             self._closing()
         self._queue, self._closing = None, None
-        self._factory.close()
+
+
+def _finish(received: ReceivedJob, outcome: Outcome[list[Batch]], _: Arena) -> None:
+    received.finish(outcome)
+
+
+def _work(ready: threading.Barrier, next_job: Callable[[], ReceivedJob | None], maker: Maker, arenas: Arenas) -> None:
+    torch.set_num_threads(1)  # of this thread: each thread works on another batch, not all on one image
+    torch.get_num_threads()  # torch reads the process's number when a thread first asks, which may be later
+    try:
+        ready.wait()
+    except threading.BrokenBarrierError:  # another thread could not start
+        return
+    work(next_job, maker, arenas, _finish)
 
 
 def _close_threads(
-    loops: Threads,
-    num_loops: int,
+    threads: list[threading.Thread],
     queue: SimpleQueue[ReceivedJob | None],
-    factory: BatchFactory,
     jobs: weakref.WeakSet[ReceivedJob],
     owner: int,
 ) -> None:
@@ -246,11 +233,12 @@ def _close_threads(
     with block_sigint():
         for received in [*jobs]:
             received.cancel()
-        for _ in range(num_loops):
+        for _ in threads:
             queue.put(None)
         deadline_s = time.monotonic() + JOIN_S
-        loops.close(deadline_s)  # before the factory's threads, which the loops use
-        factory.close(deadline_s)
+        for thread in threads:
+            if thread is not threading.current_thread() and thread.is_alive():
+                thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 class _Worker:
@@ -314,17 +302,17 @@ class _Worker:
                 self.send(frees_memory=frees_memory)
 
     def receive(self) -> Reply:
-        """Wait for the next reply, map the new blocks that follow it in the pipe, and return the reply.
+        """Wait for the next reply, map the new block that follows it in the pipe, and return the reply.
 
         Raises:
             EOFError, OSError: The worker has ended, or a block cannot be mapped.
         """
         reply: Reply = self.connection.recv()
         self.has_started = True
-        for number, num_bytes in reply.new:
-            self.blocks[number] = receive_block(self.connection, num_bytes)
         for number in reply.dropped:
             del self.blocks[number]
+        if reply.new_bytes:
+            self.blocks[reply.message.block] = receive_memory(self.connection, reply.new_bytes)
         return reply
 
     def look(self, watch: Watch) -> None:
@@ -342,11 +330,15 @@ class _Worker:
             start_hint="" if self.has_started else f"{hint}.",
         )
 
-    def borrow(self, block: int) -> Bytes:
-        """Return all bytes of block number `block`. The worker may reuse the block after the result is
+    def unpack(self, message: Message) -> Outcome[list[Batch]]:
+        """Return the outcome in a message. The worker may reuse the block of the message after all views of it are
         garbage-collected.
         """
-        return borrow(self.blocks[block], self.returned, block)
+        block: Bytes | None = None
+        if message.block >= 0:
+            block = borrow(self.blocks[message.block], self.returned, message.block)
+        outcome: Outcome[list[Batch]] = unpack(message, block)
+        return outcome
 
     @property
     def death(self) -> str:
@@ -363,8 +355,8 @@ class ProcessPool:
     """A `Pool` of worker processes. They start with the first job.
 
     Args:
-        program: A `Program`, or a `StreamPipeline`.
-        make_factory: Called with the program in each process. Returns the factory that makes the batches.
+        program: The program of the pipeline.
+        make_maker: Called with the program in each process. Returns the `Maker` of the batches.
         num_workers: Number of processes.
         start_method: Returns the start method of the processes. Called when they start.
         watch: Reports long waits for batches.
@@ -373,12 +365,12 @@ class ProcessPool:
     def __init__(
         self,
         program: Any,
-        make_factory: Callable[[Any], BatchFactory],
+        make_maker: Callable[[Any], Maker],
         num_workers: int,
         start_method: Callable[[], StartMethod],
         watch: Watch,
     ) -> None:
-        self._setup = WorkerSetup(program, make_factory, num_workers)
+        self._setup = WorkerSetup(program, make_maker, num_workers)
         self._start_method = start_method
         self._workers: list[_Worker] = []
         self._replies: dict[int, tuple[_Worker, Message]] = {}
@@ -387,10 +379,8 @@ class ProcessPool:
         self._watch = watch
         self._closing: Any = None
 
-    def submit(self, job: Any, worker: int | None = None) -> int:
-        """Send a job to a worker and return its ticket. The first job starts the processes.
-
-        `worker` is the number of the worker; with None, the worker with the fewest jobs gets the job.
+    def submit(self, job: Any) -> int:
+        """Send a job to the worker with the fewest jobs, and return its ticket. The first job starts the processes.
 
         Raises:
             PipelineError: A worker died or cannot be started, a reply cannot be received, or the wait for room in a
@@ -401,7 +391,7 @@ class ProcessPool:
             self._start()
         refuse_fork(self._owner)
         self._receive_all(timeout_s=0)
-        chosen = self._workers[worker] if worker is not None else min(self._workers, key=lambda each: len(each.tickets))
+        chosen = min(self._workers, key=lambda each: len(each.tickets))
         if not chosen.can_send:
             self._watch.begin()
         while not chosen.can_send:  # the worker may wait until this process takes its replies
@@ -431,8 +421,7 @@ class ProcessPool:
             if ticket not in self._replies:
                 self._look(assigned)
         worker, message = self._replies.pop(ticket)
-        outcome: Outcome[list[Batch]] = unpack(message, worker.borrow)
-        return outcome
+        return worker.unpack(message)
 
     def is_ready(self, ticket: int) -> bool:
         """Return True if `take(ticket)` would not wait.
@@ -535,10 +524,11 @@ class ProcessPool:
             self._drop((worker, reply.message))
 
     def _drop(self, reply: tuple[_Worker, Message] | None) -> None:
-        """Return the blocks of a reply to its worker, with the next request. If `reply` is None, do nothing."""
+        """Return the block of a reply to its worker, with the next request. If `reply` is None, do nothing."""
         if reply is not None:
             worker, message = reply
-            worker.returned.extend(message.blocks)
+            if message.block >= 0:
+                worker.returned.append(message.block)
 
     def _raise_death(self, worker: _Worker) -> None:
         """Close the pool, and raise the PipelineError that a worker died."""

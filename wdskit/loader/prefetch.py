@@ -38,7 +38,8 @@ def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
     if not program.reader.is_remote:  # jobs with fewer samples would request some bytes of a store several times
         num_steps = len(program.epoch.steps(program.run.rank_info.world_size))
         size = max(1, min(size, num_steps // (_JOBS_A_WORKER * max(1, workers))))
-    most = max(spec.prefetch or DEFAULT_PREFETCH, 2 * workers)
+    default = max(DEFAULT_PREFETCH, max(1, workers) * (program.run.num_threads + 1))  # a thread makes one batch
+    most = max(spec.prefetch or default, 2 * workers)
     if spec.prefetch is None:
         return size, most
     size = min(size, max(1, most // (2 * max(1, workers) + 1)))  # the consumer has one more job

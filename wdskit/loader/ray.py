@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from wdskit.engine.batch import Batch, BatchFactory
+from wdskit.engine.batch import Batch, Maker
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Program
 from wdskit.errors import PipelineError
+from wdskit.loader.memory import Arena, Arenas, keep_freed_memory
 from wdskit.loader.node import NEEDS, ActorStart, Answer, NodeWorker, describe_versions, pickle_by_reference
-from wdskit.loader.shared_memory import Ring, keep_freed_memory
 from wdskit.loader.watch import Watch
 from wdskit.pipeline.ray_connection import connect, import_ray, last_line
 from wdskit.processes import block_sigint, refuse_fork
@@ -88,7 +88,7 @@ class RayPool:
 
     Args:
         program: The program of the pipeline.
-        make_factory: Called with the program in each actor. Returns the factory that makes the batches.
+        make_maker: Called with the program in each actor. Returns the factory that makes the batches.
         num_workers: Number of actors.
         on: "ray" or the address of the cluster.
         watch: Reports long waits for batches.
@@ -98,16 +98,16 @@ class RayPool:
     """
 
     def __init__(
-        self, program: Program, make_factory: Callable[[Any], BatchFactory], num_workers: int, on: str, watch: Watch
+        self, program: Program, make_maker: Callable[[Any], Maker], num_workers: int, on: str, watch: Watch
     ) -> None:
         self._ray = import_ray(PipelineError)
         keep_freed_memory()
-        self._pickled = pickle_by_reference((program, make_factory))
+        self._pickled = pickle_by_reference((program, make_maker))
         self._num_workers, self._num_cpus = num_workers, program.run.num_threads
-        self._most_jobs = make_factory(program).num_loops + 1  # one job waits while the others are made
+        self._most_jobs = program.run.num_threads + 1  # one job waits while the others are made
         self._on = on
         self._watch = watch
-        self._memory = Ring()
+        self._arenas = Arenas()
         self._next_ticket = 0
         self._owner = os.getpid()
         self._program: Any = None
@@ -116,8 +116,8 @@ class RayPool:
         self._events: SimpleQueue[tuple[_Actor, _Job | None, Future[Any]]] = SimpleQueue()
         self._closing: Callable[[], object] | None = None
 
-    def submit(self, job: Any, worker: int | None = None) -> int:  # noqa: ARG002 (any actor)
-        """Queue a job for the next free actor and return its ticket. `worker` has no effect.
+    def submit(self, job: Any) -> int:
+        """Queue a job for the next free actor and return its ticket.
 
         Raises:
             PipelineError: The cluster cannot be reached, or the actors cannot run the pipeline; the pool is closed
@@ -147,7 +147,9 @@ class RayPool:
         answer = self._jobs.pop(ticket).answer
         assert answer is not None
         pickled, arrays = answer
-        buffers = [self._memory.empty(array.shape, np.uint8) for array in arrays]
+        arena = Arena(self._arenas)
+        buffers = [arena.empty(array.shape, np.uint8) for array in arrays]
+        arena.end()
         for buffer, array in zip(buffers, arrays, strict=True):
             buffer[:] = array
         # The pickle is from our own actor.
@@ -172,7 +174,7 @@ class RayPool:
 
     def free_memory(self) -> None:
         """Free the memory that no batch uses, in this process."""
-        self._memory.free_pages()
+        self._arenas.free_pages()
 
     def close(self) -> None:
         """End the actors, within a second. The next job starts new actors."""

@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wdskit.engine.batch import Batch, BatchFactory
+from wdskit.engine.batch import Batch, Maker
 from wdskit.engine.outcome import Outcome
-from wdskit.engine.threads import JOIN_S, Threads
-from wdskit.loader.shared_memory import Message, Ring, SharedBlock, can_pack, keep_freed_memory, pack
+from wdskit.loader.memory import Arena, Arenas, Block, Message, can_pack, keep_freed_memory, pack
 from wdskit.loader.watch import print_stack_on_signal
 from wdskit.processes import end_with_parent, when_imported
 from wdskit.stages.progress import BOARD_BYTES, Board
@@ -33,12 +32,16 @@ BOARD_BLOCK = -1
 """Number of the block that holds the `Board` of a worker process; other blocks are numbered from 0."""
 
 
+JOIN_S = 0.5
+"""Longest time that the end of a pool waits for the samples on which threads work."""
+
+
 class ReceivedJob:
     """A job that a worker received, with its outcome. The job can be cancelled.
 
     Args:
         ticket: Number of the job.
-        job: Result of `BatchFactory.open` for the job.
+        job: Result of `Maker.open` for the job.
     """
 
     def __init__(self, ticket: int, job: Any) -> None:
@@ -68,29 +71,32 @@ class ReceivedJob:
 
 def work(
     next_job: Callable[[], ReceivedJob | None],
-    factory: BatchFactory,
-    memory: Ring,
-    answer: Callable[[ReceivedJob, Outcome[list[Batch]]], None],
+    maker: Maker,
+    arenas: Arenas,
+    answer: Callable[[ReceivedJob, Outcome[list[Batch]], Arena], None],
 ) -> None:
     """Run the loop of a worker until `next_job` returns None: make the batches of a job, and answer. After a cancelled
     job, the memory that no batch uses is freed.
 
     Args:
         next_job: Waits for the next job and returns it; None ends the loop.
-        factory: Makes the batches.
-        memory: The memory of the batches.
-        answer: Called with each job and its outcome. The outcome of a cancelled job is empty.
+        maker: Makes the batches.
+        arenas: The memory of the batches.
+        answer: Called with each job, its outcome, and the memory of its batches. The outcome of a cancelled job is
+            empty.
     """
     while (received := next_job()) is not None:
         outcome: Outcome[list[Batch]] = Outcome()
+        arena = Arena(arenas)
         if not received.cancelled.is_set():
-            outcome = factory(received.job, memory, received.cancelled.is_set)
+            outcome = maker(received.job, arena, received.cancelled.is_set)
         if received.cancelled.is_set():
             del outcome
-            memory.free_pages()
+            arenas.free_pages()
             outcome = Outcome()
-        answer(received, outcome)
-        del received, outcome  # while this worker waits, it holds no batch
+        answer(received, outcome, arena)
+        arena.end()
+        del received, outcome, arena  # while this worker waits, it holds no batch
 
 
 class Request(NamedTuple):
@@ -112,28 +118,29 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A message from a worker to the main process. The worker then sends the file descriptors of the `new` blocks.
+    """A message from a worker to the main process. The worker then sends the file descriptor of the new block, if there
+    is one.
 
     Attributes:
         ticket: Ticket of the job.
         message: The outcome of the job, packed by `pack_outcome`.
-        new: (number, size in bytes) of each memory block that the main process does not have yet.
+        new_bytes: Size of the block of the message, if the main process does not have the block yet; else 0.
         dropped: Numbers of memory blocks that the worker has released.
     """
 
     ticket: int
     message: Message
-    new: tuple[tuple[int, int], ...]
-    dropped: tuple[int, ...]
+    new_bytes: int = 0
+    dropped: tuple[int, ...] = ()
 
 
 class WorkerSetup(NamedTuple):
-    """The settings that are the same for each worker process: the program, the function that makes the `BatchFactory`
-    of the program, and the number of workers.
+    """The settings that are the same for each worker process: the program, the function that makes the `Maker` of the
+    program, and the number of workers.
     """
 
     program: Any
-    make_factory: Callable[[Any], BatchFactory]
+    make_maker: Callable[[Any], Maker]
     num_workers: int
 
 
@@ -150,43 +157,36 @@ def serve(connection: Connection, start: WorkerSetup, number: int, environment: 
 
     Args:
         connection: The worker's end of its pipe to the main process.
-        start: The program, the function that makes its `BatchFactory`, and the number of workers.
+        start: The program, the function that makes its `Maker`, and the number of workers.
         number: Number of the worker, from 0.
         environment: The environment variables of the process; all other variables are removed.
     """
-    program, make_factory, num_workers = start
+    program, make_maker, num_workers = start
     end_with_parent()
     os.environ.clear()  # under forkserver, they are the variables at the start of the server
     os.environ.update(environment)
     ignore_signals()
-    print_stack_on_signal()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    print_stack_on_signal()
     keep_freed_memory()
     run = program.run
     run.worker, run.num_workers = number, num_workers
     seed_worker(program, number, num_workers)
-    block = SharedBlock(BOARD_BLOCK, BOARD_BYTES)
+    block = Block(BOARD_BLOCK, BOARD_BYTES, is_shared=True)
     run.board = Board(block.memory)
     with contextlib.suppress(ConnectionError):
-        connection.send(Reply(0, Message(b"", ()), ((BOARD_BLOCK, BOARD_BYTES),), ()))  # the worker has started
+        connection.send(Reply(0, Message(b"", BOARD_BLOCK, ()), BOARD_BYTES))  # the worker has started
         block.send(connection)
-    factory = make_factory(program)
-    channel = _Channel(connection, factory, number)
-    others = Threads(factory.num_loops - 1, "batches")
-    for _ in range(factory.num_loops - 1):
-        others.submit(_work_or_exit, channel, factory)
-    work(channel.next_job, factory, channel.memory, channel.answer)
+    channel = _Channel(connection, make_maker(program), number)
+    threads = [
+        threading.Thread(target=channel.work, name=f"wdskit-{at}", daemon=True) for at in range(1, run.num_threads)
+    ]
+    for thread in threads:
+        thread.start()
+    channel.work()
     deadline_s = time.monotonic() + JOIN_S
-    others.close(deadline_s)
-    factory.close(deadline_s)
-
-
-def _work_or_exit(channel: _Channel, factory: BatchFactory) -> None:
-    try:
-        work(channel.next_job, factory, channel.memory, channel.answer)
-    except BaseException:  # noqa: BLE001 (otherwise the main process would wait for ever)
-        traceback.print_exc()
-        os._exit(1)
+    for thread in threads:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def seed_worker(program: Any, number: int, num_workers: int) -> None:
@@ -213,16 +213,12 @@ def seed_worker(program: Any, number: int, num_workers: int) -> None:
 
 
 class _Channel:
-    """A worker's end of its pipe: receives jobs and sends batches. All threads of the worker use one channel.
+    """A worker's end of its pipe: receives jobs and sends batches. All threads of the worker use one channel."""
 
-    Attributes:
-        memory: The memory of the batches.
-    """
-
-    def __init__(self, connection: Connection, factory: BatchFactory, number: int) -> None:
-        self.memory = Ring(SharedBlock)
+    def __init__(self, connection: Connection, maker: Maker, number: int) -> None:
+        self._arenas = Arenas(is_shared=True)
         self._connection = connection
-        self._factory = factory
+        self._maker = maker
         self._where = f"worker {number}"
         self._receiving = threading.Lock()
         self._received: dict[int, ReceivedJob] = {}  # waiting and running jobs, by ticket
@@ -231,7 +227,15 @@ class _Channel:
         self._sending = threading.Lock()
         self._known: set[int] = set()  # blocks that the main process has
 
-    def next_job(self) -> ReceivedJob | None:
+    def work(self) -> None:
+        """Make jobs until the main process sends None or ends. If the pipe fails, end this process."""
+        try:
+            work(self._next_job, self._maker, self._arenas, self._answer)
+        except BaseException:  # noqa: BLE001 (otherwise the main process would wait for ever)
+            traceback.print_exc()
+            os._exit(1)
+
+    def _next_job(self) -> ReceivedJob | None:
         """Wait for the next job that is not cancelled and return it; None if the worker has to end."""
         with self._receiving:
             while not self._is_closed and (not self._waiting or self._connection.poll()):
@@ -250,19 +254,18 @@ class _Channel:
             for received in [*self._received.values()]:
                 received.cancel()
             return
-        for number in request.returned:
-            self.memory.give_back(number)
+        self._arenas.returned.extend(request.returned)
         for ticket in request.forgotten:
             cancelled = self._received.pop(ticket, None)  # another thread may be answering it
             if cancelled is not None:
                 cancelled.cancel()
         if request.frees_memory:
-            self.memory.free_pages()
+            self._arenas.free_pages()
         if request.job is not None:
-            received = self._received[request.ticket] = ReceivedJob(request.ticket, self._factory.open(request.job))
+            received = self._received[request.ticket] = ReceivedJob(request.ticket, self._maker.open(request.job))
             self._waiting.append(received)
 
-    def answer(self, received: ReceivedJob, outcome: Outcome[list[Batch]]) -> None:
+    def _answer(self, received: ReceivedJob, outcome: Outcome[list[Batch]], arena: Arena) -> None:
         """Send the outcome of a job, packed by `pack_outcome`. If the job is cancelled, or the main process has ended,
         send nothing.
 
@@ -273,33 +276,29 @@ class _Channel:
         if received.cancelled.is_set():
             return
         outcome.where = self._where
-        message = pack_outcome(outcome, self.memory)
-        with (
-            self._sending,
-            contextlib.suppress(ConnectionError),
-        ):  # the main process has ended; `next_job` then returns None
-            new = {number: self.memory.hold(number) for number in message.blocks - self._known}
-            dropped = [self.memory.dropped.popleft() for _ in range(len(self.memory.dropped))]
-            known = self._known.intersection(dropped)
-            sizes = tuple((number, block.num_bytes) for number, block in new.items())
-            self._connection.send(Reply(received.ticket, message, sizes, tuple(known)))
-            self._known = (self._known - known) | new.keys()
-            for number, block in new.items():
-                assert isinstance(block, SharedBlock)
-                block.send(self._connection)
-                self.memory.give_back(number)
+        message, block = pack_outcome(outcome, arena), arena.block
+        with self._sending, contextlib.suppress(ConnectionError):  # `_next_job` returns None if the main process ended
+            dropped = {self._arenas.dropped.popleft() for _ in range(len(self._arenas.dropped))} & self._known
+            new = block if block is not None and message.block >= 0 and message.block not in self._known else None
+            self._connection.send(
+                Reply(received.ticket, message, new.num_bytes if new is not None else 0, tuple(dropped))
+            )
+            self._known -= dropped
+            if new is not None:
+                self._known.add(new.number)
+                new.send(self._connection)
 
 
-def pack_outcome(outcome: Outcome[list[Batch]], memory: Ring) -> Message:
-    """Return the outcome of a job as a message. Large tensors and arrays are in blocks of `memory`.
+def pack_outcome(outcome: Outcome[list[Batch]], arena: Arena) -> Message:
+    """Return the outcome of a job as a message. Large tensors and arrays are in the arena.
 
     If a batch cannot be pickled, the message has the batches before it and the error. If no memory or file descriptor
     is left, the message has only the error.
     """
     try:
-        return pack(outcome, memory)
+        return pack(outcome, arena)
     except OSError as err:  # no memory or no descriptors are left
-        return Message(pickle.dumps(Outcome(error=err, where=outcome.where)), ())
+        return Message(pickle.dumps(Outcome(error=err, where=outcome.where)), -1, ())
     except BaseException as err:  # noqa: BLE001 (the consumer receives every error of a worker)
         good = list(itertools.takewhile(can_pack, outcome.value or ()))
-        return pack(Outcome(good, err, outcome.where), memory)
+        return pack(Outcome(good, err, outcome.where), arena)

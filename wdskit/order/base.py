@@ -52,18 +52,6 @@ class Order(Protocol):
         """
         ...
 
-    def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return a sample that replaces a bad sample.
-
-        Args:
-            position: Position of the bad sample.
-            attempt: 1 for the first substitute, 2 for the second, and so on.
-
-        Returns:
-            (shard, sample), numbered as in `take`; None if no substitute is left for this or a larger `attempt`.
-        """
-        ...
-
 
 def take_one(order: Order, position: int) -> tuple[int, int]:
     """Return (shard, sample) of one position of an order, as `Order.take` does for an array of positions."""

@@ -183,6 +183,14 @@ class BucketSteps:
         """Return the first position of a step, counted in the epoch. Steps are counted from the resume point."""
         return int(self.plan.epoch(self.epoch).edges[self._before + step])
 
+    def block_of(self, position: int) -> tuple[int, int]:
+        """Return the first position, and the position after the last, of the step that has this position of the epoch.
+        A bad sample is replaced by a sample of its step, which has its shape.
+        """
+        edges = self.plan.epoch(self.epoch).edges
+        at = int(np.searchsorted(edges, position, side="right"))
+        return int(edges[at - 1]), int(edges[at])
+
     def consumed_after(self, step: int) -> int:
         """Return the resume point after a step: the number of positions of the epoch that are then consumed."""
         return self.first(step + 1)
@@ -234,16 +242,6 @@ class BucketOrder:
         for bucket, at in group_indices(buckets):
             depths[at] = self.parts[bucket].locate(inner[at])[1]
         return np.zeros_like(depths), depths
-
-    def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return (shard, sample) that replaces the bad sample at `position`; None if no substitute is left.
-
-        The substitute is a sample of the same bucket. `attempt` is 1 for the first substitute, 2 for the second, and so
-        on.
-        """
-        [bucket], [inner] = self._inner(np.array([position]))
-        other: tuple[int, int] | None = self.parts[bucket].substitute(int(inner), attempt)
-        return other
 
     def _inner(self, positions: Ints) -> tuple[NDArray[Any], Ints]:
         """Return the bucket of each position, and the position in the bucket's own order: int64 (n,) each."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import DEPTHS, Ints, ShardOffsets, group_indices, take_one
+from wdskit.order.base import DEPTHS, Ints, ShardOffsets, group_indices
 from wdskit.order.keys import permutation, philox
 from wdskit.order.lanes import DEFAULT_WINDOW, Lanes, default_lanes, lane_cuts
 
@@ -103,15 +103,6 @@ class ExactOrder:
             order = self._passes(number)
             cuts[at] = order.cuts[places[at] % self.num_lanes]
         return np.zeros_like(cuts), cuts * DEPTHS // self.num_lanes
-
-    def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return (shard, sample) that replaces the bad sample at `position`; None if no substitute is left.
-
-        `attempt` is 1 for the first substitute, 2 for the second, and so on.
-        """
-        number, place = divmod(position, self.num_samples)
-        other = self._lanes.near_position(place, attempt)
-        return None if other is None else take_one(self, number * self.num_samples + other)
 
 
 def _make_pass(counts: Ints, home_of: Ints, lane_sizes: Ints, seed: int, number: int) -> _Pass:

@@ -61,14 +61,3 @@ class MixtureOrder:
         for part, at in group_indices(parts):
             depths[at] = self.parts[part].locate(indices[at])[1]
         return parts, depths
-
-    def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return (shard, sample) that replaces the bad sample at `position`; None if no substitute is left.
-
-        The substitute is a sample of the same part. `attempt` is 1 for the first substitute, 2 for the second, and so
-        on.
-        """
-        parts, indices = self.interleaver.take([position])
-        part = int(parts[0])
-        other = self.parts[part].substitute(int(indices[0]), attempt)
-        return other and (other[0] + int(self.first_shards[part]), other[1])

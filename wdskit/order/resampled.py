@@ -7,7 +7,7 @@ import functools
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import DEPTHS, Ints, ShardOffsets, look_up, take_one
+from wdskit.order.base import DEPTHS, Ints, ShardOffsets, look_up
 from wdskit.order.keys import philox
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW, Lanes, lane_cuts
 
@@ -79,14 +79,6 @@ class ResampledOrder:
         """
         cuts = lane_cuts(self.num_lanes)[positions % self.num_lanes]
         return np.zeros_like(cuts), cuts * DEPTHS // self.num_lanes
-
-    def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return (shard, sample) that replaces the bad sample at `position`; None if no substitute is left.
-
-        `attempt` is 1 for the first substitute, 2 for the second, and so on.
-        """
-        other = self._lanes.near_position(position, attempt)
-        return None if other is None else take_one(self, other)
 
 
 @functools.lru_cache(maxsize=1 << 13)  # 8 bytes per chunk; each lane uses one window at a time

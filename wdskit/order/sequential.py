@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import DEPTHS, Ints, ShardOffsets, take_one
-from wdskit.order.lanes import DEFAULT_WINDOW
+from wdskit.order.base import DEPTHS, Ints, ShardOffsets
 
 
 class SequentialOrder:
@@ -39,15 +38,3 @@ class SequentialOrder:
         The depth is the place in the pass, 0 <= depth < 2**20. Positions with close depths mostly read the same shards.
         """
         return np.zeros_like(positions), positions % self.num_samples * DEPTHS // self.num_samples
-
-    def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return (shard, sample) that replaces the bad sample at `position`; None if no substitute is left.
-
-        `attempt` is 1 for the first substitute, 2 for the second, and so on.
-        """
-        number, place = divmod(position, self.num_samples)
-        first = place - place % DEFAULT_WINDOW
-        size = min(DEFAULT_WINDOW, self.num_samples - first)
-        if attempt >= size:
-            return None
-        return take_one(self, number * self.num_samples + first + (place - first + attempt) % size)

@@ -24,6 +24,8 @@ from wdskit.order.buckets import BucketSteps
 
 MUCH_DROPPED = 0.01
 """Fraction of an epoch. Dropping a larger fraction causes a warning."""
+SUBSTITUTES = 1024
+"""Number of positions of an epoch that may replace each other's bad samples."""
 _HASH_FACTOR = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio
 _POSITION_BITS = 32  # low bits, for the position in its step; the higher bits hold the position's depth
 
@@ -84,6 +86,13 @@ class Steps:
     def first(self, step: int) -> int:
         """Return the first position of a step, counted in the epoch. Steps are counted from the resume point."""
         return self.consumed + step * self.global_batch
+
+    def block_of(self, position: int) -> tuple[int, int]:
+        """Return the first position, and the position after the last, of the block of `SUBSTITUTES` positions of the
+        epoch that has this position. A bad sample is replaced by a sample of its block.
+        """
+        first = position // SUBSTITUTES * SUBSTITUTES
+        return first, min(first + SUBSTITUTES, self.num_samples)
 
     def consumed_after(self, step: int) -> int:
         """Return the resume point after a step: the number of positions of the epoch that are then consumed."""

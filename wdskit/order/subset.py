@@ -68,17 +68,6 @@ class PickedOrder:
         """
         return self._order.locate(positions)
 
-    def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return (shard, sample) that replaces the bad sample at `position`; None if no substitute is left.
-
-        The substitute is a selected sample. `attempt` is 1 for the first substitute, 2 for the second, and so on.
-        """
-        other = self._order.substitute(position, attempt)
-        if other is None:
-            return None
-        [shard], [sample] = self._map(*(np.array([number]) for number in other))
-        return int(shard), int(sample)
-
     def _map(self, shards: Ints, places: Ints) -> tuple[Ints, Ints]:
         """Return (shard, number in the shard) of each sample, as `take` does: int64 (n,) each.
 

@@ -99,16 +99,6 @@ class WeightedOrder:
         numbers = self.numbers(positions)
         return np.zeros_like(numbers), numbers * DEPTHS // self._stack.num_samples
 
-    def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return (shard, sample) that replaces the bad sample at `position`: another draw, never None.
-
-        `attempt` is 1 for the first substitute, 2 for the second, and so on.
-        """
-        word = int(philox("weighted-substitute", self._seed, position, attempt).random_raw())
-        number = self._find(np.array([(word >> 11) * 2.0**-53]))
-        shards, samples = self._stack.find(number)
-        return int(shards[0]), int(samples[0])
-
 
 @functools.lru_cache(maxsize=64)  # 8 bytes per position
 def _draw(seed: int, key: int) -> Floats:

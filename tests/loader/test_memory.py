@@ -1,4 +1,4 @@
-"""The ring: a block is used again after all references to it are gone, and never before."""
+"""Arenas: a block is used again after all references to it are gone, and never before."""
 
 from __future__ import annotations
 
@@ -17,18 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from wdskit.loader import shared_memory as memory_module
-from wdskit.loader.shared_memory import (
-    MIN_BYTES,
-    Block,
-    Message,
-    Ring,
-    SharedBlock,
-    borrow,
-    pack,
-    receive_block,
-    unpack,
-)
+from wdskit.loader import memory as memory_module
+from wdskit.loader.memory import MIN_BYTES, Arena, Arenas, Block, Message, borrow, pack, receive_memory, unpack
 from wdskit.stages.collate import empty_images
 
 SHAPE = (4, 3, 64, 96)
@@ -38,17 +28,21 @@ def address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def lent(ring: Ring, shape: Any, dtype: Any = np.uint8) -> torch.Tensor:
-    """Return a batch of the ring as its consumer gets it."""
-    return torch.from_numpy(ring.empty(shape, dtype))
+def lent(arenas: Arenas, shape: Any, dtype: Any = np.uint8) -> torch.Tensor:
+    """Return a batch of one tensor as its consumer gets it."""
+    arena = Arena(arenas)
+    tensor = torch.from_numpy(arena.empty(shape, dtype))
+    arena.end()
+    return tensor
 
 
-@pytest.mark.parametrize("kind", [Block, SharedBlock])
+@pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.int64, "<f2"], ids=str)
 @pytest.mark.parametrize("is_image", [False, True])
-def test_memory_has_the_shape_and_the_dtype_that_were_asked_for(kind, dtype, is_image):
-    ring = Ring(kind)
-    array = empty_images(ring, SHAPE, dtype) if is_image else ring.empty(SHAPE, dtype)
+def test_memory_has_the_shape_and_the_dtype_that_were_asked_for(is_shared, dtype, is_image):
+    arena = Arena(Arenas(is_shared=is_shared))
+    array = empty_images(arena, SHAPE, dtype) if is_image else arena.empty(SHAPE, dtype)
+    assert arena.find(array.ctypes.data) == 0
     tensor = torch.from_numpy(array)
     assert (tensor.shape, array.dtype) == (SHAPE, np.dtype(dtype))
     assert tensor.is_contiguous(memory_format=torch.channels_last if is_image else torch.contiguous_format)
@@ -72,64 +66,82 @@ VIEWS = {
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_memory_comes_back_with_the_last_that_shares_it_and_not_before(name):
-    ring = Ring()
-    first = lent(ring, SHAPE)
+    arenas = Arenas()
+    first = lent(arenas, SHAPE)
     place = address(first)
     view = VIEWS[name](first)
     del first
-    other = lent(ring, SHAPE)
+    other = lent(arenas, SHAPE)
     assert address(other) != place, "it was lent again while something still shares it"
     del view
     gc.collect()
-    assert address(lent(ring, SHAPE)) == place
+    assert address(lent(arenas, SHAPE)) == place
 
 
 def test_when_none_is_free_a_new_one_is_made():
-    ring = Ring()
-    held = [lent(ring, SHAPE) for _ in range(20)]
+    arenas = Arenas()
+    held = [lent(arenas, SHAPE) for _ in range(20)]
     assert len({address(tensor) for tensor in held}) == 20
 
 
-def test_sizes_that_vary_find_each_others_blocks_and_those_not_wanted_go():
-    """Ragged batches reuse memory; blocks that are not used for long are freed."""
-    ring, rng = Ring(SharedBlock), random.Random(1)
-    seen = {address(lent(ring, [rng.randrange(500_000, 600_000)])) for _ in range(300)}
-    assert len(seen) < 6
-    ring.empty([5_000_000], np.uint8)
+def test_blocks_grow_to_the_usual_batch_and_those_not_wanted_go():
+    """Batches of other sizes reuse memory; blocks that are not used for long, or too small, are freed."""
+    arenas, rng = Arenas(is_shared=True), random.Random(1)
+    held = [lent(arenas, [100_000]) for _ in range(5)]
+    del held
+    seen = {address(lent(arenas, [rng.randrange(500_000, 600_000)])) for _ in range(300)}
+    assert len(seen) < 8
+    assert len(arenas.dropped) >= 5
+    held = [lent(arenas, [5_000_000]) for _ in range(5)]
+    del held
     for _ in range(80):
-        ring.empty([100_000], np.uint8)
-    assert len(ring.dropped) >= 1
-    assert len(ring._free) <= 3
+        lent(arenas, [100_000])
+    assert len(arenas._free) <= 2
+
+
+def test_arrays_of_a_batch_are_in_one_block_from_the_second_batch_on():
+    """What the first block has no room for is allocated elsewhere, and the next block is larger."""
+    arenas = Arenas()
+    for number in range(3):
+        arena = Arena(arenas)
+        arrays = [arena.empty([size], np.float32) for size in (20_000, 3, 20_000, 2_000)]
+        places = [arena.find(array.ctypes.data) for array in arrays]
+        assert [place is not None for place in places] == [True, False, number > 0, True]
+        for value, array in enumerate(arrays):
+            array[:] = value
+        assert all((array == value).all() for value, array in enumerate(arrays))
+        del array, arrays
+        arena.end()
 
 
 def test_free_blocks_give_their_pages_back_and_stay_usable():
-    for kind in (Block, SharedBlock):
-        ring = Ring(kind)
-        kept, dropped = (lent(ring, (1 << 20,)) for _ in range(2))
+    for is_shared in (False, True):
+        arenas = Arenas(is_shared=is_shared)
+        kept, dropped = (lent(arenas, (1 << 20,)) for _ in range(2))
         kept.fill_(1), dropped.fill_(2)
-        block = ring._borrowed[ring.locate(dropped.data_ptr())[0]]
+        block = next(each for each in arenas._lent.values() if each.address == dropped.data_ptr())
         del dropped
-        ring.free_pages()
-        if kind is SharedBlock and sys.platform == "linux":
-            assert os.fstat(block.file).st_blocks == 0
+        arenas.free_pages()
+        if is_shared and sys.platform == "linux":
+            assert os.fstat(block._file).st_blocks == 0
         assert kept.eq(1).all()
-        assert lent(ring, (1 << 20,)).fill_(3).eq(3).all()
+        assert lent(arenas, (1 << 20,)).fill_(3).eq(3).all()
         assert kept.eq(1).all()
 
 
 def test_small_tensors_are_left_to_malloc():
-    ring = Ring()
-    assert ring.locate(address(lent(ring, [MIN_BYTES - 1]))) is None
-    assert ring.locate(lent(ring, [MIN_BYTES]).data_ptr()) is not None
+    arena = Arena(Arenas())
+    assert arena.find(arena.empty([MIN_BYTES - 1], np.uint8).ctypes.data) is None
+    assert arena.find(arena.empty([MIN_BYTES], np.uint8).ctypes.data) == 0
 
 
 def test_many_threads_never_share_a_block():
-    ring = Ring()
+    arenas = Arenas()
     problems = []
 
     def work(number: int) -> None:
         for _ in range(200):
-            tensor = lent(ring, [MIN_BYTES])
+            tensor = lent(arenas, [MIN_BYTES])
             tensor.fill_(number)
             if not (tensor == number).all():
                 problems.append(number)
@@ -140,10 +152,10 @@ def test_many_threads_never_share_a_block():
     for thread in threads:
         thread.join()
     assert not problems
-    assert len(ring._free) + len(ring._borrowed) <= 16  # a thread gets its next tensor before it drops the last one
+    assert len(arenas._free) + len(arenas._lent) <= 16  # a thread gets its next tensor before it drops the last one
 
 
-def test_the_check_of_sharing_catches_a_ring_that_takes_back_too_early(monkeypatch):
+def test_the_check_of_sharing_catches_arenas_that_takes_back_too_early(monkeypatch):
     """The mutant: a block counts as free as soon as it is lent."""
 
     def early(memory: Any, back: Any, number: int) -> Any:
@@ -210,29 +222,34 @@ def same(one: Any, other: Any) -> bool:
     return bool(type(one) is type(other) and one == other)
 
 
-def unpacked(message: Message, ring: Ring) -> Any:
-    """Unpack a message in this process, with the blocks by number."""
-    return unpack(message, lambda number: borrow(ring._borrowed[number].memory, ring._back, number))
+def unpacked(message: Message, arenas: Arenas) -> Any:
+    """Unpack a message in this process."""
+    block = arenas._lent.get(message.block)
+    return unpack(message, None if block is None else borrow(block.memory, arenas.returned, message.block))
 
 
 @pytest.mark.parametrize("name", values())
-def test_values_arrive_as_they_were(name):
-    ring = Ring(SharedBlock)
-    value = values()[name]
-    message = pickle.loads(pickle.dumps(pack(value, ring)))
-    assert same(value, unpacked(message, ring))
+@pytest.mark.parametrize("has_room", [False, True])
+def test_values_arrive_as_they_were(name, has_room):
+    """Large arrays are in the arena, or in the message if the arena has no room."""
+    arenas = Arenas(is_shared=True)
+    arena, value = Arena(arenas), values()[name]
+    held = None if has_room else arena.empty([1 << 16], np.uint8)
+    message = pickle.loads(pickle.dumps(pack(value, arena)))
+    assert has_room or not message.parts
+    assert same(value, unpacked(message, arenas))
+    del held
 
 
 @pytest.mark.parametrize("is_array", [False, True])
-def test_what_is_in_the_ring_is_not_copied_and_layouts_stay(is_array):
-    ring = Ring(SharedBlock)
-    array = empty_images(ring, SHAPE, np.float32)
+def test_what_is_in_the_arena_is_not_copied_and_layouts_stay(is_array):
+    arenas = Arenas(is_shared=True)
+    arena = Arena(arenas)
+    array = empty_images(arena, SHAPE, np.float32)
     images = torch.from_numpy(array).fill_(2)
-    message = pack((array if is_array else images, [1, 2]), ring)
-    found = ring.locate(images.data_ptr())
-    assert found is not None
-    assert [part[:2] for part in message.buffers] == [found]
-    arrived, _ = unpacked(message, ring)
+    message = pack((array if is_array else images, [1, 2]), arena)
+    assert message.parts == ((0, array.nbytes),)
+    arrived, _ = unpacked(message, arenas)
     assert type(arrived) is (np.ndarray if is_array else torch.Tensor)
     arrived = torch.as_tensor(arrived)
     assert arrived.stride() == images.stride()
@@ -241,46 +258,40 @@ def test_what_is_in_the_ring_is_not_copied_and_layouts_stay(is_array):
 
 
 def test_a_block_comes_back_when_both_sides_are_done_with_it():
-    ring = Ring(SharedBlock)
+    arenas = Arenas(is_shared=True)
     for local_first in (True, False):
-        images = lent(ring, SHAPE)
-        arrived = unpacked(pack([images], ring), ring)
+        arena = Arena(arenas)
+        images: Any = torch.from_numpy(arena.empty(SHAPE, np.uint8))
+        arrived = unpacked(pack([images], arena), arenas)
+        arena.end()
         if local_first:
             del images
         else:
             arrived.clear()
-        ring.allocate(MIN_BYTES)
-        assert ring._borrowed, "one side still holds it"
+        arenas.free_pages()
+        assert arenas._lent, "one side still holds it"
         images = None
         arrived.clear()
-        ring.allocate(MIN_BYTES)
-        assert not [block for block in ring._borrowed.values() if block.num_bytes > 2 * MIN_BYTES]
+        arenas.free_pages()
+        assert not arenas._lent
 
 
 def test_large_pickles_travel_in_shared_memory_and_small_ones_in_the_pipe():
-    ring = Ring(SharedBlock)
-    assert isinstance(pack([b"x"], ring).pickled, bytes)
-    large = pack(values()["dicts"] * 10, ring)
+    arena = Arena(Arenas(is_shared=True))
+    small = pack([b"x"], arena)
+    assert (type(small.pickled), small.block) == (bytes, -1)
+    large = pack(values()["dicts"] * 10, arena)
     assert not isinstance(large.pickled, bytes)
     assert len(pickle.dumps(large)) < 1000
-    assert memory_module._INLINE_BYTES <= 1 << 14, "a pipe holds 64 KiB"
-
-
-def test_shared_blocks_have_no_name_and_leave_no_descriptor():
-    block = SharedBlock(0, MIN_BYTES)
-    assert block.file is not None
-    block.close_file()
-    block.close_file()
-    np.frombuffer(block.memory, np.uint8)[:] = 1
 
 
 def test_a_block_that_is_sent_takes_no_byte_of_a_request_that_comes_meanwhile():
     here, there = Pipe()
     here.send("a request")
-    block = SharedBlock(0, MIN_BYTES)
+    block = Block(0, MIN_BYTES, is_shared=True)
     block.send(there)
-    assert block.file is None
-    memory = np.frombuffer(receive_block(here, MIN_BYTES), np.uint8)
+    assert block._file == -1, "a block leaves no descriptor"
+    memory = np.frombuffer(receive_memory(here, MIN_BYTES), np.uint8)
     np.frombuffer(block.memory, np.uint8)[:] = 7
     assert (memory == 7).all()
     assert there.recv() == "a request"
@@ -290,16 +301,16 @@ def test_a_block_that_is_sent_takes_no_byte_of_a_request_that_comes_meanwhile():
 def test_a_block_that_cannot_be_received_is_an_error():
     """With too many open files the kernel drops the descriptor; or the other process may have ended."""
     here, there = Pipe()
-    SharedBlock(0, MIN_BYTES).send(there)
+    Block(0, MIN_BYTES, is_shared=True).send(there)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(here.fileno())
     os.close(free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))  # only enough for the copy of the connection
     try:
         with pytest.raises(OSError, match="no file descriptor came with the block"):
-            receive_block(here, MIN_BYTES)
+            receive_memory(here, MIN_BYTES)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     there.close()
     with pytest.raises(EOFError):
-        receive_block(here, MIN_BYTES)
+        receive_memory(here, MIN_BYTES)
