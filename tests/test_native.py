@@ -350,7 +350,7 @@ def test_streams_and_functions_get_the_pixels_of_batches(tmp_path):
     def crop(pipe: Any) -> Any:
         return pipe.decode("rgb8").resize(64).center_crop(60)
 
-    planned = Pipeline().sequential(str(tmp_path / "large"))
+    planned = Pipeline().sequential(str(tmp_path / "large"), tail="drop")
     pipes = [
         crop(planned).to_tuple("jpg").batched(6),
         crop(planned).map(dict).to_tuple("jpg").batched(6),

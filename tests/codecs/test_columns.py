@@ -15,6 +15,7 @@ import torch
 from by_columns import count_made, forgo_columns
 from hypothesis import given
 from hypothesis import strategies as st
+from masks import mask_of
 from shards import key_of, png_of, write_shard
 
 from wdskit import Pipeline
@@ -102,8 +103,10 @@ PIPES: dict[str, Callable[[Pipeline], Pipeline]] = {
     "decode": lambda p: p.decode().batched(5),
     "only": lambda p: p.decode(only=["json", "npy"]).batched(4),
     "twice": lambda p: p.decode(only="cls").decode(only="json").batched(4),
-    "tuple": lambda p: p.decode().to_tuple("nothing;json", "cls", "__key__", "cls", "npy", "npy").batched(4),
-    "raw tuple": lambda p: p.to_tuple("__url__", "bin", "bin").batched(4),
+    "tuple": lambda p: (
+        p.decode().to_tuple("nothing;json", "cls", "__key__", "cls", "npy", "npy", *mask_of(p)).batched(4)
+    ),
+    "raw tuple": lambda p: p.to_tuple("__url__", "bin", "bin", *mask_of(p)).batched(4),
     "dict": lambda p: p.decode().to_dict("x;npy", "n.json", "__key__").batched(4),
     "rename": lambda p: p.rename(text="json", image="x;npy").decode().batched(4),
     "rename behind": lambda p: p.decode().rename(seg="npy", **{"a.b": "i.npy"}).to_dict("seg", "a.b").batched(4),
