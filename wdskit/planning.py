@@ -225,9 +225,7 @@ def _plan_stream(stages: Sequence[Any], world_size: int, settings: Config) -> St
     from wdskit.engine.stream import StreamPipeline  # imported here, because it imports torch
 
     workers = settings.loader.workers
-    built = Pipeline(stages).build(
-        rank=0, world_size=world_size, max_workers=workers, transforms=_AnyFunction(), errors=settings.errors
-    )
+    built = Pipeline(stages).build(rank=0, world_size=world_size, transforms=_AnyFunction(), errors=settings.errors)
     assert isinstance(built, StreamPipeline)
     if built.source is None:
         raise PipelineError("the source is not wdskit's, so nothing is known about it before a run.")

@@ -71,7 +71,6 @@ class Pipeline:
         process_group: Any = None,
         ranks_per_node: int | None = None,
         threads: int = 1,
-        max_workers: int = 16,
         transforms: Mapping[str, Callable[..., Any]] | None = None,
         errors: Mapping[str, Any] | ErrorsSpec | None = None,
         cache: Mapping[str, Any] | CacheSpec | None = None,
@@ -90,7 +89,6 @@ class Pipeline:
             ranks_per_node: Ranks of each machine. Default: from the launcher; 1 if it does not say so, or if `rank` or
                 `process_group` is passed.
             threads: Threads in each process, for one-to-one stages.
-            max_workers: The largest number of DataLoader workers that will run the pipeline.
             transforms: Functions by name, used before registered functions.
             errors: What to do with bad samples, as under `errors` in YAML.
             cache: Where to keep parts of remote shards, as under `cache` in YAML.
@@ -118,7 +116,6 @@ class Pipeline:
             self.stages,
             rank_info=rank_info,
             num_threads=spec.threads or 1,
-            max_workers=max_workers,
             functions=transforms,
             errors=errors,
             cache=cache,

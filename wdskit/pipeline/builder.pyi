@@ -58,7 +58,6 @@ class Pipeline:
         process_group: Any = None,
         ranks_per_node: int | None = None,
         threads: int = 1,
-        max_workers: int = 16,
         transforms: Mapping[str, Callable[..., Any]] | None = None,
         errors: Mapping[str, Any] | ErrorsSpec | None = None,
         cache: Mapping[str, Any] | CacheSpec | None = None,
@@ -77,7 +76,6 @@ class Pipeline:
             ranks_per_node: Ranks of each machine. Default: from the launcher; 1 if it does not say so, or if `rank` or
                 `process_group` is passed.
             threads: Threads in each process, for one-to-one stages.
-            max_workers: The largest number of DataLoader workers that will run the pipeline.
             transforms: Functions by name, used before registered functions.
             errors: What to do with bad samples, as under `errors` in YAML.
             cache: Where to keep parts of remote shards, as under `cache` in YAML.
@@ -579,7 +577,8 @@ class Pipeline:
             prefetch: Limit for the batches that are made ahead. Planned source: in total, at least two per worker.
                 Stream: per worker. Default: 4. More for small batches of a planned source, because a worker makes up to
                 1,024 samples together.
-            persistent_workers: Whether workers stay alive between epochs. The workers of a stream always do.
+            persistent_workers: Whether workers stay alive between epochs. Only then an epoch of a `stream` with
+                `with_epoch` continues where the last one ended.
             start_method: How worker processes start. Default: torch's default, but not `fork` after CUDA is
                 initialised.
             timeout: Seconds to wait for a batch before the loader raises an error. 0: no limit.

@@ -90,7 +90,9 @@ class LoaderSpec(BaseModel):
         "1,024 samples together.",
     )
     persistent_workers: Bool = Field(
-        True, description="Whether workers stay alive between epochs. The workers of a stream always do."
+        True,
+        description="Whether workers stay alive between epochs. Only then an epoch of a `stream` with `with_epoch` "
+        "continues where the last one ended.",
     )
     start_method: Literal["fork", "spawn", "forkserver"] | None = Field(
         None,
