@@ -31,7 +31,7 @@ KINDS = {
 KNOWN = {
     "$defs", "$ref", "$schema", "additionalProperties", "anyOf", "const", "default", "description", "enum", "examples",
     "exclusiveMaximum", "exclusiveMinimum", "items", "maxItems", "maximum", "minItems",
-    "minProperties", "minimum", "oneOf",
+    "minProperties", "minimum", "oneOf", "prefixItems",
     "pattern", "properties", "propertyNames", "required", "title", "type",
 }  # fmt: skip
 
@@ -60,7 +60,8 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
         return False
     if isinstance(value, list):
         in_bounds = schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value))
-        return in_bounds and all(fits(item, schema.get("items", {})) for item in value)
+        places = [*schema.get("prefixItems", ()), *[schema.get("items", {})] * len(value)]
+        return in_bounds and all(fits(item, each) for item, each in zip(value, places, strict=False))
     return not isinstance(value, dict) or object_fits(value, schema)
 
 

@@ -308,7 +308,7 @@ def test_the_budget_covers_what_one_sample_can_cause(
 ) -> None:
     _, fault, _, build = row
     pattern = folders(fault)
-    pipe = build(Pipeline().sequential(pattern))
+    pipe = build(Pipeline().sequential(pattern, tail="drop"))
     errors = {"max_bad": 1, "transforms": True, "dir": str(tmp_path)}
     loader = pipe.loader(errors=errors, **way)
     items = list(loader)

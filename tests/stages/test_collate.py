@@ -220,15 +220,15 @@ def test_whole_numbers_of_json_between_floats_become_floats():
         (
             [{"a": 1, "b": 2}, {"a": 1, "c": 2, "__key__": "k"}],
             (
-                "batched: sample 1 (`k`) has different fields from sample 0: without b; with __key__, c. "
-                "Use to_tuple or to_dict to choose fields that all samples have"
+                "batched: sample k and the first sample do not both have __key__, b, c. "
+                "Use to_tuple or to_dict to choose fields that all have"
             ),
         ),
         (
             [{"a": 1, "b": 2}, {"a": 1}],
             (
-                "batched: sample 1 has different fields from sample 0: without b. "
-                "Use to_tuple or to_dict to choose fields that all samples have"
+                "batched: sample 1 and the first sample do not both have b. "
+                "Use to_tuple or to_dict to choose fields that all have"
             ),
         ),
         ([(np.int64(1),), (1.5,)], "batched: slot 0 is int64 in sample 0 but float64 in sample 1"),

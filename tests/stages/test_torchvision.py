@@ -171,8 +171,8 @@ REFUSED = [
     (["functional"], "`functional` is not a transform"),
     (["Transform"], "`Transform` is not a transform"),
     (["_RandomApplyTransform"], "is not a transform"),
-    ([{"Resize": {"sise": 3}}], "Resize: no such setting. Did you mean `size`"),
-    (["Resize"], "Resize: the setting `size` is missing"),
+    ([{"Resize": {"sise": 3}}], "Resize: .* unexpected keyword argument 'sise'"),
+    (["Resize"], "Resize: .* missing 1 required positional argument: 'size'"),
     ([{"Resize": {"size": 3, "interpolation": "best"}}], "interpolation: `best` is not one of nearest"),
     ([{"ToDtype": {"dtype": "load"}}], "dtype: `load` is not a dtype of torch"),
     ([{"RandomResizedCrop": {"size": [1, 2, 3]}}], "RandomResizedCrop: "),
@@ -213,10 +213,10 @@ def test_names_of_nested_transforms_dtypes_and_modes_are_values(folder: str):
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"png": "picture"}, "`picture` is not a kind of field; the kinds are image, mask, labels, keypoints"),
-        ({"png": {"boxes": "wh"}}, "is not a kind of field"),
-        ({}, "a mapping is needed"),
-        (["png"], "a mapping is needed"),
+        ({"png": "picture"}, "Input should be 'image', 'mask', 'labels' or 'keypoints', not `picture`"),
+        ({"png": {"boxes": "wh"}}, "Input should be 'xywh', 'xyxy' or 'cxcywh'"),
+        ({}, "fields: "),
+        (["png"], "fields: Input should be a valid dictionary"),
     ],
 )
 def test_fields_of_no_kind_are_refused(fields: Any, told: str):

@@ -37,12 +37,8 @@ _REPR = reprlib.Repr()
 _REPR.maxlevel, _REPR.maxlist, _REPR.maxtuple, _REPR.maxdict, _REPR.maxstring = 2, 4, 4, 4, _MAX_SHOWN
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
-_MARKS = (
-    "[key]",
-    "[number]",
-    "[names]",
-    "[schedule]",
-)  # pydantic's mark for a dict's key, and the tags of `NumberOrNames`
+_MARKS = ("[key]", "[number]", "[names]", "[schedule]", "[list]", "[settings]")
+"""pydantic's mark for a dict's key, and the tags of unions."""
 
 
 class Flaw(NamedTuple):

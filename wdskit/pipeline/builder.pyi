@@ -490,7 +490,7 @@ class Pipeline:
         *,
         by: str,
         shapes: Sequence[Sequence[int]] | Mapping[str, Any] | None = None,
-        edges: Sequence[int] | None = None,
+        edges: tuple[int, ...] | None = None,
         global_size: int | Mapping[str, int] | None = None,
         budget: int | None = None,
         divisor: int = 8,

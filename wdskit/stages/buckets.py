@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,106 +10,57 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Strict, Tag, model_validator
 
-from wdskit.config.types import Count, FieldNames, Kind, StageSpec, refuse, show, wrong_kind
+from wdskit.config.types import WHOLE, Count, FieldNames, Kind, Range, StageSpec, refuse, show
 from wdskit.errors import PipelineError
-from wdskit.order.buckets import BucketPlan
+from wdskit.order.buckets import Buckets
 from wdskit.stages.base import Context, Function, Origin
 from wdskit.stages.batching import Batcher, make_batcher
-from wdskit.stages.images.transforms import BoundTransform, GeometricTransform, Sample
+from wdskit.stages.images.transforms import BoundTransform, GeometricTransform
 from wdskit.stages.sources import ColumnName
-from wdskit.text import as_int
 
 MAX_BUCKETS = 256
 ASPECT = "aspect"
-_NEEDS_SHAPES = "a list of [height, width] is needed, or {area: 512, divisible_by: 64, ratio: [0.5, 2.0]}"
-_NEEDS_SIZE = "a number of samples is needed, or {pixels: N} for a budget in pixels"
 
 Shape = tuple[int, int]
+Side = Annotated[int, Strict(), Field(ge=1, le=65_535), WHOLE]
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 1 << 31
+class AreaShapes(BaseModel):
+    """All shapes of at most area x area pixels, as `shapes: {area: 512}` describes them."""
+
+    model_config = StageSpec.model_config
+
+    area: Side
+    divisible_by: Side = 64
+    ratio: Range = (0.5, 2.0)
+
+    def make(self) -> tuple[Shape, ...]:
+        """Return the shapes (height, width), sorted by width / height. All sides are multiples of `divisible_by`. Each
+        width has the largest height for which height x width is at most area x area. Shapes with a width / height
+        outside of `ratio` are left out.
+        """
+        area, step, (low, high) = self.area**2, self.divisible_by, self.ratio
+        widest = int(min(area // step, self.area * math.sqrt(high)))
+        shapes = ((area // width // step * step, width) for width in range(step, widest + 1, step))
+        fitting = (shape for shape in shapes if shape[0] and low <= shape[1] / shape[0] <= high)
+        return tuple(sorted(itertools.islice(fitting, MAX_BUCKETS + 1), key=lambda shape: (shape[1] / shape[0], shape)))
 
 
-def _check_shapes(value: object) -> tuple[Shape, ...]:
-    if isinstance(value, Mapping):
-        return _make_shapes(value)
-    if not isinstance(value, (list, tuple)) or not value:
-        raise refuse(wrong_kind(value, _NEEDS_SHAPES))
-    shapes = []
-    for each in value:
-        pair = tuple(map(as_int, each)) if isinstance(each, (list, tuple)) else ()
-        if len(pair) != 2 or not all(map(_is_count, pair)):
-            raise refuse(f"{show(each)} is not [height, width] in pixels.")
-        shapes.append(pair)
-    if len(set(shapes)) < len(shapes):
-        raise refuse("a shape comes twice.")
-    if len(shapes) > MAX_BUCKETS:
-        raise refuse(f"{len(shapes)} shapes are more than {MAX_BUCKETS}.")
-    return tuple(shapes)
+def _kind_of(value: object) -> str:
+    return "[settings]" if isinstance(value, Mapping) else "[list]"
 
 
-def _make_shapes(value: Mapping[Any, Any]) -> tuple[Shape, ...]:
-    """Return the shapes (height, width) for the setting {area, divisible_by, ratio}, sorted by width / height. All
-    sides are multiples of `divisible_by`. Each width has the largest height for which height x width is at most area x
-    area. Shapes with a width / height outside of `ratio` are left out.
-
-    Raises:
-        PydanticCustomError: A setting is invalid, or the number of shapes is 0 or more than `MAX_BUCKETS`.
-    """
-    area, step = as_int(value.get("area")), as_int(value.get("divisible_by", 64))
-    ratio = value.get("ratio", [0.5, 2.0])
-    if set(value) - {"area", "divisible_by", "ratio"} or not _is_count(area) or not _is_count(step):
-        raise refuse(wrong_kind(dict(value), _NEEDS_SHAPES))
-    is_pair = isinstance(ratio, (list, tuple)) and len(ratio) == 2
-    if not is_pair or any(isinstance(each, bool) or not isinstance(each, (int, float)) for each in ratio):
-        raise refuse(f"ratio: {show(ratio)} is not [lowest, highest] width over height.")
-    if not 0 < ratio[0] <= ratio[1] < math.inf:
-        raise refuse(f"ratio: {show(ratio)} is empty; write the lowest width over height first.")
-    shapes = set()
-    for width in range(step, area * area // step + 1, step):
-        height = area * area // width // step * step
-        if height and ratio[0] <= width / height <= ratio[1]:
-            shapes.add((height, width))
-        if len(shapes) > MAX_BUCKETS:
-            raise refuse(f"these are more than {MAX_BUCKETS} shapes. Write a larger `divisible_by`.")
-    if not shapes:
-        raise refuse(f"no shape of {area} x {area} pixels has sides that are multiples of {step} and such a ratio.")
-    return tuple(sorted(shapes, key=lambda shape: (shape[1] / shape[0], shape)))
-
-
-def _check_size(value: object) -> int | dict[str, int]:
-    value = as_int(value)
-    if isinstance(value, Mapping) and set(value) == {"pixels"} and _is_count(as_int(value["pixels"])):
-        return {"pixels": as_int(value["pixels"])}
-    if not _is_count(value):
-        raise refuse(wrong_kind(value, _NEEDS_SIZE))
-    return value  # type: ignore[return-value]
-
-
-def _check_edges(value: object) -> tuple[int, ...]:
-    edges = tuple(map(as_int, value)) if isinstance(value, (list, tuple)) else ()
-    if not edges or not all(map(_is_count, edges)) or list(edges) != sorted(set(edges)):
-        raise refuse(wrong_kind(value, "a list of rising lengths is needed, as in [128, 256, 512]"))
-    if len(edges) > MAX_BUCKETS:
-        raise refuse(f"{len(edges)} edges are more than {MAX_BUCKETS}.")
-    return edges
-
-
-_LIST = {"type": "array", "items": {"type": "integer"}}
 Shapes = Annotated[
-    tuple[Shape, ...],
-    PlainValidator(_check_shapes),
-    WithJsonSchema({"anyOf": [{"type": "array", "items": _LIST}, {"type": "object"}]}),
+    Annotated[tuple[tuple[Side, Side], ...], Tag("[list]")] | Annotated[AreaShapes, Tag("[settings]")],
+    Discriminator(_kind_of),
+    AfterValidator(lambda value: value.make() if isinstance(value, AreaShapes) else value),
 ]
 GlobalSize = Annotated[
-    int | dict[str, int],
-    PlainValidator(_check_size),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "object"}]}),
+    Annotated[Count, Tag("[list]")] | Annotated[dict[Literal["pixels"], Count], Field(min_length=1), Tag("[settings]")],
+    Discriminator(_kind_of),
 ]
-Edges = Annotated[tuple[int, ...], PlainValidator(_check_edges), WithJsonSchema(_LIST)]
 
 
 class Bucketed(StageSpec):
@@ -133,7 +85,7 @@ class Bucketed(StageSpec):
         "Or {area: 512, divisible_by: 64, ratio: [0.5, 2.0]} for all such shapes of at most 512 x 512 pixels.",
         examples=[[[512, 512], [384, 640], [640, 384]]],
     )
-    edges: Edges | None = Field(
+    edges: tuple[Count, ...] | None = Field(
         None,
         description="For a column: the largest length of each bucket, ascending. A longer sample is an error.",
         examples=[[128, 256, 512]],
@@ -172,6 +124,10 @@ class Bucketed(StageSpec):
             way = "global_size: 256" if self.by == ASPECT else "budget: 65536"
             what = "a size is missing" if self.budget is None else "`global_size` and `budget` exclude each other"
             raise refuse(f"{what}. Write `{way}`.")
+        if len({*self.labels}) < len(self.labels) or not 0 < len(self.labels) <= MAX_BUCKETS:
+            raise refuse(f"`{wanted}` has {len(self.labels)} items; it needs 1 to {MAX_BUCKETS} different ones.")
+        if self.edges and list(self.edges) != sorted(self.edges):
+            raise refuse("`edges` is not a list of rising lengths, as in [128, 256, 512].")
         if self.by != ASPECT and isinstance(self.global_size, Mapping):
             raise refuse("a budget in pixels is for `by: aspect`; write `budget`.")
         if self.ragged is not None and self.collate is not None:
@@ -187,7 +143,8 @@ class Bucketed(StageSpec):
     @property
     def labels(self) -> tuple[Any, ...]:
         """The label of each bucket: the shape (height, width) of its images, or the largest length of its samples."""
-        return self.shapes or self.edges or ()
+        found: Any = self.shapes or self.edges or ()  # `AreaShapes` have become shapes
+        return tuple(found)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -246,7 +203,7 @@ class Bucketed(StageSpec):
                 msg += f"samples out with `where: {self.by} <= {edges[-1]}`"
                 raise ValueError(msg, at)
             return buckets.astype(np.int64)
-        ratios = np.log([width / height for height, width in self.shapes or ()])
+        ratios = np.log([width / height for height, width in self.labels])
         by_ratio = np.argsort(ratios, kind="stable")
         between = (ratios[by_ratio][1:] + ratios[by_ratio][:-1]) / 2
         found = np.searchsorted(between, np.log(numbers[0] / numbers[1]), side="left")
@@ -273,29 +230,6 @@ class ResizeToBucket(GeometricTransform):
 
     crop: Literal["center", "random"] = Field("center", description="Which part is kept.")
 
-    def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002
-        """Raise AssertionError: this method is not used, because `bind` makes one `ResizeToShape` for each shape."""
-        raise AssertionError
-
-    def bind(self, context: Context, label: str) -> Any:
-        """Return a callable that resizes each sample to the shape of its bucket. `label` is the key of random numbers.
-
-        Raises:
-            PipelineError: The pipeline has no `bucketed: {by: aspect}`.
-        """
-        if context.buckets is None or not isinstance(context.buckets.labels[0], tuple):
-            raise PipelineError(f"{self.name}: it needs `bucketed: {{by: aspect, ...}}` later in the pipeline.")
-        own = {"fields": self.fields, "masks": self.masks, "crop": self.crop}
-        stages = [ResizeToShape(shape=shape, **own) for shape in context.buckets.labels]
-        transforms = tuple(BoundTransform(stage, context.roles, context.run, label) for stage in stages)
-        return BoundResizeToBucket(context.buckets.plan, transforms)
-
-
-class ResizeToShape(ResizeToBucket):
-    """Resize images so that they cover one shape, and crop to it."""
-
-    shape: Shape
-
     def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> tuple[float, float]:  # noqa: ARG002
         """Return two numbers of 0-1: the share of the surplus rows to cut off above, and the share of the surplus
         columns to cut off at the left. Both numbers are 0.5 for the setting `crop: center`, otherwise random from
@@ -304,37 +238,36 @@ class ResizeToShape(ResizeToBucket):
         return (0.5, 0.5) if self.crop == "center" else (float(rng.random()), float(rng.random()))
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
-        """Return the image of one field, resized and cropped to `shape`. `drawn` is the result of `draw`. `nearest` is
-        True for a mask.
+        """Return the image of one field, resized and cropped to a shape. `drawn` is (shape, result of `draw`).
+        `nearest` is True for a mask.
         """
         from wdskit.stages.images import geometry
 
+        shape, shares = drawn
         height, width = geometry.image_size(image)
-        scale = max(self.shape[0] / height, self.shape[1] / width)
-        size = max(self.shape[0], round(height * scale)), max(self.shape[1], round(width * scale))
+        scale = max(shape[0] / height, shape[1] / width)
+        size = max(shape[0], round(height * scale)), max(shape[1], round(width * scale))
         resized = geometry.resize(image, size, nearest=nearest)
-        top, left = (round(share * (full - side)) for share, full, side in zip(drawn, size, self.shape, strict=True))
-        return geometry.crop(resized, top, left, *self.shape)
+        top, left = (round(share * (full - side)) for share, full, side in zip(shares, size, shape, strict=True))
+        return geometry.crop(resized, top, left, *shape)
+
+    def bind(self, context: Context, label: str) -> BoundTransform:
+        """Return a callable that resizes each sample to the shape of its bucket. `label` is the key of random numbers.
+
+        Raises:
+            PipelineError: The pipeline has no `bucketed: {by: aspect}`.
+        """
+        if context.buckets is None or not isinstance(context.buckets.labels[0], tuple):
+            raise PipelineError(f"{self.name}: it needs `bucketed: {{by: aspect, ...}}` later in the pipeline.")
+        return BoundResizeToBucket(self, context.roles, context.run, label, context.buckets)
 
 
 @dataclass(frozen=True)
-class BoundResizeToBucket:
-    """The running form of `resize_to_bucket`. Can be pickled.
+class BoundResizeToBucket(BoundTransform):
+    """The running form of `resize_to_bucket`. Can be pickled. `buckets` gives a sample's shape from its position."""
 
-    Attributes:
-        plan: Gives the bucket of a sample from the sample's position.
-        transforms: The transform of each bucket.
-    """
+    buckets: Buckets
 
-    plan: BucketPlan
-    transforms: tuple[BoundTransform, ...]
-
-    def __call__(self, sample: Sample, origin: Origin) -> Sample:
-        """Return a copy of the sample with its images resized.
-
-        Raises:
-            PipelineError: A field is missing, is not a decoded image, or is in `fields` and in `masks`. A mask does not
-                have the size of an image. An image, other than a mask, is neither uint8 nor float. Or the stage has no
-                setting `fields`, and the sample has no image field or several image fields.
-        """
-        return self.transforms[self.plan.bucket_at(origin.minor)](sample, origin)
+    def draw(self, origin: Origin, images: Mapping[str, Any]) -> Any:
+        """Return (shape, random values of the sample)."""
+        return self.buckets.labels[self.buckets.plan.bucket_at(origin.minor)], super().draw(origin, images)

@@ -186,7 +186,12 @@ class Collate:
             kinds = ["float64"] * len(kinds)  # JSON writes 1.0 as 1
         _check_same(kinds, where)
         if kinds[0] not in {"tensor", "array"}:
-            return _numbers(values, kinds[0], where)
+            try:
+                values = [np.array(values, dtype=kinds[0])]
+            except (OverflowError, TypeError) as err:
+                raise PipelineError(f"batched: {where}: {err}") from err
+            _check_dtype(values[0].dtype, where)
+            return values[0]
         if is_list and kinds[0] == "array":
             if _differ_in_length(values):
                 return make_ragged(values, where, memory, are_lists=True)
@@ -206,18 +211,10 @@ def _form(sample: Any) -> str:
 
 def _check_keys(samples: Sequence[Any]) -> None:
     """Raise PipelineError unless all samples are dicts with the keys of the first sample."""
-    keys = samples[0].keys()
     for number, sample in enumerate(samples):
-        if sample.keys() != keys:
-            missing, further = sorted(map(str, keys - sample.keys())), sorted(map(str, sample.keys() - keys))
-            name = f" (`{sample['__key__']}`)" if "__key__" in sample else ""
-            raise PipelineError(
-                f"batched: sample {number}{name} has different fields from sample 0: "
-                + "; ".join(
-                    f"{word} {', '.join(names)}" for word, names in (("without", missing), ("with", further)) if names
-                )
-                + ". Use to_tuple or to_dict to choose fields that all samples have"
-            )
+        if differ := sorted(map(str, samples[0].keys() ^ sample.keys())):
+            msg = f"batched: sample {sample.get('__key__', number)} and the first sample do not both have "
+            raise PipelineError(f"{msg}{', '.join(differ)}. Use to_tuple or to_dict to choose fields that all have")
 
 
 def _kind(value: object) -> str:
@@ -235,15 +232,6 @@ def _kind(value: object) -> str:
     if isinstance(value, int):
         return "int64"
     return "float64" if isinstance(value, float) else ""
-
-
-def _numbers(values: Sequence[Any], kind: str, where: str) -> NDArray[Any]:
-    try:
-        numbers = np.array(values, dtype=kind)
-    except (OverflowError, TypeError) as err:
-        raise PipelineError(f"batched: {where}: {err}") from err
-    _check_dtype(numbers.dtype, where)
-    return numbers
 
 
 def _check_dtype(dtype: np.dtype[Any], where: str) -> None:
@@ -419,19 +407,13 @@ def _unify_lists(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
     Arrays of another mix of dtypes keep their dtypes. An array of shape (0,) gets the dtype and the other axes of the
     first array of another shape. If all arrays have the shape (0,), they get the dtype of the first array.
     """
-    dtypes = {array.dtype.name for array in arrays if array.shape != (0,)}
-    first = next((array for array in arrays if array.shape != (0,)), arrays[0])
-    is_numbers = dtypes == {"int64", "float64"}
-    dtype = np.dtype(np.float64) if is_numbers else first.dtype
-    is_mixed = len(dtypes) > 1 and not is_numbers
-    return [
-        array.reshape(0, *first.shape[1:]).astype(dtype)
-        if array.shape == (0,)
-        else array
-        if is_mixed
-        else array.astype(dtype, copy=False)
-        for array in arrays
-    ]
+    filled = [array for array in arrays if array.shape != (0,)] or [arrays[0]]
+    dtypes, numbers = {array.dtype for array in filled}, {np.dtype(np.int64), np.dtype(np.float64)}
+    if len(dtypes) > 1 and dtypes != numbers:
+        return list(arrays)
+    dtype = np.dtype(np.float64) if dtypes == numbers else filled[0].dtype
+    empty = np.zeros((0, *filled[0].shape[1:]), dtype)
+    return [empty if array.shape == (0,) else array.astype(dtype, copy=False) for array in arrays]
 
 
 def offsets_of(lengths: Sequence[int]) -> NDArray[np.int64]:

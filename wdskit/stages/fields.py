@@ -216,13 +216,6 @@ class MapDict(PerSampleStage):
         description="Field name: a function, or the name of a registered one.", examples=[{"cls": "my_label"}]
     )
 
-    @field_validator("fields", mode="before")
-    @classmethod
-    def _refuse_global_rng(cls, fields: Any) -> Any:
-        if isinstance(fields, Mapping) and isinstance(fields.get("global_rng"), bool):
-            raise refuse("`global_rng` is a setting of `map`. Give the function a parameter `rng`, or use `map`.")
-        return fields
-
     def roles_after(self, roles: Roles) -> Roles:
         """Return the roles of the fields after this stage; `roles` are those before it."""
         return roles.after_function(self.fields)

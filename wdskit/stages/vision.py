@@ -5,37 +5,29 @@ torchvision is an extra, `wdskit[torchvision]`. It is imported when a pipeline w
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema
 
-from wdskit.config.types import refuse, show, unknown_setting, wrong_kind
+from wdskit.config.types import refuse, show, wrong_kind
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, Origin, PerSampleStage, Run
 from wdskit.stages.fields import check_dict, pick
 from wdskit.stages.roles import Live, Roles
 from wdskit.text import install_extra
 
-KINDS = ("image", "mask", "labels", "keypoints")
-BOXES = ("xywh", "xyxy", "cxcywh")
 AFTER_BATCHED = ("MixUp", "CutMix")
-_NEEDS_FIELDS = "a mapping is needed, as in {jpg: image, seg.png: mask, json.boxes: {boxes: xywh}, json.labels: labels}"
 _NEEDS_LIST = "a list of transforms is needed, as in [{RandomResizedCrop: {size: 224}}, RandomHorizontalFlip]"
 
-
-def _check_fields(value: object) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) and name for name in value):
-        raise refuse(wrong_kind(value, _NEEDS_FIELDS))
-    for name, kind in value.items():
-        is_boxes = isinstance(kind, Mapping) and list(kind) == ["boxes"] and kind["boxes"] in BOXES
-        if kind not in KINDS and not is_boxes:
-            known = f"{', '.join(KINDS)}, or {{boxes: {'|'.join(BOXES)}}}"
-            raise refuse(f"{name}: {show(kind)} is not a kind of field; the kinds are {known}.")
-    return dict(value)
+FieldKind = Annotated[
+    Annotated[Literal["image", "mask", "labels", "keypoints"], Tag("[list]")]
+    | Annotated[dict[Literal["boxes"], Literal["xywh", "xyxy", "cxcywh"]], Field(min_length=1), Tag("[settings]")],
+    Discriminator(lambda value: "[settings]" if isinstance(value, Mapping) else "[list]"),
+]
+FieldKinds = Annotated[dict[str, FieldKind], Field(min_length=1)]
 
 
 def _check_transforms(value: object) -> tuple[Any, ...]:
@@ -86,17 +78,9 @@ def make_transform(item: Any) -> Any:
     if name == "Lambda" or not is_transform:
         what = "runs code" if name == "Lambda" else "is not a transform of torchvision.transforms.v2"
         raise refuse(f"`{name}` {what}. Call your own functions with `map`.")
-    parameters = inspect.signature(kind).parameters
-    for setting, value in settings.items():
-        if setting not in parameters:
-            raise refuse(f"{name}: {unknown_setting(setting, f'`{name}`', list(parameters))}")
-        settings[setting] = _value_of(setting, value)
-    if name == "SanitizeBoundingBoxes" and "labels_getter" not in settings:
-        settings["labels_getter"] = labels_of
-    missing = [one.name for one in parameters.values() if one.default is one.empty and one.name not in settings]
-    missing = [each for each in missing if parameters[each].kind is not inspect.Parameter.VAR_KEYWORD]
-    if missing:
-        raise refuse(f"{name}: the setting `{missing[0]}` is missing.")
+    settings = {setting: _value_of(setting, value) for setting, value in settings.items()}
+    if name == "SanitizeBoundingBoxes":
+        settings.setdefault("labels_getter", labels_of)
     try:
         return kind(**settings)
     except (TypeError, ValueError) as err:
@@ -148,7 +132,6 @@ def labels_of(sample: Mapping[str, Any]) -> Any:
     return labels or None
 
 
-FieldKinds = Annotated[dict[str, Any], PlainValidator(_check_fields), WithJsonSchema({"type": "object"})]
 Transforms = Annotated[
     tuple[Any, ...], PlainValidator(_check_transforms), WithJsonSchema({"type": "array", "items": {}, "minItems": 1})
 ]

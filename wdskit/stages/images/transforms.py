@@ -149,13 +149,15 @@ class BoundTransform:
             self._check_image(field, sample[field], is_mask=is_mask)
         if masks and transform.places_by_size:
             self._check_sizes(sample, images, masks)
-        drawn = None
-        if transform.draws:
-            drawn = transform.draw(self.rng_at(origin), {field: sample[field] for field in are_masks})
+        drawn = self.draw(origin, {field: sample[field] for field in are_masks})
         changed = {
             field: transform.change(sample[field], drawn, nearest=is_mask) for field, is_mask in are_masks.items()
         }
         return {**sample, **changed}
+
+    def draw(self, origin: Origin, images: Mapping[str, Any]) -> Any:
+        """Return the random values of a sample: None if the transform draws nothing. `images` are those to change."""
+        return self.transform.draw(self.rng_at(origin), images) if self.transform.draws else None
 
     def _check_sizes(self, sample: Sample, images: Sequence[str], masks: Sequence[str]) -> None:
         """Check that each mask has the height and width of at least one image. A difference of one pixel is allowed,
