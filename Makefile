@@ -66,6 +66,7 @@ lint: $(STAMP)
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy --strict
 	$(BIN)/python tools/check_layers.py
+	$(BIN)/python tools/check_size.py
 
 # `lint` and `pytest` run at the same time, because mypy uses only one core.
 test: $(STAMP)
