@@ -116,3 +116,17 @@ def test_workers_that_torch_starts_anew_count_epochs_too(six):
     built = Pipeline().stream(six, seed=1).split_by_worker().shuffle(9).map(number_of).with_epoch(12).build()
     epochs = [[int(item) for item in DataLoader(built, batch_size=None, num_workers=2)] for _ in range(4)]
     assert len({*map(tuple, epochs)}) == 4
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_all_ranks_have_equal_steps_and_reach_all_samples(six, world_size, workers):
+    pipe = Pipeline().stream(six, seed=3).split_by_node().split_by_worker().shuffle(7).map(number_of).batched(2)
+    seen: set[int] = set()
+    for rank in range(world_size):
+        with pipe.with_epoch(5).loader(rank=rank, world_size=world_size, workers=workers) as loader:
+            for _ in range(24):
+                items = list(loader)
+                assert len(items) == len(loader) == 5
+                seen |= {number for item in items for number in item.tolist()}
+    assert seen == {*range(39)}
