@@ -68,16 +68,23 @@ FORMS: dict[str, Callable[[Pipeline], Pipeline]] = {
     "bytes": lambda pipe: pipe.to_dict("__key__", "cls").batched(SIZE),
     "columns": lambda pipe: pipe.decode(only=["json", "cls"]).to_tuple("json", "cls", *mask_of(pipe)).batched(SIZE),
     "images written into the batch": lambda pipe: (
-        pipe.decode("rgb").random_resized_crop(8).random_flip().to_tuple("jpg;png", "cls").batched(SIZE)
+        pipe.decode("rgb").random_resized_crop(8).random_flip().to_tuple("jpg;png", "cls", *mask_of(pipe)).batched(SIZE)
     ),
     "images and a function": lambda pipe: (
-        pipe.decode("rgb8").map(add_draw).resize([9, 8]).to_tuple("jpg;png", "draw").batched(SIZE)
+        pipe.decode("rgb8").map(add_draw).resize([9, 8]).to_tuple("jpg;png", "draw", *mask_of(pipe)).batched(SIZE)
     ),
     "ragged": lambda pipe: (
-        pipe.decode(only=["cls"]).map(add_index).to_tuple("pts.npy", "cls").batched(SIZE, ragged="pts.npy")
+        pipe.decode(only=["cls"])
+        .map(add_index)
+        .to_tuple("pts.npy", "cls", *mask_of(pipe))
+        .batched(SIZE, ragged="pts.npy")
     ),
-    "a function of batches": lambda pipe: pipe.to_tuple("__key__").batched(SIZE).map(lambda keys: keys[0][::-1]),
-    "single samples": lambda pipe: pipe.decode(only=["cls"]).map(add_draw).to_tuple("__key__", "cls", "draw"),
+    "a function of batches": lambda pipe: (
+        pipe.to_tuple("__key__", *mask_of(pipe)).batched(SIZE).map(lambda keys: keys[0][::-1])
+    ),
+    "single samples": lambda pipe: (
+        pipe.decode(only=["cls"]).map(add_draw).to_tuple("__key__", "cls", "draw", *mask_of(pipe))
+    ),
 }
 
 

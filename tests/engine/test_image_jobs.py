@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from images import encoded, photo
+from masks import mask_of
 from shards import write_shard
 
 from wdskit import Pipeline, native
@@ -45,7 +46,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def crop(pipe: Pipeline) -> Pipeline:
-    return pipe.decode("rgb8").random_resized_crop(24).random_flip().to_tuple("jpg", "cls")
+    return pipe.decode("rgb8").random_resized_crop(24).random_flip().to_tuple("jpg", "cls", *mask_of(pipe))
 
 
 def normalize(pipe: Pipeline) -> Pipeline:
@@ -54,7 +55,7 @@ def normalize(pipe: Pipeline) -> Pipeline:
 
 def resize(pipe: Pipeline) -> Pipeline:
     """The images differ in size, so that stages do not write into the batch."""
-    return pipe.decode("rgb8").resize(24).to_tuple("jpg", "cls")
+    return pipe.decode("rgb8").resize(24).to_tuple("jpg", "cls", *mask_of(pipe))
 
 
 def as_arrays(value: Any) -> Any:
