@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdskit.order.draws import Draws
 from wdskit.order.keys import PositionRng, _entropy, permutation, philox
 
 WORDS_64 = st.integers(0, 2**64 - 1)
@@ -71,13 +70,6 @@ def test_positions_have_the_words_that_were_committed() -> None:
     rng = PositionRng(5, "0:random_flip")
     assert rng.at(0).bit_generator.random_raw(2).tolist() == [0x38EF092797070097, 0x1DF476277702CD12]
     assert rng.at(123, 4, 5).bit_generator.random_raw(2).tolist() == [0x176FFC0176E9BC2F, 0xD85CC5859D5C130A]
-
-
-def test_draws_are_those_that_were_committed() -> None:
-    draws = Draws(7, seed=5)
-    assert [draws.shard(draw) for draw in range(14)] == [0, 4, 3, 5, 6, 2, 1, 3, 1, 5, 2, 0, 4, 6]
-    draws = Draws(7, seed=5, resampled=True, weights=[1, 2, 3, 4, 5, 6, 7])
-    assert [draws.shard(draws.first(3) + draw) for draw in range(14)] == [0, 6, 5, 6, 2, 1, 3, 3, 1, 4, 5, 4, 6, 3]
 
 
 def philox_block(counter: tuple[int, int, int, int], key: tuple[int, int]) -> list[int]:
@@ -283,19 +275,3 @@ def test_threads_with_generators_of_their_own_do_not_disturb_each_other() -> Non
         found = [*pool.map(numbers, range(8))]
     assert found[0::2] == [numbers(0)] * 4
     assert found[1::2] == [numbers(1)] * 4
-
-
-# Draws, in addition to test_draws.py: extreme weights.
-
-
-def test_a_last_shard_without_weight_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This includes the largest word, whose product with the sum of weights may be rounded up to the sum."""
-
-    class Largest:
-        def random_raw(self):
-            return 2**64 - 1
-
-    monkeypatch.setattr("wdskit.order.draws.philox", lambda purpose, *words: Largest())
-    for total in (1.0, 1.0000000000000002, 3.3, 1e300, 5e-324):
-        assert Draws(3, seed=0, resampled=True, weights=[0.0, total, 0.0]).shard(0) == 1
-    assert Draws(3, seed=0, resampled=True).shard(0) == 2

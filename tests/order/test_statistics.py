@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,9 +10,9 @@ import numpy as np
 import pytest
 from shards import write_numbers
 
+from wdskit import Pipeline
 from wdskit.order import keys
 from wdskit.order.base import ShardOffsets, look_up
-from wdskit.order.draws import Draws
 from wdskit.order.exact import ExactOrder
 from wdskit.order.keys import PositionRng
 from wdskit.order.mixture import MixtureOrder
@@ -91,21 +92,23 @@ def used_keys(monkeypatch):
     return used
 
 
-def test_no_two_seeds_epochs_lanes_and_purposes_share_a_key(used_keys):
+def test_no_two_seeds_epochs_lanes_and_purposes_share_a_key(used_keys, tmp_path):
     """The keys of all kinds of runs, with two seeds and two epochs: the expected number, all different."""
     counts, lanes, window = [500, 300, 200, 1000], 16, 25
     num_windows = 2 * 2000 // window  # for two passes
+    shards = write_numbers(tmp_path / "s", [1] * 40)
     for seed in (3, 4):
         ExactOrder(counts, seed=seed, lanes=lanes, window=window).take(np.arange(4000))
         ResampledOrder(counts, seed=seed, lanes=lanes, window=window).take(np.arange(4000))
-        for draws in (Draws(40, seed=seed), Draws(40, seed=seed, resampled=True)):
-            for draw in range(80):
-                draws.shard(draw)
+        for resampled, num_draws in ((False, 80), (True, 80 * 64)):
+            stream = Pipeline().stream(shards, seed=seed, resampled=resampled, split="none").to_tuple("__url__")
+            source = stream.with_epoch(num_draws).build(rank=0, world_size=1).pipeline[0]
+            assert len([*itertools.islice(source(), num_draws)]) == num_draws
         for stage in ("0:map", "1:map", "0:random_flip"):
             PositionRng(seed, stage)
     exact = 1 + 2 * 2 + num_windows  # homes, then the shards and an offset for each pass
     resampled = 2 * num_windows
-    stream = 2 + 80
+    stream = 2 + 80 * 64 // 1024  # two passes; draws with replacement take 1,024 words at once
     assert len(used_keys) == 2 * (exact + resampled + stream + 3)
     assert len(set(used_keys)) == len(used_keys)
     words = {tuple(np.random.Philox(np.random.SeedSequence(key)).random_raw(2).tolist()) for key in used_keys}

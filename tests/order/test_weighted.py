@@ -209,7 +209,7 @@ def test_samples_that_where_leaves_out_need_no_label_and_no_number(tmp_path: Pat
     drawn = [int(key[1:]) for batch in pipe.batched(40).with_epoch(100).loader(workers=0) for key in batch[0]]
     check_shares(Counter(number % 2 for number in drawn), {0: 0.5, 1: 0.5})
     assert 0 not in drawn
-    pipe = Pipeline().exact(str(tmp_path / "d"), repeat={"column": "json.times"}, where="json.n > 0", tail="pad")
+    pipe = Pipeline().exact(str(tmp_path / "d"), repeat={"column": "json.times"}, where="json.n > 0")
     found = Counter(key for batch in pipe.to_tuple("__key__").batched(1).loader(workers=0) for key in batch[0])
     assert found == {f"k{n:02d}": n % 3 for n in range(1, 20) if n % 3}
 

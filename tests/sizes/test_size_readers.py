@@ -68,13 +68,12 @@ def read(pipeline: Pipeline, way: Way) -> Iterator[tuple[str, str]]:
     workers, threads, start_method = way
     settings = {"start_method": start_method} if start_method else {}
     threads = 1 if pipeline.stages[0].name == "stream" else threads
-    loader = (
-        pipeline.to_tuple("__key__", "jpg", "cls").batched(BATCH).loader(workers=workers, threads=threads, **settings)
-    )
-    for batch in loader:
-        keys, images, labels = batch[:3]
-        for key, image, label in zip(keys, images, labels, strict=True):
-            yield key, digest_of(image, int(label))
+    pads = pipeline.stages[0].name == "sequential"
+    pipeline = pipeline.to_tuple("__key__", "jpg", "cls", *(["__valid__"] if pads else [])).batched(BATCH)
+    for keys, images, labels, *mask in pipeline.loader(workers=workers, threads=threads, **settings):
+        for key, image, label, *valid in zip(keys, images, labels, *mask, strict=True):
+            if all(valid):
+                yield key, digest_of(image, int(label))
 
 
 SOURCES: dict[str, Callable[[str], Pipeline]] = {
