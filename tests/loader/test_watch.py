@@ -62,7 +62,7 @@ def test_what_hangs_is_logged_and_ends_with_the_timeout(
     who = r"worker \d \(pid \d+\)" if settings["workers"] else "this process"
     sample = r"sample \S*s-000.tar: n000016"
     if function is hang_with_16:
-        sample = r"sample \S*s-000.tar: n000019"
+        sample = r"the batch of sample \S*s-000.tar: n000016"
     what = rf"no batch has come from {who} for \d s\. It is at .*{sample}.*\."
     with pytest.raises(PipelineError, match=rf"^no batch came within 0.5 s \(timeout\): {what}\n  Correct what hangs"):
         list(pipe.loader(timeout=0.5, **settings))
@@ -85,6 +85,25 @@ def test_an_epoch_of_a_stream_after_a_timeout_works(pattern: str, tmp_path: Path
     stream = Pipeline().stream(pattern, shuffle_shards=False, split="none")
     loader = stream.map(hang_once).batched(4).loader(workers=1, timeout=0.5, **FORK)
     with pytest.raises(PipelineError, match=r"timed out after 0\.5"):
+        list(loader)
+    loader.set_epoch(0)
+    assert len(list(loader)) == 20
+
+
+def test_an_epoch_after_a_timeout_works(pattern: str, tmp_path: Path) -> None:
+    """The thread that hangs keeps the lock of users' functions; the next epoch has a new one."""
+    flag = tmp_path / "hangs"
+    flag.touch()
+
+    def hang_once(sample: Any) -> int:
+        if int(sample["cls"]) == 16 and flag.exists():
+            flag.unlink()
+            threading.Event().wait()
+        return int(sample["cls"])
+
+    pipe = Pipeline().sequential(pattern, tail="drop").map(hang_once).batched(4)
+    loader = pipe.loader(workers=0, threads=2, timeout=0.5)
+    with pytest.raises(PipelineError, match="n000016"):
         list(loader)
     loader.set_epoch(0)
     assert len(list(loader)) == 20

@@ -7,7 +7,7 @@ from wdskit.stages.progress import Board
 
 def test_a_free_slot_is_used_before_memory_that_no_other_process_can_read():
     board = Board()
-    claimed = [board.claim() for _ in range(62)]  # two of the 64 slots belong to the threads that lead
+    claimed = [board.claim() for _ in range(64)]
     more = [board.claim() for _ in range(3)]
     for slot in more:
         slot[0] = 7

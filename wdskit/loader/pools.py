@@ -35,7 +35,7 @@ from wdskit.loader.start_method import (
 from wdskit.loader.watch import Watch
 from wdskit.loader.worker import BOARD_BLOCK, JOIN_S, ReceivedJob, Reply, Request, WorkerSetup, serve, work
 from wdskit.processes import GUARD, block_sigint, refuse_fork, without_script
-from wdskit.stages.base import Run
+from wdskit.stages.base import Run, renew_turn
 from wdskit.stages.progress import slots_in
 
 _PATIENCE_S = 0.5  # a worker that still makes a batch after this time is killed
@@ -239,6 +239,8 @@ def _close_threads(
         for thread in threads:
             if thread is not threading.current_thread() and thread.is_alive():
                 thread.join(max(0.0, deadline_s - time.monotonic()))
+                if thread.is_alive():  # perhaps in a user's function, whose lock the next epoch needs
+                    renew_turn()
 
 
 class _Worker:

@@ -23,7 +23,7 @@ from wdskit.config.types import Kind, StageSpec, refuse, show, wrong_kind
 from wdskit.errors import PipelineError, SampleError, WdskitError, error_text
 from wdskit.order.buckets import Buckets
 from wdskit.order.keys import PositionRng
-from wdskit.stages.progress import IDLE, Board, Slot
+from wdskit.stages.progress import Board
 from wdskit.stages.roles import EVERYTHING, NO_ROLES, Live, Roles
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -137,32 +137,15 @@ class Run:
         self.__dict__.update(state)
         self._init_process_state()
 
-    def mark_busy(self, slot: Slot, origin: Origin) -> None:
-        """Note in `slot` that its thread starts to work on the value of `origin`: write `major` and `minor`. For a
-        value after a foreign stage, write (-1, 0).
-        """
-        slot[0] = origin.major if origin.part < FOREIGN else -1
-        slot[1] = origin.minor if origin.part < FOREIGN else 0
-
     def call_lock(
-        self, function: Callable[..., Any], origin: Origin, *, global_rng: bool = False
+        self, function: Callable[..., Any], *, global_rng: bool = False
     ) -> contextlib.AbstractContextManager[object]:
-        """Return the context manager for a call of a user's `function` on the value of `origin`.
+        """Return the context manager for a call of a user's `function`.
 
-        The context manager holds the lock of this process, so that the threads of all loaders take turns, and writes
-        the position of `origin` to `board.turn`. If `function` is `thread_safe`, it does nothing, unless `global_rng`
-        says that the function draws from the generators of the process.
+        It is the lock of this process, so that the threads of all loaders take turns. If `function` is `thread_safe`,
+        it does nothing, unless `global_rng` says that the function draws from the generators of the process.
         """
-        return _NULL_CONTEXT if is_thread_safe(function) and not global_rng else self._hold_lock(origin)
-
-    @contextlib.contextmanager
-    def _hold_lock(self, origin: Origin) -> Iterator[None]:
-        with _turn:
-            self.mark_busy(self.board.turn, origin)
-            try:
-                yield
-            finally:
-                self.board.turn[1] = IDLE
+        return _NULL_CONTEXT if is_thread_safe(function) and not global_rng else _turn
 
     def rng_of(self, stage: str) -> Callable[[Origin], Generator]:
         """Return a function that takes the origin of a value, and returns the random Generator for the position of this
@@ -214,12 +197,13 @@ _NULL_CONTEXT = contextlib.nullcontext()
 _turn = threading.RLock()  # held by the thread that calls a user's function, or seeds the generators of the process
 
 
-def _renew_turn() -> None:
-    global _turn  # noqa: PLW0603 (another thread may have held it when this process was forked)
+def renew_turn() -> None:
+    """Replace the lock of users' functions, because the thread that holds it has hung or was not forked."""
+    global _turn  # noqa: PLW0603
     _turn = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_renew_turn)
+os.register_at_fork(after_in_child=renew_turn)
 
 _SAFE = "__thread_safe__"
 
@@ -360,7 +344,7 @@ class BoundFunction:
             options["epoch"] = origin.epoch
         try:
             with (
-                self.run.call_lock(self.function, origin, global_rng=self.global_rng),
+                self.run.call_lock(self.function, global_rng=self.global_rng),
                 self._seeded_globals(origin) if self.global_rng else _NULL_CONTEXT,
             ):
                 result = self.function(value, **options)

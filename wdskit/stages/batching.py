@@ -124,7 +124,7 @@ class Batcher:
             if isinstance(self.collate, Collate):
                 return self.collate(values, memory or FRESH, ready), origin
             try:
-                with self.run.call_lock(self.collate, origin):
+                with self.run.call_lock(self.collate):
                     return self.collate(values), origin
             except Exception as err:
                 raise FunctionFailed(err) from err

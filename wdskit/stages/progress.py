@@ -14,9 +14,6 @@ REPORT_S = 60.0
 IDLE = -1
 """The value of `minor` in a slot whose thread works on no sample."""
 
-TURN = 1
-"""The row of `Board.turn` in `Board.slots`."""
-
 _SLOTS = 64  # further threads get a slot that no other process can read
 _WORDS = 3
 BOARD_BYTES = _SLOTS * _WORDS * 8
@@ -36,16 +33,12 @@ class Board:
 
     Attributes:
         slots: All slots, int64 (slots, 3).
-        main: The slot of the thread that reads a stream. If the stages have no threads, this thread also runs the
-            stages.
-        turn: The slot of the thread that holds the lock of `Run.call_lock`. Other threads wait for this thread.
     """
 
     def __init__(self, memory: Any = None) -> None:
         self.slots = slots_in(bytearray(BOARD_BYTES) if memory is None else memory)
         self.slots[:] = (0, IDLE, 0)
-        self.main, self.turn, *others = (slot.data for slot in self.slots)
-        self._free: deque[Slot] = deque(others)
+        self._free: deque[Slot] = deque(slot.data for slot in self.slots)
 
     def claim(self) -> Slot:
         """Return a slot that only this thread uses until `release`. If no slot is free, return memory outside `slots`,

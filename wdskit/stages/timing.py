@@ -57,22 +57,15 @@ class Timings:
 class TimingSampler:
     """Decides which tasks are timed: the first task, and then at most one task in `INTERVAL_S`. Threads may share a
     sampler.
-
-    Args:
-        every: Only one of `every` tasks can be timed. Use more than 1 for tasks that take microseconds.
     """
 
-    def __init__(self, every: int = 1) -> None:
-        self._every = every
-        self._num_tasks = -1
+    def __init__(self) -> None:
         self._next_s = 0.0
 
     def begin(self) -> Timings | None:
-        """Count a task that starts now. Return new timings for the task, with a running clock; None if the task is not
-        to be timed.
-        """
-        self._num_tasks += 1
-        if self._num_tasks % self._every or (now_s := perf_counter()) < self._next_s:
+        """Return new timings for the task that starts now, with a running clock; None if it is not to be timed."""
+        now_s = perf_counter()
+        if now_s < self._next_s:
             return None
         self._next_s = now_s + INTERVAL_S
         return Timings()

@@ -244,7 +244,7 @@ class BoundTorchvision:
         kinds = self.fields or {self._only_image(sample): "image"}
         inputs, keys = self._inputs_of(sample, kinds)
         # All threads share the generators of the process, so seeding and drawing happen under a lock.
-        with self.run.call_lock(self.transform, origin, global_rng=True), torch.random.fork_rng(devices=[]):
+        with self.run.call_lock(self.transform, global_rng=True), torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(self.run.rng_of(self.label)(origin).integers(1 << 63)))
             changed = self.transform(inputs)
         return {**sample, **{name: _as_value(changed[key], kinds[name]) for name, key in keys.items()}}
@@ -302,7 +302,7 @@ class BoundTorchvision:
             raise PipelineError(
                 "torchvision: after `batched` it takes images and labels, as a dict or the first of a tuple"
             )
-        with self.run.call_lock(self.transform, origin, global_rng=True), torch.random.fork_rng(devices=[]):
+        with self.run.call_lock(self.transform, global_rng=True), torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(self.run.rng_of(self.label)(origin).integers(1 << 63)))
             mixed = self.transform(*pair)
         if isinstance(batch, dict):
