@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +93,30 @@ def test_so_many_samples_are_read_at_once(folder, calls, monkeypatch):
 
 @pytest.mark.parametrize(
     ("most_files", "num_shards", "most"),
-    [(1024, 3, 1024), (1024, 128, 1024), (1024, 129, 256), (20, 3, 256), (8192, 5000, 1024), (8191, 5000, 256)],
+    [(1024, 3, 1024), (1024, 128, 1024), (1024, 129, 128), (20, 3, 2), (8192, 5000, 1024), (8191, 5000, 256)],
 )
 def test_few_samples_are_read_at_once_if_few_files_can_be_open(folder, monkeypatch, most_files, num_shards, most):
     samples = Pipeline().exact(str(folder), seed=3).loader(workers=0).program.reader
     monkeypatch.setattr(reader.resource, "getrlimit", lambda _: (most_files, most_files))
     samples._stops = [num_shards]
-    assert samples.most_samples() == most
+    assert samples.most_samples(1) == most
+    assert samples.most_samples(num_threads=4) <= max(most_files // 32, 1024 if most == 1024 else 1)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_loaders_of_one_process_share_its_descriptors(tmp_path, threads):
+    """Two loaders after each other, with more shards than descriptors."""
+    for number in range(90):
+        write_shard(tmp_path / f"s-{number:03d}.tar", {f"k{number:03d}-{at}": {"bin": b"x"} for at in range(2)})
+    index_folder(tmp_path, workers=1)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
+    try:
+        loaders = [Pipeline().exact(str(tmp_path), seed=seed).to_tuple("__key__").batched(4) for seed in range(2)]
+        kept = [pipe.loader(workers=0, threads=threads) for pipe in loaders]
+        assert [len({key for (names,) in loader for key in names}) for loader in kept] == [180, 180]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.parametrize(("workers", "num_jobs"), [(0, 2), (1, 5), (2, 9), (4, 25), (30, 25)])

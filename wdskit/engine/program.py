@@ -252,7 +252,7 @@ class Program:
             return _UNBATCHED_A_JOB
         if self.columns is None or self.batch_stages is not None:
             return 1
-        samples = min(self.reader.most_samples(), int(_BYTES_A_JOB / self.reader.most_mean_bytes()))
+        samples = min(self.reader.most_samples(self.run.num_threads), int(_BYTES_A_JOB / self.reader.most_mean_bytes()))
         return max(1, min(_MOST_BATCHES_A_JOB, samples // self.epoch.batch))
 
     def with_uint8_images(self) -> tuple[Program, OutputFormat | None]:

@@ -209,14 +209,16 @@ class SampleReader:
         """
         return int(self._means[shards].sum())
 
-    def most_samples(self) -> int:
-        """Return how many samples should be read at once at most, although each may be in another shard.
-
-        The limit is low for remote shards, and if the process may open too few files for two such reads.
+    def most_samples(self, num_threads: int) -> int:
+        """Return how many samples each of `num_threads` threads should read at once at most, although each may be in
+        another shard. The limit is low for remote shards, and if the process may open few files.
         """
-        most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8  # half of them are those of `_open`
-        has_few_files = most_files < min(_MANY_SAMPLES, int(self._stops[-1]))
-        return _FEW_SAMPLES if self.is_remote or has_few_files else _MANY_SAMPLES
+        most_files = (
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8 // num_threads
+        )  # half of them are those kept open
+        if most_files < min(_MANY_SAMPLES, int(self._stops[-1])):
+            return max(1, min(_FEW_SAMPLES, most_files))
+        return _FEW_SAMPLES if self.is_remote else _MANY_SAMPLES
 
     def most_mean_bytes(self) -> float:
         """Return the mean bytes of a sample in the shard with the largest samples: at least 1."""
@@ -382,8 +384,10 @@ def _with_files(open_shard: Callable[[], LocalShard]) -> LocalShard:
         try:
             return open_shard()
         except WdskitError as err:
-            cause = err.__cause__
-            if not isinstance(cause, OSError) or cause.errno not in (errno.EMFILE, errno.ENFILE):
+            cause: BaseException | None = err
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__cause__
+            if cause is None or cause.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
             if wait_s is None:
                 limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
