@@ -27,12 +27,12 @@ from wdskit.engine import reader
 from wdskit.native import INTERFACE, native
 from wdskit.stages.images import fused, geometry
 from wdskit.stages.images.fused import Axis, JpegPlan
-from wdskit.stages.images.output import UINT8, OutputFormat, finish_batch
+from wdskit.stages.images.output import OutputFormat, to_numbers
 
 MAX_PIXELS = 1 << 24
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 FORMS = {
-    "uint8": UINT8,
+    "uint8": OutputFormat(is_float=False),
     "float": OutputFormat(is_float=True),
     "normalized": OutputFormat(is_float=True, normalize=IMAGENET),
     "normalized by one": OutputFormat(is_float=True, normalize=([0.4], [0.3])),
@@ -92,10 +92,7 @@ def decode_in_python(
     part = geometry.crop(whole, rows.low, columns.low, rows.high - rows.low, columns.high - columns.low)
     resized = geometry.resize(part, (rows.total, columns.total))
     pixels = resized[rows.skip : rows.skip + rows.size, columns.skip : columns.skip + columns.size]
-    pixels = torch.from_numpy(np.ascontiguousarray(pixels[:, ::-1] if flip else pixels))
-    if form.dtype == np.uint8:
-        return pixels.numpy()
-    return finish_batch(pixels[None].permute(0, 3, 1, 2), form)[0].permute(1, 2, 0).numpy()
+    return to_numbers(np.ascontiguousarray(pixels[:, ::-1] if flip else pixels), form)
 
 
 # --- which module is used

@@ -20,7 +20,7 @@ from wdskit import Pipeline, PipelineError, Ragged, SampleError
 from wdskit.engine.batch import Batch
 from wdskit.loader import device
 from wdskit.loader import planned as planned_module
-from wdskit.loader.device import finish_images, make_mover, map_tensors, move_ahead
+from wdskit.loader.device import make_mover, map_tensors, move_ahead
 from wdskit.pipeline.settings import LoaderSpec
 from wdskit.shards.index import index_folder
 
@@ -51,7 +51,7 @@ class Times10:
 
 
 def loader_with(mover: Any, monkeypatch, pipe: Pipeline, **settings: Any) -> Any:
-    monkeypatch.setattr(planned_module, "make_mover", lambda program, _: (mover, program))
+    monkeypatch.setattr(planned_module, "make_mover", lambda _: mover)
     return pipe.loader(**settings)
 
 
@@ -188,52 +188,6 @@ def test_a_mapping_that_cannot_change_becomes_a_dict():
     assert moved["a"].tolist() == [2, 2]
 
 
-ENDINGS = {
-    "normalized": lambda pipe: pipe.decode("rgb8").random_resized_crop(16).normalize("imagenet"),
-    "0..1": lambda pipe: pipe.decode("rgb").random_resized_crop(16),
-    "to_tensor": lambda pipe: pipe.decode("rgb8").resize(20).center_crop(16).to_tensor(),
-}
-SHAPES = {
-    "tuple": lambda pipe: pipe.to_tuple("cls", "jpg;png"),
-    "dict": lambda pipe: pipe.rename(image="jpg;png").to_dict("image", "cls"),
-}
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_images_cross_as_uint8_and_become_the_same_numbers_behind(pictures, ending, shape):
-    pipe = SHAPES[shape](ENDINGS[ending](Pipeline().exact(pictures, seed=1))).batched(8)
-    place = 1 if shape == "tuple" else "image"
-    built = pipe.build()
-    program, left = built.with_uint8_images()
-    assert left is not None
-    loader = planned_module.PlannedLoader(program, LoaderSpec(workers=0, threads=2))
-    taken = loader._prefetch.take(loader._jobs(loader._counter.begin()), 4)
-    for made, expected in zip(taken, pipe.loader(workers=0), strict=True):
-        assert made.value[place].dtype == torch.uint8
-        finished = finish_images(made, left).value
-        assert finished[place].is_contiguous(memory_format=torch.channels_last)
-        assert torch.equal(finished[place], expected[place])
-        assert type(finished) is type(expected)
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda pipe: pipe.decode("rgb8").random_resized_crop(16).to_tuple("jpg;png"),
-        lambda pipe: pipe.decode("rgb").random_resized_crop(16).map(number_of),
-        lambda pipe: pipe.to_tuple("cls"),
-    ],
-)
-def test_where_somebody_else_sees_the_numbers_they_are_made_before(pictures, build):
-    assert build(Pipeline().exact(pictures)).batched(4).build().with_uint8_images()[1] is None
-
-
-def test_a_function_behind_the_batch_gets_numbers(pictures):
-    pipe = ENDINGS["normalized"](Pipeline().exact(pictures)).to_tuple("jpg;png").batched(4).map(lambda batch: batch)
-    assert pipe.build().with_uint8_images()[1] is None
-
-
 def test_a_device_that_is_not_there_is_refused(numbers):
     pipe = Pipeline().exact(numbers).batched(2)
     with pytest.raises(PipelineError, match=r"^device: cuda, but torch sees 0 CUDA devices here\.\n  Leave"):
@@ -283,16 +237,15 @@ class Moving:
         return self.tensor
 
 
-def test_a_batch_is_copied_on_a_stream_of_its_own_and_the_consumer_waits_for_it(pictures, monkeypatch):
+def test_a_batch_is_copied_on_a_stream_of_its_own_and_the_consumer_waits_for_it(monkeypatch):
     cuda = FakeCuda(monkeypatch)
-    pipe = ENDINGS["normalized"](Pipeline().exact(pictures)).to_tuple("jpg;png").batched(4).build()
     for name, shown in (("cuda", "cuda:1"), ("cuda:0", "cuda:0")):
         cuda.seen.clear()
-        mover, _ = make_mover(pipe, LoaderSpec(device=name))
+        mover = make_mover(LoaderSpec(device=name))
         assert mover is not None
-        sent = mover.send(Batch((torch.zeros(2, 3, 4, 4, dtype=torch.uint8),), 2, (), 0))
+        sent = mover.send(Batch((torch.zeros(2, 3, 4, 4, dtype=torch.uint8),), 2))
         received = mover.receive(sent)
-        assert received.value[0].dtype == torch.float32
+        assert received.value[0].dtype == torch.uint8
         assert cuda.seen == [
             f"stream on {shown}",
             "pinned",
@@ -302,11 +255,10 @@ def test_a_batch_is_copied_on_a_stream_of_its_own_and_the_consumer_waits_for_it(
         ]
 
 
-def test_without_a_device_batches_are_pinned_where_there_is_one(pictures, monkeypatch):
-    built = Pipeline().exact(pictures).batched(4).build()
-    assert make_mover(built, LoaderSpec(pin_memory=True)) == (None, built)
+def test_without_a_device_batches_are_pinned_where_there_is_one(monkeypatch):
+    assert make_mover(LoaderSpec(pin_memory=True)) is None
     cuda = FakeCuda(monkeypatch)
-    mover, _ = make_mover(built, LoaderSpec(pin_memory=True))
+    mover = make_mover(LoaderSpec(pin_memory=True))
     assert mover is not None
     mover.receive(mover.send(Batch([torch.zeros(3)], 3)))
     assert cuda.seen == ["pinned"]

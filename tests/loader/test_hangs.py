@@ -152,7 +152,7 @@ def test_no_way_out_waits_for_a_sample(
 ) -> None:
     """The real patience is used for Ctrl-C with a mover, which takes longest."""
     if moves:
-        monkeypatch.setattr(planned_module, "make_mover", lambda program, _: (PassOn(), program))
+        monkeypatch.setattr(planned_module, "make_mover", lambda _: PassOn())
     if not (moves and end == "ctrl-c"):
         for name in PATIENCE_S:
             monkeypatch.setattr(f"wdskit.{name}" if "engine" in name else f"wdskit.loader.{name}", 0.05)

@@ -46,8 +46,6 @@ class Batch(NamedTuple):
         value: The result of the pipeline.
         num_samples: Number of samples, without padding.
         bad: One record for each bad sample that was replaced.
-        raw: Field name or tuple index of the images, if they are still uint8 and must become floats
-            (`Program.with_uint8_images`); else None.
         timings: Timings of the job, on the first batch of the job; None on other batches.
         has_arrays: Whether the consumer must call `with_tensors`, because `value` has arrays in place of tensors.
     """
@@ -55,7 +53,6 @@ class Batch(NamedTuple):
     value: Any
     num_samples: int
     bad: tuple[RejectedSample, ...] = ()
-    raw: int | str | None = None
     timings: Timings | None = None
     has_arrays: bool = False
 
@@ -166,13 +163,11 @@ class _Collated(NamedTuple):
         value: The batch, or the sample without `batched`.
         origin: Origin of the batch.
         bad: The errors of its bad samples, by row of the job.
-        raw: The place of images that are still uint8; else None.
     """
 
     value: Any
     origin: Origin
     bad: Mapping[int, SampleError] = {}
-    raw: int | str | None = None
 
 
 class _Cancelled(Exception):
@@ -221,7 +216,7 @@ def _finish(
     program: Program, job: OpenJob, bound: slice, made: _Collated, label: Any, timings: Timings | None
 ) -> Batch:
     """Return a batch after the stages that follow `batched`, with the label of its bucket and the mask of its rows."""
-    value, origin, bad, raw = made
+    value, origin, bad = made
     is_sample = job.places.is_sample[bound]
     if label is not None and isinstance(value, Mapping):
         if BUCKET in value:
@@ -251,7 +246,7 @@ def _finish(
         for row, err in sorted(bad.items())
         if job.places.is_sample[row]  # padded rows are copies
     )
-    return Batch(value, int(np.count_nonzero(is_sample)), listed, raw, has_arrays=has_arrays)
+    return Batch(value, int(np.count_nonzero(is_sample)), listed, has_arrays=has_arrays)
 
 
 class _Samples:
@@ -277,7 +272,7 @@ class _Samples:
         if program.writer is not None:
             assert program.writer.out_shape is not None
             shape = (len(self._locations), *program.writer.out_shape)
-            self._images = empty_images(memory, shape, program.writer.batch_format.dtype)
+            self._images = empty_images(memory, shape, program.writer.output_format.dtype)
 
     def make(self, is_cancelled: Callable[[], bool], total: Timings) -> None:
         """Make all samples, up to the first that fails: `collate` raises its error. Add the timings to `total`.
@@ -465,22 +460,22 @@ class _Samples:
             finally:
                 del err
         try:
-            value, origin, raw = self._collate(bound)
+            value, origin = self._collate(bound)
         except SampleError as err:
             if not self._forgives(err):
                 raise
             self._replace_misfits(bound)
-            value, origin, raw = self._collate(bound)
+            value, origin = self._collate(bound)
         bad = {row: err for row, err in self._bad.items() if bound.start <= row < bound.stop}
-        return _Collated(value, origin, bad, raw)
+        return _Collated(value, origin, bad)
 
-    def _collate(self, bound: slice) -> tuple[Any, Origin, int | str | None]:
+    def _collate(self, bound: slice) -> tuple[Any, Origin]:
         values, origins = map(list, zip(*self._made[bound], strict=True))
         batched, writer = self._program.collate, self._program.writer
         if batched is None:
-            return values[0], origins[0], None
+            return values[0], origins[0]
         if writer is None or self._images is None:
-            return *batched.collated(values, origins, self._memory, {}), None
+            return batched.collated(values, origins, self._memory, {})
         rows = range(bound.start, bound.stop)
         place = _place_of(values[0], self._image(bound.start))
         is_written = place is not None and all(
@@ -489,8 +484,7 @@ class _Samples:
         if not is_written:
             values = [self._owned(row)[0] for row in rows]
         ready = {place: self._images[bound]} if is_written else {}
-        batch, origin = batched.collated(values, origins, self._memory, ready)
-        return batch, origin, place if is_written and writer.batch_format != writer.output_format else None
+        return batched.collated(values, origins, self._memory, ready)
 
     def _owned(self, row: int, made: tuple[Any, Origin] | None = None) -> tuple[Any, Origin]:
         """Return a sample and its origin, with the image in the form that the user gets in place of the memory of the

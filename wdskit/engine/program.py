@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,6 @@ from wdskit.stages.collate import Collate
 from wdskit.stages.epoch import EpochLayout
 from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple
 from wdskit.stages.images.fused import FusedStep
-from wdskit.stages.images.output import OutputFormat
 from wdskit.stages.timing import TimingSampler
 
 _BYTES_A_JOB = 4 << 20
@@ -254,21 +253,6 @@ class Program:
             return 1
         samples = min(self.reader.most_samples(self.run.num_threads), int(_BYTES_A_JOB / self.reader.most_mean_bytes()))
         return max(1, min(_MOST_BATCHES_A_JOB, samples // self.epoch.batch))
-
-    def with_uint8_images(self) -> tuple[Program, OutputFormat | None]:
-        """Return a program whose images stay uint8, and the format to which `finish_batch` later converts the images.
-
-        Return (this program, None) if the images cannot stay uint8, or are uint8 in any case.
-        """
-        writer = self.writer
-        if writer is None or self.batch_stages is not None or writer.output_format.dtype == np.uint8:
-            return self, None
-        changed = writer.write_uint8()
-        stages = (
-            [replace(step, function=changed) if step.function is writer else step for step in each.steps]
-            for each in self.stages
-        )
-        return replace(self, stages=tuple(SampleStages(tuple(steps)) for steps in stages)), writer.output_format
 
 
 def _writer(steps: Sequence[Step]) -> FusedStep | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,11 +11,9 @@ from typing import Any
 import torch
 
 from wdskit.engine.batch import Batch
-from wdskit.engine.program import Program
 from wdskit.errors import PipelineError
 from wdskit.pipeline.settings import LoaderSpec
 from wdskit.stages.collate import Ragged
-from wdskit.stages.images.output import OutputFormat, finish_batch
 
 _NUM_AHEAD = 2  # one batch is being moved, the other batch waits for the consumer
 
@@ -44,22 +41,19 @@ class ToDevice(Pin):
 
     Args:
         device: The CUDA device.
-        finish: Called with each copied batch, on the same CUDA stream. Returns the batch that the consumer gets.
     """
 
-    def __init__(self, device: torch.device, finish: Callable[[Any], Any]) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._finish = finish
 
     def send(self, value: Any) -> Any:
-        """Start to copy a batch and call `finish`. Return (batch on the device, CUDA event at the end of this work).
+        """Start to copy a batch. Return (batch on the device, CUDA event at the end of this work).
 
         Objects other than tensors that have a method `to` are copied only by `receive`.
         """
         with torch.cuda.stream(self._stream):
             moved = map_tensors(value, lambda tensor: pinned(tensor).to(self._device, non_blocking=True))
-            moved = self._finish(moved)
             return moved, self._stream.record_event()
 
     def receive(self, sent: Any) -> Any:
@@ -81,46 +75,20 @@ class ToDevice(Pin):
         return map_tensors(moved, note, own=lambda value: value.to(self._device))
 
 
-def make_mover(program: Program, spec: LoaderSpec) -> tuple[Pin | None, Program]:
-    """Return (mover, program) for a loader's settings. The returned program must make the batches.
-
-    If `spec.device` is set, the mover is a `ToDevice`. The images of the returned program then stay uint8 where
-    possible, and the mover normalizes the images on the device. If `spec.device` is None, the mover is the result of
-    `pin_mover`, and `program` is returned unchanged.
+def make_mover(spec: LoaderSpec) -> Pin | None:
+    """Return what moves the batches of a loader with these settings: a `ToDevice` if `device` is set, a `Pin` if
+    `pin_memory` is set and a GPU exists; else None.
 
     Raises:
         PipelineError: The device does not exist.
     """
     if spec.device is None:
-        return pin_mover(spec), program
+        return Pin() if spec.pin_memory and torch.cuda.is_available() else None
     index = torch.device(spec.device).index or 0
     if index >= torch.cuda.device_count():
         msg = f"device: {spec.device}, but torch sees {torch.cuda.device_count()} CUDA devices here."
         raise PipelineError(f"{msg}\n  Leave `device` out where there is no GPU: --set loader.device=null.")
-    device = torch.device("cuda", index if ":" in spec.device else torch.cuda.current_device())
-    program, output_format = program.with_uint8_images()
-    return ToDevice(device, functools.partial(finish_images, output_format=output_format)), program
-
-
-def pin_mover(spec: LoaderSpec) -> Pin | None:
-    """Return a `Pin` if `pin_memory` is set and a GPU exists; else None."""
-    return Pin() if spec.pin_memory and torch.cuda.is_available() else None
-
-
-def finish_images(batch: Batch, output_format: OutputFormat | None) -> Batch:
-    """Return a batch whose uint8 images are converted and normalized to `output_format`.
-
-    `batch.raw` names the images in the batch: a key of a dict, or an index of a tuple. If `batch.raw` or
-    `output_format` is None, return `batch` unchanged.
-    """
-    if batch.raw is None or output_format is None:
-        return batch
-    value, place = batch.value, batch.raw
-    images = finish_batch(value[place], output_format)
-    if isinstance(value, tuple):
-        assert isinstance(place, int)
-        return batch._replace(value=(*value[:place], images, *value[place + 1 :]), raw=None)
-    return batch._replace(value={**value, place: images}, raw=None)
+    return ToDevice(torch.device("cuda", index if ":" in spec.device else torch.cuda.current_device()))
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:

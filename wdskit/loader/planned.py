@@ -63,7 +63,7 @@ class PlannedLoader(Loader):
         **origin: Any,
     ) -> None:
         super().__init__(program.run.rank_info, spec, **origin)
-        self._mover, self.program = make_mover(program, spec)
+        self._mover, self.program = make_mover(spec), program
         self.dataset = self.program
         layout = program.epoch
         self._counter = EpochCounter(layout, world_size=self._rank_info.world_size)

@@ -10,7 +10,6 @@ level of 255.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,7 +23,7 @@ from wdskit.native import native
 from wdskit.stages.base import Context, Origin, PerSampleStage, Step, StepFailed, bind_steps, lives
 from wdskit.stages.fields import Decode, FieldDecoder
 from wdskit.stages.images import geometry
-from wdskit.stages.images.output import UINT8, OutputFormat, as_value, to_numbers
+from wdskit.stages.images.output import OutputFormat, as_value, to_numbers
 from wdskit.stages.images.transforms import (
     CenterCrop,
     GeometricTransform,
@@ -170,7 +169,6 @@ class FusedStep:
 
     Attributes:
         output_format: The form of the resulting images.
-        batch_format: The form of images that are written into a batch: `output_format`, or uint8 after `write_uint8`.
         out_shape: Shape of the image as a tensor, (3, height, width); None if it depends on the file.
 
     Args:
@@ -194,18 +192,9 @@ class FusedStep:
             is_tensor=ToTensor in by_kind,
             normalize=normalize.numbers if normalize else None,
         )
-        self.batch_format = self.output_format
         last = by_kind.get(CenterCrop, stages[1])
         has_size = not (isinstance(last, Resize) and isinstance(last.size, int))
         self.out_shape = (3, *pair(last.size)) if has_size else None
-
-    def write_uint8(self) -> FusedStep:
-        """Return a step that writes images into batches as uint8. The caller then converts the batches with
-        `output.finish_batch`.
-        """
-        changed = copy.copy(self)
-        changed.batch_format = UINT8
-        return changed
 
     @property
     def is_native(self) -> bool:
@@ -254,7 +243,7 @@ class FusedStep:
         Args:
             prepared: Result of `prepare`. Use it only once: `prepared.values` is changed, and is the result if
                 `prepared.field` is not None.
-            out: Receives the image: (1, *out_shape) of `batch_format.dtype`, channels_last. The image field of the
+            out: Receives the image: (1, *out_shape) of `output_format.dtype`, channels_last. The image field of the
                 result is then `out` itself. None: the image gets new memory. `out` has no effect if `prepared.field` is
                 None.
 
@@ -271,7 +260,7 @@ class FusedStep:
                     raise StepFailed(step.name, err) from err
             return sample
         if plan is not None:
-            written = _empty((plan.rows.size, plan.columns.size), self.batch_format) if out is None else out
+            written = _empty((plan.rows.size, plan.columns.size), self.output_format) if out is None else out
             if self.carry_out_many([prepared], written, [0], memoryview(bytearray(16)).cast("q"))[0]:
                 values[field] = self.value_of(written) if out is None else out
                 return values
@@ -279,7 +268,7 @@ class FusedStep:
         if out is None:
             values[field] = as_value(pixels, self.output_format)
         else:
-            out[0] = to_numbers(pixels, self.batch_format).transpose(2, 0, 1)
+            out[0] = to_numbers(pixels, self.output_format).transpose(2, 0, 1)
             values[field] = out
         return values
 
@@ -290,7 +279,7 @@ class FusedStep:
 
         Args:
             prepared: Results of `prepare`.
-            images: The batch, (batch, *out_shape), of `batch_format.dtype`, channels_last.
+            images: The batch, (batch, *out_shape), of `output_format.dtype`, channels_last.
             rows: For each of `prepared`, the number of its image in the batch.
             slot: This thread's slot of the board. It gets the position of each sample before its image is decoded.
 
@@ -311,7 +300,7 @@ class FusedStep:
             plans.append(plan.numbers(origin.minor, rows[at]))
         out = images.transpose(0, 2, 3, 1)
         numbers = np.array(plans, np.int64)
-        verdicts = native().decode_jpegs(files, numbers, out, *out.shape[1:3], self.batch_format.factors, slot)
+        verdicts = native().decode_jpegs(files, numbers, out, *out.shape[1:3], self.output_format.factors, slot)
         for at, verdict in zip(planned, verdicts, strict=True):
             done[at] = verdict == 0
         return done

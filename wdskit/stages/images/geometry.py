@@ -115,17 +115,6 @@ def normalize(image: Array, mean: Sequence[float], std: Sequence[float]) -> Arra
     return normalized
 
 
-@lru_cache(maxsize=32)
-def channel_affine(
-    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scale and shift, float32 tensors (channels, 1, 1) on `device`; (1, 1, 1) if `mean` and `std` have one
-    value. For uint8 pixels (channels, height, width), pixels * scale + shift is the result of `normalize`.
-    """
-    scale, shift = _affine(mean, std, 255.0, 1)
-    return scale.to(device)[:, None, None], shift.to(device)[:, None, None]
-
-
 def to_tensor(image: Array) -> torch.Tensor:
     """Return a uint8 or float32 image as a float32 tensor (channels, height, width). uint8 values are divided by 255.
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.stages.images import geometry
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -48,36 +45,16 @@ class OutputFormat:
         return np.repeat(numbers, 6 // len(numbers)).tobytes()
 
 
-UINT8 = OutputFormat(is_float=False)
-
-
-def finish_batch(images: torch.Tensor, output_format: OutputFormat) -> torch.Tensor:
-    """Convert uint8 images to the float32 values of a format.
-
-    Args:
-        images: (batch, 3, height, width), uint8, on any device.
-        output_format: A format of float32.
-
-    Returns:
-        float32 of the same shape, device and memory layout. On the CPU the bits are equal to those of images that the
-        code in C writes with `output_format.factors`; on other devices the last bit may differ.
-    """
-    values = images.float()
-    if output_format.normalize is None:
-        return values.div_(255)
-    mean, std = output_format.normalize
-    scale, shift = geometry.channel_affine(tuple(mean), tuple(std), images.device)
-    return values.mul_(scale).add_(shift)
-
-
 def to_numbers(pixels: NDArray[np.uint8], output_format: OutputFormat) -> NDArray[Any]:
-    """Return the values of one uint8 image, (height, width, 3), in a format: uint8, or the bits of `finish_batch`."""
+    """Return the values of one uint8 image, (height, width, 3), in a format: uint8, or the bits of float32 that the
+    code in C writes with `output_format.factors`.
+    """
     if not output_format.is_float:
         return pixels
     if output_format.normalize is None:
         unit: NDArray[np.float32] = np.divide(pixels, np.float32(255), dtype=np.float32)
         return unit
-    values: Any = geometry.normalize(pixels, *output_format.normalize)  # whole rows: faster than `finish_batch`
+    values: Any = geometry.normalize(pixels, *output_format.normalize)
     numbers: NDArray[np.float32] = values
     return numbers
 
