@@ -48,6 +48,7 @@ OWN_EVENTS = {
         "errors": ["SampleError", "WdskitError"],
         "engine.batch": ["Batch"],
         "engine.outcome": ["Outcome", "_unpickle_outcome"],
+        "loader.stream": ["Item"],
         "loader.worker": ["Reply"],
         "loader.memory": ["Message"],
         "stages.timing": ["Timings"],

@@ -60,15 +60,16 @@ def test_a_part_without_shards_is_no_error(run: Any, data: str) -> None:
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "shard", "page"])
 def test_a_page_replaces_only_a_page(run: Any, data: str, kind: str) -> None:
-    file, shard = Path("file"), Path("data/data-000000.tar")
+    shard = Path("data/data-000000.tar")
+    file = shard if kind == "shard" else Path("file.html")
     if kind == "link":
         file.symlink_to(shard)
     elif kind == "pipe":
         os.mkfifo(file)
-    else:
-        file.write_bytes(shard.read_bytes() if kind == "shard" else b"<!DOCTYPE html><p>old")
+    elif kind == "page":
+        file.write_bytes(b"<!DOCTYPE html><p>old")
     before = shard.read_bytes()
-    code, _, err = run("view", "data", "--out", "file", "--no-open")
+    code, _, err = run("view", "data", "--out", file, "--no-open")
     assert shard.read_bytes() == before
     if kind == "page":
         assert code == 0
@@ -76,7 +77,6 @@ def test_a_page_replaces_only_a_page(run: Any, data: str, kind: str) -> None:
     else:
         assert code == 1
         assert "the page cannot be written" in err
-        assert kind != "shard" or file.read_bytes() == before
 
 
 @pytest.mark.parametrize("closed", ["<&-", "2>&-", ">&-"])

@@ -68,7 +68,8 @@ def read_with(source, a, b, **more):
         pipe = pipe.resampled(mixture=[{"shards": str(each)} for each in (a, b)], **more).with_epoch(2)
     else:
         pipe = getattr(pipe, source)([str(a), str(b)], **more)
-    return [len(batch[0]) for batch in pipe.to_tuple("__key__", "cls").batched(2).loader(workers=0)]
+    pipe = pipe.to_tuple("__key__", "cls", *(["__valid__"] if source == "sequential" else [])).batched(2)
+    return [len(batch[0]) for batch in pipe.loader(workers=0)]
 
 
 SOURCES = ["exact", "resampled", "sequential", "stream", "mixture", "weights"]

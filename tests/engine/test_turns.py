@@ -111,24 +111,6 @@ def test_global_rng_leaves_the_generators_of_the_training_loop_alone(pattern: st
     assert drawn(with_loader=True) == drawn(with_loader=False)
 
 
-@pytest.mark.parametrize("batch", [2, 5, 8, 13])
-def test_small_batches_are_made_in_all_threads(pattern: str, batch: int) -> None:
-    """As many threads as a batch has samples, or as are set, work on one batch at the same time."""
-    threads = 4
-    needed = min(threads, batch)
-    barrier = threading.Barrier(needed, timeout=20)
-    calls = iter(range(needed))
-
-    @wdskit.thread_safe
-    def meet(sample: Any) -> Any:
-        if next(calls, None) is not None:
-            barrier.wait()
-        return sample
-
-    pipe = Pipeline().sequential(pattern).map(meet).batched(batch)
-    next(iter(pipe.loader(workers=0, threads=threads, prefetch=1)))
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_loaders_of_a_process_take_turns_to_call_a_function(pattern: str, threads: int) -> None:
     """Such as one tokenizer in the pipelines of training and validation."""

@@ -519,7 +519,7 @@ def test_only_the_first_samples_are_fetched_twice(s3, here, there, tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_statistics_say_what_was_fetched(s3, there, tmp_path, workers):
-    pipe = Pipeline().exact(f"{s3}/{there}/pictures/*.tar").to_tuple("png;jpg").batched(7)
+    pipe = Pipeline().exact(f"{s3}/{there}/pictures/*.tar").to_tuple("png;jpg").batched(77)  # all: no gaps are fetched
     loader = pipe.loader(workers=workers, persistent_workers=False)  # otherwise parts of the next epoch are fetched too
     list(loader)
     found = loader.stats()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -484,18 +483,12 @@ def is_k001(sample):
     return sample["__key__"] == "k001"
 
 
-def test_alternatives_of_fields_and_masks_that_meet_in_a_sample_are_an_error(pattern):
+@pytest.mark.parametrize("stage", ["random_flip", "resize"])
+def test_a_field_is_an_image_or_a_mask_of_a_stage(pattern, stage):
     """Otherwise the mask would be blended as an image, and then resized again."""
-    pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8").map(lambda s: s)
-    pipe = pipe.resize(6, fields=["jpg;png"], masks=["png"])
-    loader = iter(pipe.loader(workers=0))
-    with pytest.raises(SampleError, match=r"k000: resize: no field `png`"):
-        next(loader)
-    pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8").select(is_k001)
-    pipe = pipe.map(lambda s: s)
-    for stage in (pipe.random_flip, functools.partial(pipe.resize, 6)):
-        with pytest.raises(SampleError, match=r"k001: \w+: `fields` and `masks` both select `png`"):
-            list(stage(fields=["jpg;png"], masks=["png"]).loader(workers=0))
+    settings = {"fields": ["jpg;png"], "masks": ["png"], **({"size": 6} if stage == "resize" else {})}
+    with pytest.raises(ConfigError, match="`png` cannot be in `fields` and in `masks`"):
+        getattr(Pipeline().stream(pattern).decode("rgb8"), stage)(**settings)
 
 
 # --- errors
@@ -515,9 +508,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("stage", FAILING)
-@pytest.mark.parametrize(
-    "settings", [{"workers": 0}, {"workers": 1, "threads": 2, "start_method": "fork"}], ids=["here", "worker"]
-)
+@pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 1, "start_method": "fork"}], ids=["here", "worker"])
 def test_a_failing_stage_names_itself_the_shard_and_the_key(six, stage, settings):
     with pytest.raises(SampleError) as caught:
         list(FAILING[stage](listed(six)).loader(**settings))
@@ -545,5 +536,5 @@ def test_schedules_without_a_weight_or_with_a_huge_position_are_refused(tmp_path
     pipe = Pipeline().exact(mixture=[part, part]).batched(2).with_epoch(5)
     with pytest.raises(PipelineError, match="exact: mixture: at every position, at least one part must have a"):
         pipe.loader(workers=0)
-    with pytest.raises(ConfigError, match=r"10{30} is not a number of samples"):
+    with pytest.raises(ConfigError, match=r"weight\.10{30}: Input should be less than 10{18}, not 10{30}"):
         Pipeline().exact(mixture=[{**part, "weight": {0: 1, 10**30: 2}}])
