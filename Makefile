@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo docs test lint pytest sizes faults peers remote gpu soak fuzz wheel release bench bench-peers bench-remote clean
 
 help:
-	@echo "make demo    photos -> pack -> info -> train on 2 ranks, under a minute after the download of torch"
+	@echo "make demo    photos -> pack -> train on 2 ranks, stop, go on on one: a minute after the download of torch"
 	@echo "make docs    the documentation site, into build/docs"
 	@echo "make test    everything that CI runs"
 	@echo "make lint    the part of make test that only reads the source"
@@ -58,15 +58,15 @@ $(STAMP): $(DEMO_STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/peers/webdataset-0.2.86 webdataset==0.2.86
 	$(BIN)/python -m pip install --quiet --no-deps --no-compile --upgrade --target $(VENV)/torchvision torchvision==0.28.0
-	-$(BIN)/python tools/environments.py $(VENV)/peers moto
+	-$(BIN)/python tools/bench/environments.py $(VENV)/peers moto
 	touch $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy --strict
-	$(BIN)/python tools/check_layers.py
-	$(BIN)/python tools/check_size.py
+	$(BIN)/python tools/dev/check_layers.py
+	$(BIN)/python tools/dev/check_size.py
 
 # `lint` and `pytest` run at the same time, because mypy uses only one core.
 test: $(STAMP)
@@ -94,13 +94,13 @@ faults: $(STAMP)
 # `make test` runs a part of the tests on the oldest webdataset. `make peers` runs all of them, and the tests of Ray and
 # of readers that need an environment each: 2 GB.
 peers: $(STAMP)
-	$(BIN)/python tools/environments.py $(VENV)/peers energon dali timm open_clip wids ray albumentations
+	$(BIN)/python tools/bench/environments.py $(VENV)/peers energon dali timm open_clip wids ray albumentations
 	OMP_NUM_THREADS=1 WDSKIT_ALL_PEERS=1 $(BIN)/python -m pytest tests/test_peers.py tests/test_bench_peers.py tests/peers/test_webdataset.py tests/peers/check_readers.py tests/peers/check_ray.py tests/peers/check_loader_ray.py tests/peers/check_recipes.py tests/peers/check_training.py
 
 # `make test` uses two of the servers. A server that cannot be installed is listed, and its tests are skipped by name.
 # The servers in Node.js need npm; nginx is taken from the PATH, or needs apt-get.
 remote: $(STAMP)
-	-$(BIN)/python tools/environments.py $(VENV)/peers moto fake_gcs s3rver azurite nginx
+	-$(BIN)/python tools/bench/environments.py $(VENV)/peers moto fake_gcs s3rver azurite nginx
 	OMP_NUM_THREADS=1 WDSKIT_ALL_REMOTE=1 $(BIN)/python -m pytest tests/test_servers.py tests/storage tests/dataset/test_remote.py tests/loader/test_remote.py \
 		tests/loader/test_planned.py
 
@@ -115,7 +115,7 @@ soak: $(STAMP)
 
 # `make test` runs a part.
 fuzz: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz_native.py --sanitize --images 1000000 --shards 1000000
+	OMP_NUM_THREADS=1 $(BIN)/python tools/dev/fuzz_native.py --sanitize --images 1000000 --shards 1000000
 
 wheel: $(STAMP)
 	rm -rf build
@@ -127,34 +127,39 @@ wheel: $(STAMP)
 release: $(STAMP)
 	OMP_NUM_THREADS=1 WDSKIT_ALL_RELEASE=1 $(BIN)/python -m pytest tests/test_release.py
 
+# Two ranks are stopped in the middle of the first epoch, as a cluster stops a job, and one rank goes on.
+TRAIN = OMP_NUM_THREADS=1 DATA=$(DEMO)/data $(BIN)/torchrun --standalone
 demo: $(DEMO_STAMP)
 	rm -rf $(DEMO)
 	$(BIN)/python tools/make_photos.py --num 1600 --seed 1 $(DEMO)/photos
-	$(BIN)/wdskit pack $(DEMO)/photos $(DEMO)/train --shuffle 1 --max-samples 200
-	$(BIN)/wdskit info $(DEMO)/train
-	OMP_NUM_THREADS=1 DATA=$(DEMO) $(BIN)/torchrun --standalone --nproc-per-node 2 \
-		tools/train_ddp.py --config configs/demo.yaml --epochs 2 --expect-lower-loss
+	$(BIN)/wdskit pack $(DEMO)/photos $(DEMO)/data --split train=0.9,val=0.1 --shuffle 1 --max-samples 200
+	$(BIN)/wdskit info $(DEMO)/data
+	@$(TRAIN) --nproc-per-node 2 tools/train.py --checkpoint $(DEMO)/run.pt --save-every 10 2> $(DEMO)/stopped.log & \
+		until test -e $(DEMO)/run.pt; do kill -0 $$! || { cat $(DEMO)/stopped.log; exit 1; }; sleep 0.1; done; \
+		kill -TERM $$!; wait $$! || true
+	@echo "Two ranks were stopped after ten steps or more. One rank goes on:"
+	$(TRAIN) --nproc-per-node 1 tools/train.py --checkpoint $(DEMO)/run.pt --expect-lower-loss
 	@echo
 	@echo "It works. What to try next:"
-	@echo "  $(BIN)/wdskit info $(DEMO)/train"
-	@echo "  $(BIN)/wdskit verify $(DEMO)/train"
-	@echo "  DATA=$(DEMO) $(BIN)/wdskit plan configs/imagenet.yaml --pipeline train --world-size 4"
+	@echo "  $(BIN)/wdskit view $(DEMO)/data"
+	@echo "  $(BIN)/wdskit verify $(DEMO)/data"
+	@echo "  DATA=$(DEMO)/data $(BIN)/wdskit plan configs/demo.yaml --pipeline train --world-size 4"
 
 # A broken link, a missing heading, a public name without a docstring and an outdated generated page are errors. Needs
 # no network.
 docs: $(DOCS_STAMP)
-	$(BIN)/python tools/generate.py --check
+	$(BIN)/python tools/dev/generate.py --check
 	$(BIN)/zensical build --strict --clean
 	@echo "Look at it: $(BIN)/python -m http.server --directory build/docs"
 
 bench: $(STAMP)
-	$(BIN)/python tools/bench.py
+	$(BIN)/python tools/bench/bench_parts.py
 
 bench-peers: $(STAMP)
-	$(BIN)/python tools/bench_peers.py
+	$(BIN)/python tools/bench/bench_peers.py
 
 bench-remote: $(STAMP)
-	$(BIN)/python tools/bench_remote.py
+	$(BIN)/python tools/bench/bench_remote.py
 
 clean:
 	rm -rf .venv .demo .bench .cache build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -105,10 +105,11 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def load_tool():
-    """A function that returns the module of `tools/<name>.py`."""
+    """A function that returns the module of a script in tools/, tools/dev/ or tools/bench/."""
 
     def load(name: str) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(f"tools_{name}", REPOSITORY / "tools" / f"{name}.py")
+        [path] = [*REPOSITORY.glob(f"tools/{name}.py"), *REPOSITORY.glob(f"tools/*/{name}.py")]
+        spec = importlib.util.spec_from_file_location(f"tools_{name}", path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)

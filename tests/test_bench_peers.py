@@ -20,7 +20,7 @@ def test_the_driver_measures_those_who_are_there_and_names_the_others(repository
     `make peers` also runs the images.
     """
     parts = {"small": "small-2000"} | ({"images": "images-uint8"} if "WDSKIT_ALL_PEERS" in os.environ else {})
-    command = [sys.executable, repository / "tools" / "bench_peers.py", "--quick", "--no-install"]
+    command = [sys.executable, repository / "tools" / "bench" / "bench_peers.py", "--quick", "--no-install"]
     command += ["--parts", ",".join(parts), "--only", "bare", "wdskit", "webdataset", "litdata", "--json", "found.json"]
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -74,7 +74,7 @@ def test_who_delivers_something_else_is_found_out(
     kind: str, cheats: dict, repository: Path, tmp_path: Path, python: Interpreter
 ) -> None:
     """Each fault is tried alone."""
-    code = CHECK.format(tools=str(repository / "tools"), kind=kind, cheats=[*cheats.values()])
+    code = CHECK.format(tools=str(repository / "tools" / "bench"), kind=kind, cheats=[*cheats.values()])
     done = python.run(tmp_path / "script.py", code)
     assert done.stderr == ""
     for name, found in zip(cheats, json.loads(done.stdout), strict=True):

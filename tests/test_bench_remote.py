@@ -17,7 +17,7 @@ def tools(python, repository, tmp_path):
     """The benchmark and its proxy. They run in their own process, because `peers` is another package in the tests."""
 
     def run(code: str) -> subprocess.CompletedProcess[str]:
-        folders = [str(repository / "tools"), str(repository)]
+        folders = [str(repository / "tools" / "bench"), str(repository)]
         begin = f"import os, sys\nsys.path[:0] = {folders!r}\nos.environ['PYTHONPATH'] = {os.pathsep.join(folders)!r}\n"
         return python.run(tmp_path / "script.py", begin + code)
 

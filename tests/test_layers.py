@@ -1,4 +1,4 @@
-"""tools/check_layers.py finds every kind of violation, and finds no violation in wdskit."""
+"""tools/dev/check_layers.py finds every kind of violation, and finds no violation in wdskit."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_command_prints_file_and_line_and_fails(tmp_path: Path, repository: 
     package = tmp_path / "wdskit"
     (package / "tar").mkdir(parents=True)
     (package / "tar" / "a.py").write_text("import os\nimport wdskit.cli\nprint(os)\n")
-    command = [sys.executable, str(repository / "tools" / "check_layers.py"), str(package)]
+    command = [sys.executable, str(repository / "tools" / "dev" / "check_layers.py"), str(package)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout.splitlines() == [

@@ -518,7 +518,7 @@ def test_mutated_files_have_one_verdict_and_no_finding_of_the_sanitizers():
         pytest.skip("no C compiler")
     command = [
         sys.executable,
-        REPOSITORY / "tools" / "fuzz_native.py",
+        REPOSITORY / "tools" / "dev" / "fuzz_native.py",
         "--images",
         "1500",
         "--shards",

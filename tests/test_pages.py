@@ -30,7 +30,7 @@ OPTIONAL = {"albumentations", "datasets", "open_clip", "transformers"}
 """A block that imports one of these packages runs only if the package is installed."""
 WITH_TORCHVISION = "import sys; sys.path.insert(1, {!r}); import with_torchvision as t; t.make_importable()"
 """First line of a block that needs torchvision, which `make setup` hides from all other tests."""
-GENERATED = {"api.md", "cli.md", "stages.md"}  # tools/generate.py writes these; it has its own tests
+GENERATED = {"api.md", "cli.md", "stages.md"}  # tools/dev/generate.py writes these; it has its own tests
 OWN_DATA = {"README.md", "docs/index.md"}  # these pages pack the data that other pages use
 SLURM = {
     "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
@@ -265,7 +265,7 @@ def test_no_page_writes_a_checkpoint_to_its_final_name() -> None:
         for at in re.finditer(r"torch\.save\(.*, (\S+)\)", text)
         for target in [at[1]]
     ]
-    assert {name for name, *_ in targets} == {"README.md", "cluster.md", "train.md", "train_ddp.py"}
+    assert {name for name, *_ in targets} == {"README.md", "cluster.md", "train.md", "train.py"}
     for name, target, is_renamed in targets:
         assert is_renamed, name
         assert target == "temp" or target.endswith('.tmp"'), (name, target)

@@ -100,7 +100,7 @@ class Bare:
 
 
 def test_a_public_name_without_a_docstring_is_found(load_tool) -> None:
-    """`tools/generate.py` exits with its name."""
+    """`tools/dev/generate.py` exits with its name."""
     tool = load_tool("reference")
     assert list(tool.undocumented("Bare", Bare)) == ["Bare.method"]
     assert list(tool.undocumented("test", test_a_public_name_without_a_docstring_is_found)) == []

@@ -1,4 +1,4 @@
-"""tools/check_size.py counts lines of code, and fails above the number in pyproject.toml."""
+"""tools/dev/check_size.py counts lines of code, and fails above the number in pyproject.toml."""
 
 from __future__ import annotations
 

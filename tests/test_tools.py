@@ -54,19 +54,18 @@ BENCH_WAYS = {
     "reshard": {"webdataset", "merge", "shuffle", "drop cls", "where"},
     "verify": {"sha256sum", "hashlib", "index", "verify --images none", "verify"},
 }
-"""All parts but `resize`, whose processes take a minute to start."""
 
 
 def run_bench(python: Interpreter, repository: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run `python tools/bench.py WORDS`, from a script in a folder."""
-    tools = repository / "tools"
+    """Run `python tools/bench/bench_parts.py WORDS`, from a script in a folder."""
+    tools = repository / "tools" / "bench"
     return python.run(
         folder / "script.py",
         f"""
 import runpy, sys
 sys.path.insert(0, {str(tools)!r})
-sys.argv = ["bench.py", *{words!r}]
-runpy.run_path({str(tools / "bench.py")!r}, run_name="__main__")
+sys.argv = ["bench_parts.py", *{words!r}]
+runpy.run_path({str(tools / "bench_parts.py")!r}, run_name="__main__")
 """,
     )
 
@@ -109,9 +108,9 @@ def test_the_bench_refuses_too_few_rounds_and_unknown_parts(
         assert (done.returncode, message in done.stderr) == (2, True)
 
 
-def test_train_ddp_stays_small(repository: Path) -> None:
+def test_the_training_script_stays_small(repository: Path) -> None:
     """It is an example to read."""
-    assert len((repository / "tools" / "train_ddp.py").read_text().splitlines()) <= 140
+    assert len((repository / "tools" / "train.py").read_text().splitlines()) <= 150
 
 
 def test_ci_runs_make_test(repository: Path) -> None:

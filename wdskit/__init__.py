@@ -1,7 +1,7 @@
 """Pack image and JSON samples into WebDataset shards and feed them to DDP training.
 
 The import of this package loads only the standard library. The first use of a public name loads its module and the
-packages that the module needs (numpy, torch, webdataset, ...). `tools/generate.py` writes `__init__.pyi` for editors.
+packages that the module needs (numpy, torch, webdataset, ...). `tools/dev/generate.py` writes `__init__.pyi`.
 """
 
 from __future__ import annotations

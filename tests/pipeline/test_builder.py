@@ -44,7 +44,7 @@ def test_every_stage_is_a_method_with_the_names_and_defaults_of_its_spec():
 
 def test_what_is_made_of_the_stages_is_current(repository):
     """The test runs in its own process, without the stages that other tests register."""
-    command = [sys.executable, "tools/generate.py", "--check"]
+    command = [sys.executable, "tools/dev/generate.py", "--check"]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 

@@ -1,6 +1,6 @@
 """Describe pipelines in Python, with the names of stages in YAML, and open the pipelines of a configuration.
 
-Each stage is a method of `Pipeline`, which is made from the settings of the stage. `tools/generate.py` writes their
+Each stage is a method of `Pipeline`, which is made from the settings of the stage. `tools/dev/generate.py` writes their
 signatures and docstrings into `builder.pyi`, for editors and type checkers.
 """
 

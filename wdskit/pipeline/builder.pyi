@@ -1,4 +1,4 @@
-# `tools/generate.py` writes this file from builder.py and the settings of the stages.
+# `tools/dev/generate.py` writes this file from builder.py and the settings of the stages.
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike

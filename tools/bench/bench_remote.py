@@ -1,6 +1,6 @@
 """Compare wdskit with other loaders that read from an object store with latency.
 
-    python tools/bench_remote.py [--only NAME ...] [--nodes 1,4] [--num PHOTOS] [--batch N] [--shard-mb MB]
+    python tools/bench/bench_remote.py [--only NAME ...] [--nodes 1,4] [--num PHOTOS] [--batch N] [--shard-mb MB]
                                  [--delay-ms MS] [--workers N] [--homes H] [--rounds N] [--folder DIR] [--no-install]
                                  [--json FILE]
 
@@ -38,14 +38,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench_peers import TOOLS, Failed, log, prepare
+from bench_peers import HERE, PATHS, Failed, log, prepare
 from environments import NotInstalled, python_of, reason
 from peers import report
 from peers.common import Job
 from peers.harness import mark
 from slow_proxy import SlowProxy
 
-sys.path.append(str(TOOLS.parent / "tests" / "helpers"))
+sys.path.append(str(HERE.parents[1] / "tests" / "helpers"))
 from mounting import MOUNTING
 from object_server import BUCKET, put, s3_server  # the server that the tests read from
 
@@ -106,7 +106,7 @@ def measure(job: Job, num_nodes: int, proxy: SlowProxy, python: str, folder: Pat
 def settings_of(home: Path, endpoint: str) -> dict[str, str]:
     """Return the environment of a node: its folders, and the store, in the variables that cloud tools read."""
     return {
-        "PYTHONPATH": os.pathsep.join([str(TOOLS), str(TOOLS.parent)]),
+        "PYTHONPATH": PATHS,
         "PYTHONWARNINGS": "ignore",
         "OMP_NUM_THREADS": "1",
         "MASTER_ADDR": "127.0.0.1",

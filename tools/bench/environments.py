@@ -1,6 +1,6 @@
 """Make an environment for each program that wdskit is compared with, or whose servers its tests read from.
 
-    python tools/environments.py FOLDER NAME ...
+    python tools/bench/environments.py FOLDER NAME ...
 
 A Python environment also sees the packages of the running Python, so that torch is the same for all, and has its own
 versions of all other requirements. torch, torchvision and torchcodec are not installed again: no reader of shards needs
@@ -29,9 +29,7 @@ REQUIREMENTS = {
     "moto": ("moto==5.2.5", "flask==3.1.3", "flask-cors==6.0.5"),
     "open_clip": ("open_clip_torch==3.3.0", "ftfy==6.3.1", "regex==2026.11.15"),
     "ray": ("ray==2.60.0", "grpcio==1.85.3"),
-    "spdl": ("spdl==0.8.0", "spdl-io==0.8.0", "spdl-core==0.8.0"),
     "streaming": ("mosaicml-streaming==0.13.0",),
-    "turboloader": ("turboloader==2.39.0",),
     "timm": ("timm==1.0.31",),
     "wids": ("wids==0.1.11",),
 }

@@ -1,4 +1,4 @@
-"""Draw the pictures of README.md and docs/, for tools/generate.py.
+"""Draw the pictures of README.md and docs/, for tools/dev/generate.py.
 
 Each picture is an SVG in two versions, for light and for dark pages. It uses the reader's fonts and has no scripts.
 """

@@ -1,6 +1,6 @@
 """Write the generated files: the stub of `Pipeline`, the schema of configurations, reference pages and pictures.
 
-    python tools/generate.py [--check]
+    python tools/dev/generate.py [--check]
 
 With `--check` nothing is written, and the exit code is 1 if a file differs from what would be written.
 """
@@ -28,9 +28,9 @@ from wdskit.loader.make import make_loader
 from wdskit.pipeline.settings import SECTIONS, LoaderSpec
 from wdskit.stages.registry import STAGES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
-HEAD = """# `tools/generate.py` writes this file from builder.py and the settings of the stages.
+HEAD = """# `tools/dev/generate.py` writes this file from builder.py and the settings of the stages.
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -185,7 +185,7 @@ def builder_stub() -> str:
 STAGES_HEAD = """# Stages
 
 A pipeline is a list of stages: first a source, then stages that process its samples. A stage has the same name and
-settings in YAML and as a method of `wdskit.Pipeline`. `tools/generate.py` writes this page from the stages.
+settings in YAML and as a method of `wdskit.Pipeline`. `tools/dev/generate.py` writes this page from the stages.
 """
 
 
@@ -251,7 +251,7 @@ def package_stub() -> str:
     """Return wdskit/__init__.pyi: imports for type checkers, which do not see names that are loaded on access."""
     lines = [f"from wdskit.{module} import {name} as {name}\n" for module, names in PUBLIC.items() for name in names]
     names = "".join(f'    "{name}",\n' for name in wdskit.__all__)
-    head = "# `tools/generate.py` writes this file from `_PUBLIC`.\n\n"
+    head = "# `tools/dev/generate.py` writes this file from `_PUBLIC`.\n\n"
     more = "__version__: str\n_PUBLIC: dict[str, tuple[str, ...]]\n_HOMES: dict[str, str]\n"
     return f"{head}{''.join(lines)}\n__all__ = [\n{names}]\n\n{more}"
 
@@ -274,7 +274,7 @@ def main(arguments: list[str]) -> int:
     stale = [name for name, text in made.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
     for name in stale:
         if "--check" in arguments:
-            print(f"{name}: not what the source says. Run python tools/generate.py.")
+            print(f"{name}: not what the source says. Run python tools/dev/generate.py.")
         else:
             (ROOT / name).parent.mkdir(exist_ok=True)
             (ROOT / name).write_text(made[name])

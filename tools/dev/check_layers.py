@@ -1,6 +1,6 @@
 """Check that every import in wdskit/ points down, and the rules that go with the layers. `make lint` runs it.
 
-    python tools/check_layers.py [PACKAGE_FOLDER]
+    python tools/dev/check_layers.py [PACKAGE_FOLDER]
 
 Prints a line `file:line: text` for each violation and exits 1 if there is one. Imports inside functions count as well:
 laziness is about time, layers are about knowledge. Imports under `if TYPE_CHECKING:` count too, except in
@@ -190,7 +190,7 @@ def opens_for_writing(node: ast.Call) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Print the violations; return the exit code."""
-    default = Path(__file__).resolve().parent.parent / PACKAGE
+    default = Path(__file__).resolve().parents[2] / PACKAGE
     violations = check_package(Path(arguments[0]) if arguments else default)
     for violation in violations:
         print(violation)

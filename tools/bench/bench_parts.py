@@ -1,6 +1,6 @@
 """Measure the speed of wdskit's parts, each compared with a reference.
 
-    python tools/bench.py [PART ...] [--rounds N] [--folder DIR] [--quick]
+    python tools/bench/bench_parts.py [PART ...] [--rounds N] [--folder DIR] [--quick]
 
     tar      the tar reader, compared with webdataset's
     image    decode and crop in one thread, fused and apart, compared with the bare chain (crops.py) and Pillow
@@ -8,7 +8,6 @@
     pack     image files, compared with `tar` and `sync` of the archive, and webdataset's ShardWriter
     reshard  merge, shuffle and conditions, compared with a loop of webdataset that reads and writes
     verify   index and verify, compared with sha256sum and hashlib
-    resize   packing with `--resize 256` in one and two workers
 
 Each case first compares the results of its ways. Then a round runs every way once, and the next round runs them in
 the opposite order. Rates, CPU microseconds (of this process and its descendants) and the ratios to the first way are
@@ -22,11 +21,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
-import itertools
 import os
 import random
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 import warnings
@@ -39,10 +38,8 @@ from typing import Any
 
 import crops
 import numpy as np
-import simplejpeg
 import torch
 import webdataset
-from make_photos import load_photos
 from race import Case, Way, measure, must_equal, require
 
 from wdskit import Pipeline, pack, reshard
@@ -56,6 +53,9 @@ from wdskit.order.resampled import ResampledOrder
 from wdskit.shards.index import scan_shard
 from wdskit.shards.verify_shard import CheckJob, check_shard
 from wdskit.storage.urls import LocalFile
+
+sys.path.append(str(Path(__file__).parents[1]))
+from make_photos import load_photos
 
 MIN_ROUNDS = 5
 QUICK = 0.01
@@ -345,21 +345,6 @@ def verify_case(folder: Path, scale: float, size: str) -> Case:
     return Case(title, path.stat().st_size / 1e6, ways, unit="MB")
 
 
-def resize_case(folder: Path, scale: float, size: str) -> Case:
-    """Return the case that packs photographs at a smaller size. The start of the processes, with torch, counts."""
-    source, dest, num, files = folder / "photos", folder / "packed", int(2_000 * scale), photo_files(size)
-    source.mkdir()
-    for number in range(num):
-        (source / f"{number:06d}.jpg").write_bytes(files[number % len(files)])
-    options: dict[str, Any] = {"num_shards": min(16, num), "resize": 256, "format": "jpg", "quality": 90}
-    ways = {f"{workers} workers": partial(pack, source, dest, workers=workers, **options) for workers in (1, 2)}
-    case = packing_case(f"resize: {num:,} images, {size}", num, dest, ways, {})
-    samples = itertools.chain.from_iterable(map(by_wdskit, dest.glob("*.tar")))
-    sides = {sample["__key__"]: min(simplejpeg.decode_jpeg_header(sample["jpg"])[:2]) for sample in samples}
-    must_equal("the shorter side", sides, {f"{number:06d}": 256 for number in range(num)})
-    return replace(case, unit="images")
-
-
 PARTS: dict[str, list[tuple[Any, ...]]] = {
     "tar": [(tar_case, 3_000), (tar_case, 100_000)],
     "image": [(image_case, size, dtype) for size in ("455x385@95", "1600x1200@90") for dtype in ("uint8", "float32")],
@@ -367,7 +352,6 @@ PARTS: dict[str, list[tuple[Any, ...]]] = {
     "pack": [(pack_case, "448x448@95", 200e6), (pack_case, "72x72@90", 70e6)],
     "reshard": [(reshard_case,)],
     "verify": [(verify_case, size) for size in ("64x64@90", "256x256@95", "448x448@95")],
-    "resize": [(resize_case, size) for size in ("500x375@90", "1600x1200@90")],
 }
 
 

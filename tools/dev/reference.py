@@ -1,4 +1,4 @@
-"""Build the reference pages docs/cli.md and docs/api.md from the source, for tools/generate.py.
+"""Build the reference pages docs/cli.md and docs/api.md from the source, for tools/dev/generate.py.
 
 Exits with a message if a public name, or a public method of a class, has no docstring.
 """
@@ -18,8 +18,8 @@ import typer.main
 import wdskit
 from wdskit import cli, errors
 
-ROOT = Path(__file__).parents[1]
-NOTE = "`tools/generate.py` writes this page from {}."
+ROOT = Path(__file__).parents[2]
+NOTE = "`tools/dev/generate.py` writes this page from {}."
 
 
 def cli_page() -> str:
@@ -103,7 +103,7 @@ def api_page() -> str:
     groups = {**API_GROUPS, "Errors": sorted(kinds)}
     grouped = [name for names in groups.values() for name in names]
     if left := sorted(public.symmetric_difference(grouped)):
-        raise SystemExit(f"tools/reference.py: API_GROUPS and wdskit.__all__ differ in {', '.join(left)}")
+        raise SystemExit(f"tools/dev/reference.py: API_GROUPS and wdskit.__all__ differ in {', '.join(left)}")
     if bare := [name for name in grouped for name in undocumented(name, getattr(wdskit, name))]:
         raise SystemExit(f"public names without a docstring: {', '.join(bare)}")
     lines = ["# API reference", "", f"Every public name of `import wdskit`. {NOTE.format('`wdskit.__all__`')}", ""]

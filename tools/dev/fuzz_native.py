@@ -1,6 +1,6 @@
 """Run damaged JPEGs and damaged shards through the code in C and through the code in Python, which must agree.
 
-    python tools/fuzz_native.py [--images N] [--shards N] [--seed S] [--sanitize]
+    python tools/dev/fuzz_native.py [--images N] [--shards N] [--seed S] [--sanitize]
 
 If the native code returns pixels or samples, the code in Python must return the same. If it returns nothing, the code
 in Python decides and there is nothing to compare. `--sanitize` builds the module with ASan and UBSan; a finding ends
@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from make_photos import load_photos
 from numpy.typing import NDArray
 
 from wdskit.codecs.images import decode_image, jpeg_size
@@ -36,7 +35,10 @@ from wdskit.stages.images.fused import Axis, JpegPlan
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.writer import TarWriter
 
-SOURCE = Path(__file__).resolve().parents[1] / "native"
+sys.path.append(str(Path(__file__).parents[1]))
+from make_photos import load_photos
+
+SOURCE = Path(__file__).resolve().parents[2] / "native"
 FLAGS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 MAX_PIXELS = 1 << 22
 OUT = (24, 20)

@@ -1,4 +1,4 @@
-"""Measure several ways to do one task, in turns: the tables of bench.py, and the checks before them."""
+"""Measure several ways to do one task, in turns: the tables of bench_parts.py, and the checks before them."""
 
 from __future__ import annotations
 

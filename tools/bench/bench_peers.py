@@ -1,10 +1,10 @@
 """Compare wdskit with other loaders: the same samples, the same crop, interleaved runs.
 
-    python tools/bench_peers.py [--only NAME ...] [--rounds N] [--parts bytes,small,images] [--quick]
+    python tools/bench/bench_peers.py [--only NAME ...] [--rounds N] [--parts bytes,small,images] [--quick]
                                 [--folder DIR] [--no-install] [--json FILE]
 
-Needs the extras `bench` and `dev`, and about 10 GB below --folder. Each peer is a module in tools/peers/ and runs in
-its own process. A peer with its own requirements gets an environment below --folder; if that cannot be installed, the
+Needs the extras `bench` and `dev`, and about 10 GB below --folder. Each peer is a module in `peers` and runs in its own
+process. A peer with its own requirements gets an environment below --folder; if that cannot be installed, the
 peer's line says why. A run is a fresh process: an epoch that warms up, then whole epochs for at least 1.5 s. The order
 changes with each round. Numbers are medians; a ratio is the median of the ratios to the bare loop in the same round.
 
@@ -38,7 +38,8 @@ from environments import REQUIREMENTS, NotInstalled, python_of, reason
 from peers import report
 from peers.common import Job
 
-TOOLS = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent
+PATHS = os.pathsep.join(map(str, (HERE, HERE.parent, HERE.parents[1])))  # also tools/, and the repository
 MIN_ROUNDS = 5
 TIMEOUT_S = 300
 DECODERS = 4
@@ -83,18 +84,13 @@ LINES = (
     Line("grain", "array_record, grain"),
     Line("grain", "array_record, DataLoader", chain="torch"),
     Line("grain", "array_record, grain", images=True, workers=DECODERS),
-    Line("energon", "Megatron energon"),
-    Line("energon", "Megatron energon", images=True, workers=DECODERS),
     Line("dali", "DALI on the CPU"),
     Line("dali", "DALI on the CPU", images=True, threads=DECODERS),
     Line("ffcv", "FFCV"),
     Line("ffcv", "FFCV", images=True, threads=DECODERS),
-    Line("spdl", "SPDL"),
-    Line("spdl", "SPDL", images=True, threads=DECODERS),
-    Line("turboloader", "turboloader", images=True, threads=DECODERS),
 )
 NAMES = list(dict.fromkeys(line.peer for line in LINES))
-WITHOUT_DATA = {"wdskit", "webdataset", "spdl"}  # these peers read the files of the bare loop
+WITHOUT_DATA = {"wdskit", "webdataset"}  # these peers read the files of the bare loop
 
 PARTS = {
     "bytes": [Job("bytes", "", 65_536, 3_000, 64), Job("bytes", "", 2_048, 100_000, 64)],
@@ -163,8 +159,7 @@ def prepare(job: Job, names: list[str], pythons: dict[str, str]) -> dict[str, st
 def run(mode: str, job: Job, pythons: dict[str, str], *, is_native: bool = True) -> dict[str, Any]:
     """Run a peer in a process of its own and return its result. Raises Failed if it fails or takes too long."""
     command = [pythons.get(job.peer, sys.executable), "-m", "peers.harness", mode, json.dumps(asdict(job))]
-    paths = os.pathsep.join([str(TOOLS), str(TOOLS.parent)])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     if job.peer == "wdskit":
         environment["WDSKIT_NATIVE"] = "require" if is_native else "0"
     timeout_s = TIMEOUT_S if mode == "run" else 4 * TIMEOUT_S
