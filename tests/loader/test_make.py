@@ -203,7 +203,7 @@ def test_functions_come_from_transforms_before_the_registry(config):
 
 
 def test_an_unknown_function_is_refused_with_the_nearest_before_anything_is_read(config):
-    with pytest.raises(PipelineError, match=r"(?s)map: note: no function .* Did you mean `noted`\?.*transforms="):
+    with pytest.raises(PipelineError, match=r"(?s)note: no function .* Did you mean `noted`\?.*transforms="):
         make_loader(config, pipeline="train", transforms={"noted": number_of})
 
 

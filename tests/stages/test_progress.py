@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from wdskit.stages.progress import Board
+import pickle
+
+from wdskit.stages.progress import IDLE, Board
 
 
-def test_a_free_slot_is_used_before_memory_that_no_other_process_can_read():
+def test_each_thread_has_a_slot_of_its_own_and_each_process_a_board():
     board = Board()
     claimed = [board.claim() for _ in range(64)]
-    more = [board.claim() for _ in range(3)]
-    for slot in more:
-        slot[0] = 7
-        assert 7 not in board.slots
+    for number, slot in enumerate(claimed):
+        slot[1] = number
+    assert sorted(board.slots[board.slots[:, 1] != IDLE, 1]) == list(range(64))
+    assert (pickle.loads(pickle.dumps(board)).slots[:, 1] == IDLE).all()
+    for slot in claimed:
         board.release(slot)
-    board.release(claimed[5])
-    board.claim()[0] = 7
-    assert (board.slots[:, 0] == 7).sum() == 1
+    assert (board.slots[:, 1] == IDLE).all()

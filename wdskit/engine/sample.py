@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wdskit.errors import PROCESS_ERRORS, SampleError
-from wdskit.stages.base import Origin, Step, StepFailed, add_origin_note, cause_of, stage_error
+from wdskit.stages.base import Origin, Step, stage_error
 from wdskit.stages.timing import Timings
 
 if TYPE_CHECKING:
@@ -51,8 +51,6 @@ class SampleStages:
 
         Raises:
             SampleError: A stage failed. The error names stage, shard and key.
-            BaseException: A stage raised this error, which is not an Exception, such as SystemExit. `add_origin_note`
-                adds a note about stage and sample.
         """
         for step in self.steps[start:] if start else self.steps:
             try:
@@ -60,13 +58,10 @@ class SampleStages:
                     value = out[0](value, origin, out[1])
                 else:
                     value = step.function(value, origin)
-            except StepFailed as failed:
-                raise stage_error(failed.stage, origin, failed.err) from cause_of(failed.err)
-            except Exception as err:  # noqa: BLE001 (the SampleError has it as its cause)
-                raise stage_error(step.name, origin, err) from cause_of(err)
-            except BaseException as err:
-                add_origin_note(step.name, origin, err)
+            except SampleError:
                 raise
+            except Exception as err:
+                raise stage_error(step.name, origin, err) from err
             if timings is not None:
                 timings.lap(step.label, num)
         return value

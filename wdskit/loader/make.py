@@ -18,7 +18,6 @@ from wdskit.pipeline.build import build_pipeline
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.ranks import find_rank
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, choose_workers
-from wdskit.stages.base import is_function_name
 from wdskit.stages.registry import STAGES
 from wdskit.stages.sources import PlannedSource
 
@@ -131,7 +130,7 @@ def _check_functions(functions: Mapping[str, Callable[..., Any]] | None) -> None
     if not isinstance(functions, Mapping):
         raise _refuse("transforms", wrong_kind(functions, 'a dict is needed, as in {"my_augment": my_augment}'))
     for name, function in functions.items():
-        if not is_function_name(name):
+        if not str(name).isidentifier():
             raise _refuse("transforms", f"{show(name)} is not a valid name for a function (letters, digits, _).")
         if not callable(function):
             raise _refuse(f"transforms.{name}", wrong_kind(function, "a function is needed"))

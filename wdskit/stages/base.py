@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import keyword
 import os
 import random
 import threading
@@ -122,20 +121,7 @@ class Run:
         self.worker = 0
         self.num_workers = 1
         self.epoch = 0
-        self._init_process_state()
-
-    def _init_process_state(self) -> None:
-        """Create the attributes that are not pickled."""
         self.board = Board()
-        self._local = threading.local()
-
-    def __getstate__(self) -> dict[str, Any]:
-        own = ("board", "_local")
-        return {name: value for name, value in self.__dict__.items() if name not in own}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._init_process_state()
 
     def call_lock(
         self, function: Callable[..., Any], *, global_rng: bool = False
@@ -152,12 +138,7 @@ class Run:
         origin. `stage` is the key of the random numbers (see `Context.label`). Use the function only in the thread that
         called `rng_of`: each call returns the same Generator for `stage`, and sets the Generator to the new position.
         """
-        known: dict[str, PositionRng] | None = getattr(self._local, "known", None)
-        if known is None:
-            known = self._local.known = {}
-        rng = known.get(stage)
-        if rng is None:
-            rng = known[stage] = PositionRng(self.seed, stage)
+        rng = _rng(self.seed, stage, threading.get_ident())
         return lambda origin: rng.at(origin.major, origin.minor, origin.part)
 
 
@@ -190,6 +171,11 @@ class Step:
         """The name in statistics. The first `map` is `map`, the second `map:1`; in part 2: `mixture[2].map:1`."""
         name = f"{self.name}:{self.ordinal}" if self.ordinal else self.name
         return name if self.part is None else f"mixture[{self.part}].{name}"
+
+
+@functools.lru_cache(1 << 10)
+def _rng(seed: int, stage: str, thread: int) -> PositionRng:  # noqa: ARG001 (a thread has its own)
+    return PositionRng(seed, stage)
 
 
 _NULL_CONTEXT = contextlib.nullcontext()
@@ -237,65 +223,22 @@ def is_thread_safe(function: Callable[..., Any]) -> bool:
     return True
 
 
-class StepFailed(Exception):
-    """Error of a step that runs several stages. `stage` is the name of the stage that failed, and `err` the original
-    error.
+def stage_error(stage: str, origin: Origin, err: Exception, *, is_function: bool = False) -> SampleError:
+    """Return the SampleError that says which stage failed on which shard and key. The caller raises it from `err`.
+
+    `is_function` says whether a user's function raised `err`, and is an attribute of the SampleError.
     """
-
-    def __init__(self, stage: str, err: Exception) -> None:
-        super().__init__(stage, err)
-        self.stage = stage
-        self.err = err
-
-
-class FunctionFailed(Exception):
-    """Error of a user's function; `err` is the original error."""
-
-    def __init__(self, err: Exception) -> None:
-        super().__init__(err)
-        self.err = err
-
-
-def cause_of(err: Exception) -> Exception:
-    """Return the original error of a `FunctionFailed`, and any other error unchanged."""
-    return err.err if isinstance(err, FunctionFailed) else err
-
-
-def stage_error(stage: str, origin: Origin, err: Exception) -> SampleError:
-    """Return the SampleError that says which stage failed on which shard and key. The caller raises it from
-    `cause_of(err)`.
-
-    `err` is the error of the stage, or a `FunctionFailed` if a user's function failed. For a `FunctionFailed`, the
-    attribute `is_function` of the SampleError is True.
-    """
-    cause = cause_of(err)
-    text = str(cause) if isinstance(cause, WdskitError) else error_text(cause)
+    text = str(err) if isinstance(err, WdskitError) else error_text(err)
     what = text if text.startswith(f"{stage}: ") else f"{stage} failed: {text}"
     failed = SampleError(f"{origin}: {what}", stage=stage, shard=origin.url, key=origin.key)
-    failed.is_function = cause is not err
+    failed.is_function = is_function
     return failed
 
 
-def add_origin_note(stage: str, origin: Origin, err: BaseException) -> None:
-    """Add a note with the origin and the stage to an exception that is raised unchanged, such as SystemExit. Do nothing
-    for a KeyboardInterrupt, because no sample causes it, and in Python 3.10, which has no notes.
-    """
-    add_note = getattr(err, "add_note", None)
-    if add_note is not None and not isinstance(err, KeyboardInterrupt):
-        add_note(f"{origin}: {stage} failed")
-
-
-def is_function_name(name: object) -> bool:
-    """Return True if `name` is valid for a registered function: an identifier that is not a keyword of Python."""
-    return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
-
-
 def _check_function(value: object) -> object:
-    if isinstance(value, str):
-        if not is_function_name(value):
-            raise refuse(f"{show(value)} is not a valid name for a function (letters, digits, _).")
-        return value
-    if callable(value):
+    if isinstance(value, str) and not value.isidentifier():
+        raise refuse(f"{show(value)} is not a valid name for a function (letters, digits, _).")
+    if isinstance(value, str) or callable(value):
         return value
     raise refuse(wrong_kind(value, "the name of a registered function is needed"))
 
@@ -304,43 +247,37 @@ Function = Annotated[str | Callable[..., Any], PlainValidator(_check_function), 
 """The type of a setting that is a function: a callable, or the name of a registered function."""
 
 
+@dataclass(frozen=True)
 class BoundFunction:
     """A user's function in a pipeline. If it has a parameter `rng`, it gets the Generator of the value's position; with
     a parameter `epoch`, the number of the value's epoch.
 
-    Args:
+    Attributes:
         run: The running pipeline.
-        stage: The key of the stage's random numbers; see `Context.label`.
-        function: Takes the value, and `rng` and `epoch` if it has these parameters.
+        stage: Name of the stage.
+        label: The key of the stage's random numbers; see `Context.label`.
+        function: Takes the value, and the parameters `wants`.
+        wants: "rng" and "epoch", if the function has these parameters.
         global_rng: Whether to seed random, numpy and torch by position before each call.
         is_map: Whether the result replaces the value. If so, a result of None (a forgotten `return`) is an error.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        stage: str,
-        function: Callable[..., Any],
-        *,
-        global_rng: bool = False,
-        is_map: bool = False,
-    ) -> None:
-        self.run = run
-        self.stage = stage
-        self.function = function
-        self.global_rng = global_rng
-        self.is_map = is_map
-        self.wants_rng = _wants(function, "rng")
-        self.wants_epoch = _wants(function, "epoch")
+    run: Run
+    stage: str
+    label: str
+    function: Callable[..., Any]
+    wants: frozenset[str]
+    global_rng: bool
+    is_map: bool
 
     def __call__(self, value: Any, origin: Origin) -> Any:
         """Return the function's result for `value`.
 
         Raises:
-            FunctionFailed: The function raised an Exception, or it returned None and `is_map` is set.
+            SampleError: The function raised an Exception, or it returned None and `is_map` is set.
         """
-        options: dict[str, Any] = {"rng": self.run.rng_of(self.stage)(origin)} if self.wants_rng else {}
-        if self.wants_epoch:
+        options: dict[str, Any] = {"rng": self.run.rng_of(self.label)(origin)} if "rng" in self.wants else {}
+        if "epoch" in self.wants:
             options["epoch"] = origin.epoch
         try:
             with (
@@ -349,10 +286,10 @@ class BoundFunction:
             ):
                 result = self.function(value, **options)
         except Exception as err:
-            raise FunctionFailed(err) from err
+            raise stage_error(self.stage, origin, err, is_function=True) from err
         if result is None and self.is_map:
-            msg = "the function returned None. Return the value; to leave samples out, use `select`."
-            raise FunctionFailed(WdskitError(msg))
+            forgotten = WdskitError("the function returned None. Return the value; to leave samples out, use `select`.")
+            raise stage_error(self.stage, origin, forgotten, is_function=True) from forgotten
         return result
 
     @contextlib.contextmanager
@@ -362,7 +299,7 @@ class BoundFunction:
         """
         import torch
 
-        words = self.run.rng_of(f"{self.stage}:global")(origin).integers(0, 1 << 32, 3)
+        words = self.run.rng_of(f"{self.label}:global")(origin).integers(0, 1 << 32, 3)
         # Without workers, the user's training loop uses the same generators.
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
         random.seed(int(words[0]))
@@ -429,10 +366,7 @@ class Context:
         """
         if not isinstance(fn, str):
             return fn  # type: ignore[no-any-return]  # its setting has checked that it is callable
-        try:
-            function = self.find(fn)
-        except PipelineError as err:
-            raise PipelineError(f"{stage}: {err}") from err
+        function = self.find(fn)
         settings = settings or {}
         # A class with `__call__` is instantiated; another class, such as `int`, is called for each value.
         if not (isinstance(function, type) and any("__call__" in base.__dict__ for base in function.__mro__)):
@@ -451,7 +385,9 @@ class Context:
         Raises:
             PipelineError: The name is unknown. The message starts with `stage`.
         """
-        return BoundFunction(self.run, label, self.resolve(stage, fn), global_rng=global_rng, is_map=is_map)
+        function = self.resolve(stage, fn)
+        wants = frozenset(name for name in ("rng", "epoch") if _wants(function, name))
+        return BoundFunction(self.run, stage, label, function, wants, global_rng, is_map)
 
 
 class PerSampleStage(StageSpec):
@@ -528,10 +464,7 @@ def _wants(function: Callable[..., Any], name: str) -> bool:
     """
     if isinstance(function, functools.partial) and name in function.keywords:
         return False
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some builtins have no signature
-        return False
+    parameters = _signature(function) or {}
     keyword_only = inspect.Parameter.KEYWORD_ONLY
     return name in list(parameters)[1:] or (name in parameters and parameters[name].kind is keyword_only)
 
@@ -540,11 +473,15 @@ def parameters_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
     """Return the names of the parameters of a function or class that settings may set; None if it takes any name, or
     has no known signature.
     """
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some builtins have no signature
-        return None
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+    parameters = _signature(function)
+    if parameters is None or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
         return None
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return tuple(name for name, each in parameters.items() if each.kind in by_name)
+
+
+def _signature(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some builtins have no signature
+        return None

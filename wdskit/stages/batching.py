@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from wdskit.config.types import Bool, Count, FieldNames, Kind, StageSpec, refuse
 from wdskit.errors import PipelineError
-from wdskit.stages.base import Context, Function, FunctionFailed, Origin, Run, add_origin_note, cause_of, stage_error
+from wdskit.stages.base import Context, Function, Origin, Run, stage_error
 from wdskit.stages.collate import FRESH, Collate, Memory
 
 
@@ -120,16 +120,11 @@ class Batcher:
                 the last sample of the batch.
         """
         origin = origins[-1]._replace(members=tuple(origins))
+        is_own = isinstance(self.collate, Collate)
         try:
-            if isinstance(self.collate, Collate):
+            if is_own:
                 return self.collate(values, memory or FRESH, ready), origin
-            try:
-                with self.run.call_lock(self.collate):
-                    return self.collate(values), origin
-            except Exception as err:
-                raise FunctionFailed(err) from err
-        except Exception as err:  # noqa: BLE001 (the SampleError has it as its cause)
-            raise stage_error("batched", origin, err) from cause_of(err)
-        except BaseException as err:
-            add_origin_note("batched", origin, err)
-            raise
+            with self.run.call_lock(self.collate):
+                return self.collate(values), origin
+        except Exception as err:
+            raise stage_error("batched", origin, err, is_function=not is_own) from err

@@ -14,7 +14,7 @@ REPORT_S = 60.0
 IDLE = -1
 """The value of `minor` in a slot whose thread works on no sample."""
 
-_SLOTS = 64  # further threads get a slot that no other process can read
+_SLOTS = 1024  # the most threads of a process
 _WORDS = 3
 BOARD_BYTES = _SLOTS * _WORDS * 8
 
@@ -40,20 +40,17 @@ class Board:
         self.slots[:] = (0, IDLE, 0)
         self._free: deque[Slot] = deque(slot.data for slot in self.slots)
 
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return Board, ()  # each process has its own
+
     def claim(self) -> Slot:
-        """Return a slot that only this thread uses until `release`. If no slot is free, return memory outside `slots`,
-        which no other process can read.
-        """
-        try:
-            return self._free.pop()
-        except IndexError:
-            return memoryview(bytearray(_WORDS * 8)).cast("q")
+        """Return a slot that only this thread uses until `release`."""
+        return self._free.pop()
 
     def release(self, slot: Slot) -> None:
         """Mark a slot from `claim` as idle, and make it free."""
         slot[1] = IDLE
-        if not isinstance(slot.obj, bytearray):  # memory outside `slots` is not used again
-            self._free.append(slot)
+        self._free.append(slot)
 
 
 def slots_in(memory: Any) -> NDArray[np.int64]:

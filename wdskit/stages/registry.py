@@ -5,14 +5,13 @@ YAML can only name a function: no function runs that was not registered or passe
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from wdskit.config.types import StageSpec, read_stage, require_valid
+from wdskit.config.types import StageSpec, did_you_mean, read_stage, require_valid
 from wdskit.errors import PipelineError
 from wdskit.stages import batching, buckets, fields, sources, streaming, vision
-from wdskit.stages.base import is_function_name, parameters_of
+from wdskit.stages.base import parameters_of
 from wdskit.stages.images import transforms
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -76,18 +75,16 @@ def register(name: str) -> Callable[[F], F]:
         PipelineError: The name is not an identifier, or is a keyword of Python or the name of a stage of wdskit. From
             the decorator: the object is not callable, or another function has the name.
     """
-    if not is_function_name(name):
-        raise PipelineError(
-            f"register({name!r}): a name is letters, digits and _. It does not start with a digit, and is not a "
-            "keyword of Python: `my_augment`."
-        )
-    refuse_stage_name(f"register({name!r})", name)
+    if not name.isidentifier():
+        raise PipelineError(f"register({name!r}): a name is letters, digits and _, as in `my_augment`.")
+    if name in STAGES:
+        raise PipelineError(f"register({name!r}): it is a stage of wdskit. Use another name: `my_{name}`.")
 
     def keep(function: F) -> F:
         if not callable(function):
             raise PipelineError(f"register({name!r}): it decorates a function, not {type(function).__name__}.")
-        known = _FUNCTIONS.get(name, function)
-        if known is not function and not _is_same_definition(known, function):
+        known = _FUNCTIONS.get(name)
+        if known is not None and known is not function and (_place(known) != _place(function) or "<" in _place(known)):
             msg = f"register({name!r}): {_place(known)} already has this name; {_place(function)} needs another."
             raise PipelineError(msg)
         _FUNCTIONS[name] = function
@@ -96,13 +93,9 @@ def register(name: str) -> Callable[[F], F]:
     return keep
 
 
-def refuse_stage_name(where: str, name: str) -> None:
-    """Raise PipelineError if `name`, the name of a user's function, is the name of a stage of wdskit.
-
-    YAML would run the stage instead of the function. The message starts with `where`.
-    """
-    if name in STAGES:
-        raise PipelineError(f"{where}: `{name}` is a stage of wdskit. Use another name: `my_{name}`.")
+def _place(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__qualname__", None)
+    return f"{function.__module__}.{name}" if name else f"<a {type(function).__name__}>"
 
 
 def resolve(name: str, extra: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -113,16 +106,14 @@ def resolve(name: str, extra: Mapping[str, Callable[..., Any]]) -> Callable[...,
     Raises:
         PipelineError: The name is unknown. The message suggests the most similar name.
     """
-    if name in extra:
-        return extra[name]
-    if name in _FUNCTIONS:
-        return _FUNCTIONS[name]
-    near = difflib.get_close_matches(name, [*extra, *_FUNCTIONS], n=1)
-    hint = f" Did you mean `{near[0]}`?" if near else ""
+    known = _FUNCTIONS | {**extra}
+    if name in known:
+        return known[name]
+    msg = f"{name}: no function with this name is registered.{did_you_mean(name, known)}"
     way_out = (
         f'Register it with @wdskit.register("{name}"), or pass it: make_loader(..., transforms={{"{name}": ...}}).'
     )
-    raise PipelineError(f"{name}: no function with this name is registered.{hint}\n  {way_out}")
+    raise PipelineError(f"{msg}\n  {way_out}")
 
 
 def registered_names() -> tuple[str, ...]:
@@ -152,13 +143,3 @@ def parse_stage(name: str, value: object = None, *, where: str = "pipeline") -> 
         ConfigError: The stage is unknown, or settings are invalid. The message lists all problems.
     """
     return require_valid(*read_stage(STAGES, name, value), where=where)
-
-
-def _is_same_definition(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    place = _place(one)
-    return place == _place(other) and "<" not in place
-
-
-def _place(function: Callable[..., Any]) -> str:
-    name = getattr(function, "__qualname__", None)
-    return f"{function.__module__}.{name}" if name else f"<a {type(function).__name__}>"

@@ -20,7 +20,7 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.images import decode_image, jpeg_size
 from wdskit.errors import DecodeError
 from wdskit.native import native
-from wdskit.stages.base import Context, Origin, PerSampleStage, Step, StepFailed, bind_steps, lives
+from wdskit.stages.base import Context, Origin, PerSampleStage, Step, bind_steps, lives, stage_error
 from wdskit.stages.fields import Decode, FieldDecoder
 from wdskit.stages.images import geometry
 from wdskit.stages.images.output import OutputFormat, as_value, to_numbers
@@ -209,7 +209,7 @@ class FusedStep:
 
     def __call__(self, sample: Any, origin: Origin, out: NDArray[Any] | None = None) -> Any:
         """Return the sample after all stages. If `out` is given, the image is written to `out`, which then is the image
-        field of the result (see `carry_out`). StepFailed: A stage failed.
+        field of the result (see `carry_out`). SampleError: A stage failed.
         """
         return self.carry_out(self.prepare(sample, origin), out)
 
@@ -248,7 +248,7 @@ class FusedStep:
                 None.
 
         Raises:
-            StepFailed: A stage failed. The error has the name of the stage and the original error.
+            SampleError: A stage failed. The error names stage, shard and key.
         """
         origin, values, field, plan = prepared
         if field is None:
@@ -257,7 +257,7 @@ class FusedStep:
                 try:
                     sample = step.function(sample, origin)
                 except Exception as err:
-                    raise StepFailed(step.name, err) from err
+                    raise stage_error(step.name, origin, err) from err
             return sample
         if plan is not None:
             written = _empty((plan.rows.size, plan.columns.size), self.output_format) if out is None else out
@@ -345,7 +345,7 @@ class FusedStep:
 
     def _make_pixels(self, data: Any, field: str, origin: Origin) -> Any:
         """Return the image of a file after the transforms that move pixels, a uint8 array (height, width, 3).
-        StepFailed: The file cannot be decoded, or a transform failed.
+        SampleError: The file cannot be decoded, or a transform failed.
         """
         name = "decode"
         try:
@@ -357,7 +357,7 @@ class FusedStep:
         except Exception as err:
             if isinstance(err, DecodeError):
                 err.field = field
-            raise StepFailed(name, err) from err
+            raise stage_error(name, origin, err) from err
         return image
 
     def _field_of(self, sample: Mapping[str, Any]) -> str | None:
