@@ -48,8 +48,6 @@ def test_all_photographs_are_in_the_installed_package(load_tool) -> None:
 
 BENCH_WAYS = {
     "tar": {"webdataset", "wdskit"},
-    "image": {"bare", "Pillow", "fused", "apart"},
-    "order": {"exact", "exact, 1 of 8 workers", "resampled", "mixture"},
     "pack": {"tar cf, sync", "ShardWriter", "wdskit pack"},
     "reshard": {"webdataset", "merge", "shuffle", "drop cls", "where"},
     "verify": {"sha256sum", "hashlib", "index", "verify --images none", "verify"},

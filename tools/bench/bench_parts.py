@@ -3,8 +3,6 @@
     python tools/bench/bench_parts.py [PART ...] [--rounds N] [--folder DIR] [--quick]
 
     tar      the tar reader, compared with webdataset's
-    image    decode and crop in one thread, fused and apart, compared with the bare chain (crops.py) and Pillow
-    order    orders of a million shards for 1 to 1000 ranks; the start of an epoch
     pack     image files, compared with `tar` and `sync` of the archive, and webdataset's ShardWriter
     reshard  merge, shuffle and conditions, compared with a loop of webdataset that reads and writes
     verify   index and verify, compared with sha256sum and hashlib
@@ -36,20 +34,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import crops
-import numpy as np
 import torch
 import webdataset
 from race import Case, Way, measure, must_equal, require
 
-from wdskit import Pipeline, pack, reshard
-from wdskit.dataset.index import ShardEntry, write_index
+from wdskit import pack, reshard
 from wdskit.dataset.samples import ShardReader
-from wdskit.dataset.shard_table import ShardTable
-from wdskit.order.base import Order
-from wdskit.order.exact import ExactOrder
-from wdskit.order.mixture import MixtureOrder
-from wdskit.order.resampled import ResampledOrder
 from wdskit.shards.index import scan_shard
 from wdskit.shards.verify_shard import CheckJob, check_shard
 from wdskit.storage.urls import LocalFile
@@ -167,93 +157,6 @@ def tar_case(folder: Path, scale: float, size: int) -> Case:
     return Case(f"tar: {num:,} samples of {size // 1000} kB", num, ways)
 
 
-def image_case(folder: Path, scale: float, size: str, dtype: str) -> Case:
-    """Return the case that decodes images and crops them at random into batches, in one thread."""
-    steps = max(int(4 * scale), 1)
-    (width, height, _), files, num = photo_size(size), photo_files(size), steps * BATCH
-    pack([{"__key__": f"{n:06d}", "jpg": files[n % len(files)], "cls": n} for n in range(num)], folder)
-    random.seed(0)
-    boxes = [crops.draw(height, width) for _ in range(num)]
-    batch = crops.new_batch(BATCH, dtype)
-
-    def write(n: int) -> torch.Tensor:
-        """Run the bare chain with a box that was drawn before, into memory that is used again."""
-        crops.write(batch[n % BATCH], crops.decode_and_crop(files[n % len(files)], boxes[n]))
-        return batch[n % BATCH]
-
-    def pillow(n: int) -> None:
-        batch[n % BATCH].copy_(crops.by_pillow(files[n % len(files)], dtype))
-
-    loaders = {}
-    for name in ("fused", "apart"):
-        pipe = Pipeline().exact(str(folder), seed=1).decode("rgb8", fuse=name == "fused")
-        pipe = pipe.random_resized_crop(crops.TARGET)
-        pipe = pipe.normalize("imagenet") if dtype == "float32" else pipe
-        loaders[name] = pipe.to_tuple("jpg", "cls").batched(BATCH).loader(workers=0, threads=1)
-    level = 1.0 if dtype == "uint8" else 1 / (255 * crops.STD[1])
-    fused, apart = ([(images.clone(), labels.clone()) for images, labels in made] for made in loaders.values())
-    require(sorted(torch.cat([labels for _, labels in fused]).tolist()) == list(range(num)), "fused: other samples")
-    for (mine, labels), (other, others) in zip(fused, apart, strict=True):
-        away = (mine.float() - other.float()).abs().mean() / level
-        require(torch.equal(labels, others) and away <= MAX_LEVELS, f"apart: {away:.1f} levels away from fused")
-    ours = torch.cat([images for images, _ in fused]).float().mean()
-    away = (ours - torch.stack([write(n).float().mean() for n in range(num)]).mean()).abs() / level
-    require(away <= MAX_LEVELS, f"the bare chain: {away:.1f} levels away from wdskit in the mean")
-    ways = {
-        "bare": lambda: deque(map(write, range(num)), 0),
-        "Pillow": lambda: deque(map(pillow, range(num)), 0),
-        "fused": lambda: deque(loaders["fused"], 0),
-        "apart": lambda: deque(loaders["apart"], 0),
-    }
-    return Case(f"image: {size} to {dtype}, batches of {BATCH}", num, ways, unit="images")
-
-
-def order_case(folder: Path, scale: float, ranks: int) -> Case:  # noqa: ARG001
-    """Return the case that maps the positions of a rank's batches to shards and samples."""
-    num_shards, shard_samples, batch, workers = int(1e6 * scale), 1_000, 256, 8
-    counts = np.full(num_shards, shard_samples)
-    num_samples = num_shards * shard_samples
-    halves = [ExactOrder(counts[: num_shards // 2], seed=seed) for seed in (1, 2)]
-    orders: dict[str, Order] = {
-        "exact": ExactOrder(counts, seed=0),
-        f"exact, 1 of {workers} workers": ExactOrder(counts, seed=0),
-        "resampled": ResampledOrder(counts, seed=0),
-        "mixture": MixtureOrder(halves, [num_shards // 2] * 2, [0.7, 0.3]),
-    }
-    for name, order in orders.items():
-        shards, samples = order.take(np.arange(512 * batch))
-        inside = (
-            samples.min() >= 0 and samples.max() < shard_samples and shards.min() >= 0 and shards.max() < num_shards
-        )
-        require(inside, f"{name}: a position has no sample")
-        distinct = len(np.unique(shards * shard_samples + samples)) == len(samples)
-        require(distinct or not name.startswith("exact"), f"{name}: a sample comes twice")
-    num_steps = max(int(4096 * 240 * scale) // (batch * ranks), 64)  # a pass over all windows, which are made in it
-
-    def run(name: str) -> None:
-        every = workers if name.endswith("workers") else 1
-        for step in range(0, num_steps * every, every):
-            orders[name].take(np.arange(step * batch * ranks, (step + 1) * batch * ranks, ranks) % num_samples)
-
-    title = f"order: {num_samples:,} samples in {num_shards:,} shards, {ranks} ranks, batches of {batch}"
-    return Case(title, num_steps * batch, {name: partial(run, name) for name in orders})
-
-
-def epoch_start_case(folder: Path, scale: float) -> Case:
-    """Return the case of the work before the first batch of an epoch."""
-    num_shards, digest = int(1e6 * scale), hashlib.sha256(b"").hexdigest()
-    write_index(folder, [ShardEntry(f"t-{n:06d}.tar", 1_000, 10**8, digest, ("jpg",)) for n in range(num_shards)])
-    for n in range(num_shards if num_shards <= 100_000 else 0):  # wdskit does not check the files of a larger folder
-        (folder / f"t-{n:06d}.tar").touch()
-
-    def start() -> None:
-        table = ShardTable(str(folder))
-        table.digest()
-        ExactOrder(table.counts, seed=0).take(np.arange(0, 256 * 64, 64))
-
-    return Case(f"order: the start of an epoch of {num_shards:,} shards", 1, {"exact": start}, unit="epochs")
-
-
 def pack_case(folder: Path, scale: float, size: str, num_bytes: float) -> Case:
     """Return the case that packs image files in ten classes, with one worker, digests and fsync."""
     source, dest, digests = folder / "files", folder / "packed", {}
@@ -347,8 +250,6 @@ def verify_case(folder: Path, scale: float, size: str) -> Case:
 
 PARTS: dict[str, list[tuple[Any, ...]]] = {
     "tar": [(tar_case, 3_000), (tar_case, 100_000)],
-    "image": [(image_case, size, dtype) for size in ("455x385@95", "1600x1200@90") for dtype in ("uint8", "float32")],
-    "order": [(epoch_start_case,), *((order_case, ranks) for ranks in (1, 8, 64, 1000))],
     "pack": [(pack_case, "448x448@95", 200e6), (pack_case, "72x72@90", 70e6)],
     "reshard": [(reshard_case,)],
     "verify": [(verify_case, size) for size in ("64x64@90", "256x256@95", "448x448@95")],

@@ -180,42 +180,7 @@ def resume(colours: Colours) -> str:
     return drawing.svg()
 
 
-def remote(colours: Colours) -> str:
-    """Draw the path from a bucket through the cache on a machine's disk to the ranks of the machine."""
-    title = "A machine downloads the index and parts of shards into its cache; its ranks read samples from the cache."
-    desc = "An arrow is labelled with what moves along it: the index once, parts of 8 MB, the first samples by ranges."
-    drawing = Drawing(760, 268, title, desc, colours)
-    line, first, second = colours.line, *colours.ranks[:2]
-    drawing.text(105, 26, "bucket")
-    drawing.box(20, 38, 170, 200, stroke=line)
-    for at, name in enumerate(("index.json", "train-000000.tar", "train-000001.tar", "train-000002.tar")):
-        drawing.box(30, 50 + 46 * at, 150, 34, stroke=line)
-        drawing.text(105, 72 + 46 * at, name, size=12)
-    drawing.text(535, 26, "one machine")
-    drawing.box(330, 38, 410, 200, stroke=line)
-    drawing.box(345, 50, 190, 42, stroke=line)
-    drawing.text(440, 76, "index: where samples are", size=12)
-    drawing.box(345, 112, 190, 74, stroke=line)
-    drawing.text(440, 134, "cache on the disk", size=12)
-    for at, owner in enumerate((first, second, second, first, second, first, first)):
-        drawing.rect(357 + 24 * at, 146, 20, 26, owner)
-    for rank, (y, colour) in enumerate(((92, first), (168, second))):
-        drawing.box(640, y - 20, 86, 40, stroke=colour)
-        drawing.text(683, y + 5, f"rank {rank}", size=13)
-        drawing.arrow(539, 150, 636, y)
-    drawing.arrow(194, 67, 341, 67)
-    drawing.text(262, 58, "index, once", soft=True, size=12)
-    drawing.arrow(194, 150, 341, 150)
-    drawing.text(262, 141, "parts of 8 MB", soft=True, size=12)
-    drawing.text(568, 110, "samples", soft=True, size=12)
-    corner = f'stroke="{line}" stroke-width="1.5" fill="none"'
-    drawing.parts.append(f'<path d="M194 214 L683 214 L683 192 M679 200 L683 192 L687 200" {corner}/>')
-    drawing.text(440, 206, "first samples of a run, by ranges", soft=True, size=12)
-    drawing.text(380, 258, "The ranks of a machine share its cache. A part is downloaded once.", soft=True, size=13)
-    return drawing.svg()
-
-
-DRAWN: dict[str, Callable[[Colours], str]] = {"pipeline": pipeline, "lanes": lanes, "resume": resume, "remote": remote}
+DRAWN: dict[str, Callable[[Colours], str]] = {"pipeline": pipeline, "lanes": lanes, "resume": resume}
 PICTURES: dict[str, Callable[[], str]] = {
     f"docs/images/{name}-{scheme}.svg": functools.partial(draw, colours)
     for name, draw in DRAWN.items()

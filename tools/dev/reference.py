@@ -17,6 +17,8 @@ import typer.main
 
 import wdskit
 from wdskit import cli, errors
+from wdskit.loader.base import Loader
+from wdskit.testing import assert_resumes_exactly
 
 ROOT = Path(__file__).parents[2]
 NOTE = "`tools/dev/generate.py` writes this page from {}."
@@ -64,7 +66,7 @@ def command_section(words: tuple[str, ...], command: Any) -> str:
 def python_twin(match: re.Match[str]) -> str:
     """Return a public name such as `wdskit.pack` as a link into the API reference, any other name unchanged."""
     name = match[1].replace("\\", "")
-    return f"[`wdskit.{name}`](api.md#wdskit.{name})" if name in wdskit.__all__ else match[0]
+    return f"[`wdskit.{name}`](api.md#{name.lower()})" if name in wdskit.__all__ else match[0]
 
 
 def cell(text: str) -> str:
@@ -85,33 +87,90 @@ API_GROUPS = {
     "Check, index and split": ["verify", "VerifyResult", "Finding", "index_folder", "IndexReport", "columns", "Columns",
                                "TextColumn", "split", "SplitReport"],
 }  # fmt: skip
-AFTER = {
-    "Pipeline": ["    options:", "      inherited_members: true"],  # a method for each stage
-    "make_loader": ["", "::: wdskit.loader.base.Loader"],  # the class that it returns, which is not a public name
-}
-"""Lines after the directive of a name."""
+METHODS = {"Pipeline": ["stage", "build", "loader"]}
+"""The methods that the page shows of a class; of any other class, all public ones."""
 
 
 def api_page() -> str:
-    """Return docs/api.md: a directive of mkdocstrings for each public name.
+    """Return docs/api.md: signature, first paragraph, attributes and methods of each public name.
 
     Raises:
         SystemExit: A public name is in no group, or has no docstring.
     """
-    public = {name for name in wdskit.__all__ if name != "__version__"}
-    kinds = {name for name in public if name in vars(errors)}
-    groups = {**API_GROUPS, "Errors": sorted(kinds)}
+    public = {name: getattr(wdskit, name) for name in wdskit.__all__ if name != "__version__"}
+    kinds = sorted(name for name in public if name in vars(errors))
+    groups = {**API_GROUPS, "Errors": kinds}
     grouped = [name for names in groups.values() for name in names]
-    if left := sorted(public.symmetric_difference(grouped)):
+    if left := sorted(public.keys() ^ set(grouped)):
         raise SystemExit(f"tools/dev/reference.py: API_GROUPS and wdskit.__all__ differ in {', '.join(left)}")
-    if bare := [name for name in grouped for name in undocumented(name, getattr(wdskit, name))]:
+    if bare := [name for name, value in public.items() for name in undocumented(name, value)]:
         raise SystemExit(f"public names without a docstring: {', '.join(bare)}")
-    lines = ["# API reference", "", f"Every public name of `import wdskit`. {NOTE.format('`wdskit.__all__`')}", ""]
-    for title, names in groups.items():
-        lines += [f"## {title}", ""]
-        for name in names:
-            lines += [f"::: wdskit.{name}", *AFTER.get(name, []), ""]
-    return "\n".join([*lines, "## Test", "", "::: wdskit.testing.assert_resumes_exactly", ""])
+    public |= {"Loader": Loader, "assert_resumes_exactly": assert_resumes_exactly}
+    groups["Train"] = [*groups["Train"], "Loader"]
+    groups["Test"] = ["assert_resumes_exactly"]
+    head = f"""# API reference
+
+The public names of `import wdskit`: signatures and first lines. `help(wdskit.pack)` prints the arguments and errors.
+{NOTE.format("`wdskit.__all__`")} `Loader` is the class that `make_loader` returns, and no public name;
+`assert_resumes_exactly` is in `wdskit.testing`.
+"""
+    sections = [
+        f"## {title}\n\n" + "\n".join(entry(name, public[name]) for name in names) for title, names in groups.items()
+    ]
+    return "\n".join([head, *sections])
+
+
+def entry(name: str, value: Any) -> str:
+    """Return the section of a public name."""
+    is_error = inspect.isclass(value) and issubclass(value, Exception)
+    is_function = inspect.isfunction(value)
+    lines = [f"### {name}", ""]
+    if is_function:
+        lines += ["```python", signature(name, value), "```", ""]
+    lines += [summary(value), ""]
+    if is_function:
+        return "\n".join(lines)
+    if is_error:
+        bases = " and ".join(f"`{base.__name__}`" for base in value.__bases__)
+        return "\n".join([*lines[:-1], f"Subclass of {bases}.", ""])
+    about = (inspect.getdoc(value) or "").partition("\nAttributes:\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", about, re.MULTILINE)
+    lines += [f"- `{attribute}`: {' '.join(text.split())}" for attribute, text in found]
+    for method in METHODS.get(name, [each for each in vars(value) if not each.startswith("_")]):
+        member = inspect.getattr_static(value, method)
+        call = "" if isinstance(member, property) else "()"
+        lines.append(f"- `.{method}{call}`: {summary(getattr(value, method))}")
+    if name == "Pipeline":
+        lines.append("- and a method for each [stage](stages.md), with the stage's settings as arguments.")
+    return re.sub(r"\n{3,}", "\n\n", "\n".join([*lines, ""]))
+
+
+def summary(value: Any) -> str:
+    """Return the first paragraph of a docstring, on one line."""
+    return " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
+
+
+def signature(name: str, function: Any) -> str:
+    """Return the signature of a function as Python; a long one has one parameter on a line."""
+    whole = inspect.signature(function)
+    shown = []
+    for parameter in whole.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown:
+            shown.append("*")
+        options = re.fullmatch(r"Unpack\[(\w+)\]", str(parameter.annotation))
+        if options:  # the options that `pack` and `reshard` share
+            found = function.__globals__[options[1]].__annotations__
+            shown += [f"{each}: {kind.__forward_arg__} = ..." for each, kind in found.items()]
+        else:
+            default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+            stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+            shown.append(f"{stars}{parameter.name}: {parameter.annotation}{default}")
+    shown = [each for each in shown if not each.startswith("disk:")]  # for tests
+    line = f"{name}({', '.join(shown)}) -> {whole.return_annotation}"
+    if len(line) <= 100:
+        return line
+    rows = ",\n    ".join(shown)
+    return f"{name}(\n    {rows},\n) -> {whole.return_annotation}"
 
 
 def undocumented(name: str, value: Any) -> Iterable[str]:
