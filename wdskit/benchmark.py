@@ -126,7 +126,7 @@ def bench(
             all measurements; after the last measurement, the name is `done`.
 
     Raises:
-        ConfigError: The configuration, or a number of workers or threads, has problems; the first 100 are listed.
+        ConfigError: The configuration, or a number of workers or threads, has problems; all are listed.
         PipelineError: The pipeline is a stream, has a `bucketed` stage, or cannot run with one of the settings. An
             argument is out of range. A worker died.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or do not have an index or column.

@@ -14,7 +14,7 @@ WdskitError
 ├── SampleError          a stage failed on one sample
 ├── PackError            packing cannot start or continue
 │   └── RowError         one row (file, manifest line, Python row) cannot be packed
-├── ConfigError          a configuration has problems; the first 100 are listed
+├── ConfigError          a configuration has problems, which are listed
 ├── PipelineError        the stages or settings of a pipeline do not fit together
 │   └── StateError       a loader's state cannot be saved, is damaged, or does not fit the loader
 └── RankError            rank or world size is unknown, or differs from the process group
@@ -198,10 +198,7 @@ class Problem:
 
 
 class ConfigError(WdskitError):
-    """A configuration has problems. `problems` lists them in the order of the file; problems of overrides are last.
-
-    If there are more than `config.load.MAX_PROBLEMS`, the last item of `problems` says how many are not listed.
-    """
+    """A configuration has problems. `problems` lists them in the order of the file; problems of overrides are last."""
 
     def __init__(self, message: str = "", *, problems: tuple[Problem, ...] = ()) -> None:
         super().__init__(message or "\n".join(str(problem) for problem in problems))

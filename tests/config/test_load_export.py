@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from configs import FORMS, TEXT, load
-from wdskit.config.load import Reader
+from wdskit.config.load import Document
 from wdskit.dataset.patterns import expand_parts
 from wdskit.errors import ConfigError, StorageError
 from wdskit.pipeline.settings import LoaderSpec, json_schema, load_config
@@ -32,7 +32,7 @@ KNOWN = {
     "$defs", "$ref", "$schema", "additionalProperties", "anyOf", "const", "default", "description", "enum", "examples",
     "exclusiveMaximum", "exclusiveMinimum", "items", "maxItems", "maximum", "minItems",
     "minProperties", "minimum", "oneOf", "prefixItems",
-    "pattern", "properties", "propertyNames", "required", "title", "type",
+    "pattern", "patternProperties", "properties", "propertyNames", "required", "title", "type",
 }  # fmt: skip
 
 
@@ -69,7 +69,8 @@ def object_fits(value: dict[str, Any], schema: dict[str, Any]) -> bool:
     if len(value) < schema.get("minProperties", 0) or not set(schema.get("required", ())) <= value.keys():
         return False
     for key, item in value.items():
-        rest = schema.get("additionalProperties", {})
+        matching = [below for name, below in schema.get("patternProperties", {}).items() if re.search(name, key)]
+        rest = matching[0] if matching else schema.get("additionalProperties", {})
         below = schema.get("properties", {}).get(key, rest)
         if (
             below is False
@@ -123,9 +124,9 @@ def test_the_repositorys_configurations_fit(repository: Path) -> None:
     files = sorted((repository / "configs").glob("*.yaml"))
     assert files
     for file in files:
-        reader = Reader(str(file))
-        reader.read_yaml(file.read_bytes())
-        assert fits(reader.tree, SCHEMA), file
+        document = Document(str(file))
+        document.read_yaml(file.read_text())
+        assert fits(document.tree, SCHEMA), file
 
 
 def test_every_setting_is_described() -> None:

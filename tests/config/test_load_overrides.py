@@ -38,7 +38,7 @@ OVERRIDES = [
     ("pipelines.train.5.random_flip.p=0.1", "train", 5, 0.1),
     ("pipelines.train.5.random_flip=0.1", "train", 5, 0.1),
     ("pipelines.train.to_tuple=[png]", "train", 6, "png"),
-    ("pipelines.train.to_tuple.1=json", "train", 6, "jpg json"),
+    ("pipelines.train.to_tuple.fields.1=json", "train", 6, "jpg json"),
     ("pipelines.train.to_tuple.fields=png", "train", 6, "png"),
     ("pipelines.train.batched.partial= true", "train", 7, 64),
 ]
@@ -119,7 +119,7 @@ def test_an_override_replaces_what_cannot_be_read(tmp_path: Path) -> None:
 BAD_OVERRIDES = {
     "loader.workers": "an override is written PATH=VALUE: loader.workers=4.",
     "=4": "an override is written PATH=VALUE: loader.workers=4.",
-    "loader.workers=": "loader.workers: the document is empty.",
+    "loader.workers=": "loader.workers: this is not plain YAML: the document is empty.",
     "loader.workers=many": "loader.workers: Input should be a valid integer, not `many`.",
     "pipelines.train.batched={batch_size: 4}": (
         "pipelines.train[7].batched.batch_size: no such setting. Did you mean `size`?"
@@ -127,14 +127,14 @@ BAD_OVERRIDES = {
     "loader.num_workers=4": "loader.num_workers: no such setting. Did you mean `workers`?",
     "loader.wokers=4": "loader.wokers: no such setting. Did you mean `workers`?",
     "loader.workers.x=4": "loader.workers is 3; nothing is below it.",
-    "loader=[": "loader: this is not YAML: ",
+    "loader=[": "loader: this is not plain YAML: ",
     "pipelines.trian.stream.seed=4": "there is no `trian` in pipelines. Did you mean `train`?",
     "pipelines.train.shufle=4": "there is no `shufle` in pipelines.train. Did you mean `shuffle`?",
     "pipelines.train.shuffle=0": "pipelines.train[2].shuffle.size: Input should be greater than or equal to 1, not 0.",
     "pipelines.train.map=4": "there are 2 `map` in pipelines.train.",
     "pipelines.train.9=shuffle": "there is no `9` in pipelines.train.",
-    "pipelines.train.to_tuple.x=4": "pipelines.train[6].to_tuple.x: no such setting. `to_tuple` has `fields`.",
-    "pipelines.train.to_tuple.7=a": "there is no `7` in pipelines.train[6].to_tuple.fields.",
+    "pipelines.train.to_tuple.x=4": "pipelines.train[6].to_tuple.x: no such setting. Known: `fields`.",
+    "pipelines.train.to_tuple.fields.7=a": "there is no `7` in pipelines.train[6].to_tuple.fields.",
     "pipelines.train.split_by_node.x=4": "pipelines.train[1].split_by_node.x: no such setting.",
     "pipelines.val.stream.shards.x=4": "there is no `x` in pipelines.val[0].stream.shards.",
     "pipelines.train.shuffle.size.x=4": "pipelines.train[2].shuffle.size is 200; nothing is below it.",

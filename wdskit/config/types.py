@@ -1,6 +1,6 @@
 """Settings: the base class of the settings of stages, the types of single settings, and the words of messages.
 
-pydantic checks settings and words its errors; `problems_of` puts the path and the value beside them.
+pydantic checks settings and words its errors; `read_settings` puts the path and the value beside them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import math
 import os
-import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -18,26 +17,29 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     PlainValidator,
     Strict,
+    Tag,
     ValidationError,
 )
 from pydantic_core import PydanticCustomError
 
-from wdskit.errors import ConfigError, Problem
+from wdskit.dataset.patterns import expand_parts
+from wdskit.errors import ConfigError, Problem, StorageError
 from wdskit.text import as_int, hide_secrets, printable
 
 Path = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)
 Kind = Literal["source", "splitter", "each", "stream", "batch", "epoch"]
 
-_MAX_SHOWN = 60
+MAX_SHOWN = 60
+"""Limit for the characters of a value in a message."""
+
 _REPR = reprlib.Repr()
-_REPR.maxlevel, _REPR.maxlist, _REPR.maxtuple, _REPR.maxdict, _REPR.maxstring = 2, 4, 4, 4, _MAX_SHOWN
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
-_MARKS = ("[key]", "[number]", "[names]", "[schedule]", "[list]", "[settings]")
+_REPR.maxlevel, _REPR.maxlist, _REPR.maxdict = 2, 4, 4
+_MARKS = ("[key]", "[number]", "[names]", "[schedule]", "[list]", "[settings]", "[share]")
 """pydantic's mark for a dict's key, and the tags of unions."""
 
 
@@ -57,13 +59,10 @@ def dotted(path: Path) -> str:
 def show(value: object) -> str:
     """Return any value as one short line for messages: text in backticks, other values as Python writes them."""
     if isinstance(value, str) and value and value.isprintable():
-        return f"`{value if len(value) <= _MAX_SHOWN else value[: _MAX_SHOWN - 1] + '…'}`"
+        return f"`{value if len(value) <= MAX_SHOWN else value[: MAX_SHOWN - 1] + '…'}`"
     if not isinstance(value, str | int | float | list | tuple | dict | None):
         return f"a value of the type {type(value).__name__}"
-    try:
-        return _REPR.repr(list(value) if isinstance(value, tuple) else value)
-    except ValueError:  # Python writes no number of more than 4,300 digits
-        return "a number of many digits"
+    return _REPR.repr(value)
 
 
 def wrong_kind(value: object, need: str) -> str:
@@ -79,26 +78,16 @@ def listing(names: Iterable[str]) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ` Did you mean ...?` with the name in `known` that is nearest to `name`; "" if no name is similar."""
-    names, lowered = [*known], name[: 2 * _MAX_SHOWN].lower().replace("-", "_")
+    names, lowered = [*known], name[: 2 * MAX_SHOWN].lower().replace("-", "_")
     # `batch_size` means `size`, although `global_size` shares more letters with it
     near = [part for part in reversed([*lowered.split("_"), lowered]) if part in names]
     near = near or difflib.get_close_matches(lowered, names, n=1)
     return f" Did you mean `{near[0]}`?" if near else ""
 
 
-def unknown_setting(name: str, owner: str, known: list[str]) -> str:
-    """Return the message for a setting `name` that does not exist.
-
-    `owner` is the stage or section as text, such as "`batched`". `known` are the names of its settings.
-    """
-    has = f" {owner} has {listing(known)}." if known else f" {owner} takes no arguments."
-    return f"no such setting.{did_you_mean(name, known) or has}"
-
-
-def forbidden_character(text: str) -> str:
-    """Return the message for text with a control character or a lone surrogate; "" for all other text."""
-    bad = _CONTROL.search(text)
-    return "" if bad is None else f"{show(text)} holds the character U+{ord(bad[0]):04X}; remove it."
+def unknown_setting(name: str, known: Iterable[str]) -> str:
+    """Return the message for a setting `name` that does not exist. `known` are the settings of its stage or section."""
+    return f"no such setting.{did_you_mean(name, known) or ' Known: ' + (listing(known) or 'none') + '.'}"
 
 
 class StageSpec(BaseModel):
@@ -154,10 +143,6 @@ class StageSpec(BaseModel):
             return dict(value)
         return {cls.shorthand or "arguments": value}
 
-    def flaws(self) -> list[Flaw]:
-        """Return what is wrong with valid settings in a configuration, such as a pattern whose braces do not match."""
-        return []
-
     def written(self) -> Any:
         """Return the stage as an item of a list of stages in YAML: `{name: settings}` without settings that are null,
         or only the name if all are. A mapping that is all settings stands alone: `{rename: {image: jpg}}`.
@@ -185,21 +170,22 @@ def parse_settings(model: type[Model], settings: Mapping[str, Any], *, where: st
     Raises:
         ConfigError: Settings are invalid; all problems are listed. Messages start with `where`.
     """
-    return require_valid(*read_settings(model, settings), where=where)
+    flaws: list[Flaw] = []
+    return require_valid(read_settings(model, settings, flaws), flaws, where=where)
 
 
-def require_valid(read: Model | None, flaws: list[Flaw], *, where: str) -> Model:
-    """Return `read`, or raise a ConfigError that lists all flaws if it is None. Messages start with `where`."""
-    if read is None:
+def require_valid(found: Model | None, flaws: list[Flaw], *, where: str) -> Model:
+    """Return `found`, or raise a ConfigError that lists all flaws if it is None. Messages start with `where`."""
+    if found is None:
         raise ConfigError(problems=tuple(Problem(where, dotted(flaw.path), flaw.rule) for flaw in flaws))
-    return read
+    return found
 
 
 def read_settings(
-    model: type[Model], settings: object, *, stages: Stages | None = None
-) -> tuple[Model | None, list[Flaw]]:
-    """Check settings. Return (an object of the class `model`, no flaws), or (None, flaws) if settings are invalid. A
-    setting that is None is not set.
+    model: type[Model], settings: object, flaws: list[Flaw], *, stages: Stages | None = None
+) -> Model | None:
+    """Check settings and return them as an object of the class `model`. If settings are invalid, add what is wrong to
+    `flaws` and return None. A setting that is None is not set.
 
     `stages` are the classes of stages by name, for settings that contain stages.
     """
@@ -208,13 +194,14 @@ def read_settings(
             name: value for name, value in settings.items() if value is not None or name not in model.model_fields
         }
     try:
-        return model.model_validate(settings, context=stages), []
+        return model.model_validate(settings, context=stages)
     except ValidationError as err:
         errors = err.errors(include_url=False)
         inner = {error["loc"][:size] for error in errors for size in range(len(error["loc"]))}
         # a list of which no item is valid is not also too short
         found = [error for error in errors if error["type"] != "too_short" or error["loc"] not in inner]
-        return None, [*dict.fromkeys(_flaw(model, error) for error in found)]
+        flaws += dict.fromkeys(_flaw(model, error) for error in found)
+        return None
 
 
 def _flaw(model: type[BaseModel], error: Mapping[str, Any]) -> Flaw:
@@ -222,67 +209,33 @@ def _flaw(model: type[BaseModel], error: Mapping[str, Any]) -> Flaw:
     is_whole = error["type"] in {"wdskit", "missing", "too_short"}
     rule = error["msg"] if is_whole else f"{error['msg']}, not {show(error['input'])}"
     if error["type"] == "extra_forbidden":
-        inner = getattr(model, "items", {}).get(path[0]) if len(path) > 1 else None
-        owner = f"`{getattr(model, 'name', model.__name__.removesuffix('Spec').lower())}`"
-        known = [one.alias or name for name, one in (inner or model).model_fields.items()]
-        rule = unknown_setting(str(path[-1]), f"an item of `{path[0]}`" if inner else owner, known)
+        owner = getattr(model, "items", {}).get(path[0], model) if len(path) > 1 else model
+        rule = unknown_setting(str(path[-1]), [one.alias or name for name, one in owner.model_fields.items()])
     return Flaw(path, rule if rule.endswith((".", "?")) else f"{rule}.")
 
 
-def read_item(stages: Stages, item: object) -> tuple[StageSpec | None, list[Flaw]]:
-    """Read an item of a list of stages: `name`, `{name: value}`, or a `StageSpec`, which is returned unchanged.
+def read_stage(stages: Stages, item: object, flaws: list[Flaw]) -> StageSpec | None:
+    """Return the stage that an item of a list of stages describes: `name`, `{name: value}`, or a `StageSpec`.
 
-    Returns:
-        (stage, no flaws), or (None, flaws) if the item is invalid. The path of a flaw starts with the name of the
-        stage; it is empty if the item does not name a known stage.
+    If the item is invalid, add what is wrong to `flaws` and return None. The path of a flaw starts with the name of the
+    stage; it is empty if the item does not name a known stage.
     """
     if isinstance(item, StageSpec):
-        return item, []
-    if isinstance(item, Mapping) and len(item) == 1:
-        [(name, value)] = item.items()
-        return read_stage(stages, name, value)
-    if isinstance(item, str):
-        return read_stage(stages, item, None)
-    if isinstance(item, Mapping) and item:
-        names = listing([*map(str, item)][:5])
-        return None, [Flaw((), f"a stage has one name, but this one has {names}. Check the indentation.")]
-    return None, [Flaw((), wrong_kind(item, "a stage is needed, as in `- shuffle: 200` or `- split_by_node`"))]
-
-
-def read_stage(stages: Stages, name: str, value: object) -> tuple[StageSpec | None, list[Flaw]]:
-    """Read a stage from its name and the value after it: None, a bare value, or a mapping of settings.
-
-    Returns:
-        (stage, no flaws), or (None, flaws) if the stage is invalid. The path of a flaw starts with `name`; it is empty
-        if no stage has this name.
-    """
-    if name not in stages:
+        return item
+    name, value = next(iter(item.items())) if isinstance(item, Mapping) and len(item) == 1 else (item, None)
+    if not isinstance(name, str):
+        need = "a stage is one name with its settings, as in `- shuffle: 200` or `- split_by_node`"
+        flaws.append(Flaw((), wrong_kind(item, need)))
+    elif name not in stages:
         own = " To use your own function, register it and write its name, or `- map: its_name`."
-        return None, [Flaw((), f"{show(name)} is not a stage.{did_you_mean(name, stages) or own}")]
-    spec, flaws = read_settings(stages[name], stages[name].expand(value), stages=stages)
-    skipped = int(stages[name].is_mapping)  # the stage itself is this setting
-    return spec, [Flaw((name, *flaw.path[skipped:]), flaw.rule) for flaw in flaws]
-
-
-def _check_text(text: str) -> str:
-    if not text.strip():
-        raise refuse("the text is empty.")
-    if rule := forbidden_character(text):
-        raise refuse(rule)
-    return text
-
-
-def _check_field_name(name: str) -> str:
-    if ";" in name:
-        raise refuse(f"{show(name)} names several fields; one is needed here.")
-    return _check_alternatives(name)
-
-
-def _check_alternatives(names: str) -> str:
-    _check_text(names)
-    if re.search(r"\s", names) or not all(names.split(";")):
-        raise refuse(f"{show(names)} is not a field name. Write `jpg`, or alternatives as `jpg;png`.")
-    return names
+        flaws.append(Flaw((), f"{show(name)} is not a stage.{did_you_mean(name, stages) or own}"))
+    else:
+        found: list[Flaw] = []
+        spec = read_settings(stages[name], stages[name].expand(value), found, stages=stages)
+        skipped = int(stages[name].is_mapping)  # the stage itself is this setting
+        flaws += [Flaw((name, *flaw.path[skipped:]), flaw.rule) for flaw in found]
+        return spec
+    return None
 
 
 def _split_names(value: object) -> object:
@@ -293,7 +246,12 @@ def _check_shards(value: object) -> object:
     items = [value] if isinstance(value, str | os.PathLike) else value
     if not isinstance(items, list | tuple) or not items or not all(isinstance(one, str | os.PathLike) for one in items):
         raise refuse(wrong_kind(value, "a path, a pattern or a list of them is needed"))
-    texts = tuple(_check_text(os.fspath(item)) for item in items)
+    texts = tuple(os.fspath(item) for item in items)
+    try:
+        for text in texts:
+            expand_parts(text)
+    except StorageError as err:
+        raise refuse(" ".join(str(err).split())) from None
     return texts if items is value else texts[0]
 
 
@@ -307,22 +265,15 @@ def _check_size(value: object) -> object:
 
 def _check_ordered(pair: tuple[float, float]) -> tuple[float, float]:
     if pair[0] > pair[1]:
-        raise refuse(f"{show(pair)} is not [low, high], with low <= high.")
+        raise refuse(f"{show([*pair])} is not [low, high], with low <= high.")
     return pair
-
-
-def _check_budget(value: object) -> int | str:
-    value = as_int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
-        return value
-    if isinstance(value, str) and (match := _SHARE.fullmatch(value)) and float(match[1]) <= 100:
-        return value if float(match[1]) else 0
-    raise refuse(wrong_kind(value, "a number of samples is needed, or a share such as `0.1%`"))
 
 
 def _check_channels(values: tuple[float, ...]) -> tuple[float, ...]:
     if len(values) not in {1, 3} or not 0 <= min(values) <= max(values) <= 1:
-        raise refuse(f"{show(values)} is not 1 number (grey) or 3 (red, green, blue) within 0..1, as the pixels are.")
+        raise refuse(
+            f"{show([*values])} is not 1 number (grey) or 3 (red, green, blue) within 0..1, as the pixels are."
+        )
     return values
 
 
@@ -334,16 +285,25 @@ WHOLE = BeforeValidator(as_int)
 """Accepts integers of numpy and torch. It must be last in an annotation, so that the schema keeps the bounds."""
 Natural = Annotated[int, Strict(), Field(ge=0, lt=2**63), WHOLE]
 Count = Annotated[int, Strict(), Field(ge=1, lt=2**63), WHOLE]
-Budget = Annotated[int | str, PlainValidator(_check_budget)]
+_Percent = Annotated[
+    str,
+    Strict(),
+    Field(pattern=r"^(100|[0-9]{1,2}(\.[0-9]+)?)%$"),
+    AfterValidator(lambda share: share if float(share[:-1]) else 0),
+]
+Budget = Annotated[
+    Annotated[Natural, Tag("[number]")] | Annotated[_Percent, Tag("[share]")],
+    Discriminator(lambda value: "[share]" if isinstance(value, str) else "[number]"),
+]
 Device = Annotated[str, Field(pattern=r"^cuda(:[0-9]+)?$")]
 Cluster = Annotated[str, Field(pattern=r"^ray(://[^\s/:@]+:[0-9]{1,5})?$")]
 Bool = Annotated[bool, Strict()]
 Number = Annotated[float, Strict()]
-Text = Annotated[str, Strict(), AfterValidator(_check_text)]
+Text = Annotated[str, Strict(), Field(pattern=r"\S")]
 Positive = Annotated[float, Strict(), Field(gt=0)]
 Timeout = Annotated[float, Strict(), Field(ge=0, lt=math.inf)]
-FieldName = Annotated[str, Strict(), AfterValidator(_check_field_name)]
-Alternatives = Annotated[str, Strict(), AfterValidator(_check_alternatives)]
+FieldName = Annotated[str, Strict(), Field(pattern=r"^[^\s;]+$")]
+Alternatives = Annotated[str, Strict(), Field(pattern=r"^[^\s;]+(;[^\s;]+)*$")]
 FieldNames = Annotated[tuple[FieldName, ...], Field(min_length=1), BeforeValidator(_split_names)]
 FieldChoices = Annotated[tuple[Alternatives, ...], Field(min_length=1), BeforeValidator(_split_names)]
 Shards = Annotated[str | tuple[str, ...], PlainValidator(_check_shards)]

@@ -604,7 +604,7 @@ def open_pipeline(
         functions: Further functions by name that are stages.
 
     Raises:
-        ConfigError: The configuration has problems; the first 100 are listed. Or it has no pipeline with this name, or
+        ConfigError: The configuration has problems; all are listed. Or it has no pipeline with this name, or
             has several and `pipeline` is None.
         StorageError: The file cannot be read.
         PipelineError: The stages do not fit together, or `pipeline` or `overrides` is passed with a `Pipeline`.

@@ -253,7 +253,7 @@ def load_config(
         functions: Functions and classes by name that are stages too, besides the built-in and registered ones.
 
     Raises:
-        ConfigError: The configuration has problems; the first 100 are listed.
+        ConfigError: The configuration has problems; all are listed.
         StorageError: The file cannot be read.
     """
     origin = "config dict" if isinstance(source, Mapping) else str(source)

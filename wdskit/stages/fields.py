@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, create_model, field_validator
 
 from wdskit.codecs.fields import decode_field, follow_path, is_json_field, is_path
 from wdskit.codecs.formats import INDEX_SPEC, is_image_field
@@ -22,7 +22,6 @@ from wdskit.config.types import (
     FieldChoices,
     FieldName,
     FieldNames,
-    Flaw,
     ImageSpec,
     listing,
     refuse,
@@ -473,11 +472,6 @@ class UserStage(PerSampleStage):
         """
         return context.call(self.name, context.resolve(self.name, self.name, self.settings), label, is_map=True)
 
-    def flaws(self) -> list[Flaw]:
-        """Return a flaw for each setting that the function or class has no parameter for."""
-        unknown = () if self.known is None else (name for name in self.settings if name not in self.known)
-        return [Flaw((name,), unknown_setting(name, f"`{self.name}`", [*(self.known or ())])) for name in unknown]
-
     def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
         """Return the function and its arguments from which pickle makes an equal stage."""
         # pickle cannot import the class, which `user_stage` makes.
@@ -490,12 +484,16 @@ def user_stage(registered_name: str, parameters: tuple[str, ...] | None = None) 
     arguments give the same class.
     """
 
-    class Registered(UserStage):
-        __doc__ = f"The registered `{registered_name}`."
-        name: ClassVar[str] = registered_name
-        known: ClassVar[tuple[str, ...] | None] = parameters
+    def check_name(setting: str) -> str:
+        if parameters is not None and setting not in parameters:
+            raise refuse(unknown_setting(setting, parameters))
+        return setting
 
-    return Registered
+    names = dict[Annotated[str, AfterValidator(check_name)], Any]
+    made = create_model("Registered", __base__=UserStage, settings=(names, UserStage.model_fields["settings"]))
+    made.__doc__ = f"The registered `{registered_name}`."
+    made.name, made.known = registered_name, parameters
+    return made
 
 
 def _make_user_stage(name: str, known: tuple[str, ...] | None, settings: dict[str, Any]) -> UserStage:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from wdskit.config.types import StageSpec, did_you_mean, read_stage, require_valid
+from wdskit.config.types import Flaw, StageSpec, did_you_mean, read_stage, require_valid
 from wdskit.errors import PipelineError
 from wdskit.stages import batching, buckets, fields, sources, streaming, vision
 from wdskit.stages.base import parameters_of
@@ -142,4 +142,5 @@ def parse_stage(name: str, value: object = None, *, where: str = "pipeline") -> 
     Raises:
         ConfigError: The stage is unknown, or settings are invalid. The message lists all problems.
     """
-    return require_valid(*read_stage(STAGES, name, value), where=where)
+    flaws: list[Flaw] = []
+    return require_valid(read_stage(STAGES, {name: value}, flaws), flaws, where=where)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal
@@ -40,7 +40,7 @@ from wdskit.config.types import (
     Stages,
     StageSpec,
     dotted,
-    read_item,
+    read_stage,
     refuse,
     show,
     wrong_kind,
@@ -48,12 +48,11 @@ from wdskit.config.types import (
 from wdskit.dataset.classes import check_labels
 from wdskit.dataset.columns import check_column_name
 from wdskit.dataset.index import folder_has_labels
-from wdskit.dataset.patterns import expand_parts
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.dataset.subset import Subset
 from wdskit.dataset.weights import SampleWeights, are_whole
 from wdskit.dataset.where import Where
-from wdskit.errors import PipelineError, SelectionError, StorageError
+from wdskit.errors import PipelineError, SelectionError
 from wdskit.order.base import Order, Tail
 from wdskit.order.exact import ExactOrder
 from wdskit.order.keys import philox
@@ -128,7 +127,8 @@ def _check_stage(at: int, item: object, stages: Stages) -> StageSpec:
     Raises:
         PydanticCustomError: `item` is not a valid stage, or the stage does not turn one dict into one dict.
     """
-    spec, flaws = read_item(stages, item)
+    flaws: list[Flaw] = []
+    spec = read_stage(stages, item, flaws)
     if spec is None:
         raise refuse(f"{dotted((at, *flaws[0].path))}: {flaws[0].rule}")
     if spec.kind != "each" or spec.name in {"to_tuple", "to_dict", "map_tuple"}:
@@ -192,17 +192,6 @@ Weight = Annotated[
     Discriminator(lambda value: "[schedule]" if isinstance(value, Mapping) else "[number]"),
 ]
 PartStages = Annotated[tuple[StageSpec, ...], PlainValidator(_check_stages)]
-
-
-def pattern_flaws(shards: str | Sequence[str]) -> list[Flaw]:
-    """Return a flaw for each invalid pattern of the setting `shards`, such as `a-{0..3.tar`."""
-    found = []
-    for text in [shards] if isinstance(shards, str) else shards:
-        try:
-            expand_parts(text)
-        except StorageError as err:
-            found.append(Flaw(("shards",), " ".join(str(err).split())))
-    return found
 
 
 class MixturePart(BaseModel):
@@ -331,18 +320,6 @@ class PlannedSource(StageSpec):
         return self.mixture or (
             MixturePart(shards=self.shards or "", split=self.split, where=self.where, range=self.range),
         )
-
-    def flaws(self) -> list[Flaw]:
-        """Return a flaw for each invalid shard pattern, and for what is wrong in the stages of a part."""
-        if self.shards is not None:
-            return pattern_flaws(self.shards)
-        found = []
-        for number, part in enumerate(self.mixture or ()):
-            inside = pattern_flaws(part.shards)
-            for at, stage in enumerate(part.stages):
-                inside += [Flaw(("stages", at, stage.name, *flaw.path), flaw.rule) for flaw in stage.flaws()]
-            found += [Flaw(("mixture", number, *flaw.path), flaw.rule) for flaw in inside]
-        return found
 
     @abstractmethod
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:

@@ -24,7 +24,6 @@ from wdskit.config.types import (
     Bool,
     Classes,
     Count,
-    Flaw,
     Kind,
     Natural,
     Shards,
@@ -41,7 +40,6 @@ from wdskit.dataset.shard import changed_bytes, check_digest, offsets_path, read
 from wdskit.errors import PROCESS_ERRORS, PipelineError, SampleError, ShardError
 from wdskit.order.keys import permutation, philox
 from wdskit.stages.base import FOREIGN, NO_ORIGIN, Context, Function, Origin, RankInfo, RejectedSample, Run, Step
-from wdskit.stages.sources import pattern_flaws
 from wdskit.storage.urls import ByteStream, LocalFile, is_local, local_path, open_stream, shown_url
 
 _END = object()
@@ -164,10 +162,6 @@ class Stream(StreamStage):
         if self.weights is not None and not math.isfinite(sum(self.weights)):
             raise refuse("the sum of `weights` is too large for a float. Divide all of them by the same number.")
         return self
-
-    def flaws(self) -> list[Flaw]:
-        """Return a flaw for each invalid shard pattern."""
-        return pattern_flaws(self.shards)
 
     def bind(self, run: StreamRun, context: Context) -> StreamSource:  # noqa: ARG002
         """Find the shards, and return the source. Set `run.num_shards`.
