@@ -98,10 +98,11 @@ int find_members(const uint8_t *sample, int32_t stop, Hole hole, Members *member
     }
     members->key = first, members->key_size = key;
     /* The next block must be a header with its whole name at the start, or no header; and its name must have another
-     * key. */
+     * key. A member without a key may stand inside a sample: it does not show that the sample ends. */
     const uint8_t *after = sample + stop - hole.size;
     if (at != stop || !key || (after[TYPE_AT] != '0' && after[TYPE_AT]) || after[PREFIX_AT]) return 0;
-    int n, most = NAME_BYTES;
-    members->is_followed = plain_size(after, &n) >= 0;
-    return memcmp(strip_dots(after, &most), first, (size_t)key + 1) != 0;
+    int n = 0, most = NAME_BYTES;
+    const uint8_t *next = strip_dots(after, &most);
+    members->is_followed = plain_size(after, &n) >= 0 && key_size(next, n - (NAME_BYTES - most));
+    return memcmp(next, first, (size_t)key + 1) != 0;
 }

@@ -1,4 +1,4 @@
-"""`LocalShard`: a sample read by number equals the sample read sequentially, or is an error."""
+"""`LocalShard`: samples read by number, one by one or together, equal those read sequentially, or are an error."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import gc
 import io
 import os
 import pickle
+import shutil
 import struct
 import tarfile
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,19 @@ import numpy as np
 import pytest
 import webdataset
 from disks import HastyDisk
+from folders import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shards import write_shard
 
+from wdskit import Pipeline, verify
 from wdskit.dataset import shard as local_module
+from wdskit.dataset.index import read_index, write_index
+from wdskit.dataset.sample_columns import read_natively
 from wdskit.dataset.samples import ShardReader
-from wdskit.dataset.shard import LocalShard, offsets_path, write_offsets
+from wdskit.dataset.shard import LocalShard, digest_offsets, offsets_path, write_offsets
 from wdskit.errors import FolderIndexError, ShardError, StorageError, WdskitError
-from wdskit.shards.index import scan_shard
+from wdskit.shards.index import index_folder, scan_shard
 
 Truth = list[tuple[str, dict[str, bytes]]]
 
@@ -153,6 +157,20 @@ def plain(fields: dict[str, memoryview]) -> dict[str, bytes]:
     return {name: bytes(view) for name, view in fields.items()}
 
 
+def together(opened: LocalShard, numbers: Sequence[int]) -> Truth | None:
+    """Read samples as a pipeline does: natively, or one by one if that gives nothing. None: their fields differ."""
+    many = read_natively([opened], np.zeros(len(numbers), np.int64), np.array(numbers))
+    if many is not None:
+        return [(key, {name: raw[at] for name, raw in many.fields.items()}) for at, key in enumerate(many.keys)]
+    alone = [(key, plain(fields)) for key, fields in map(opened.read, numbers)]
+    return uniform(alone)
+
+
+def uniform(rows: Truth) -> Truth | None:
+    """Return the rows, or None if their fields differ."""
+    return rows if len({tuple(fields) for _, fields in rows}) <= 1 else None
+
+
 def check_right_or_error(shard: Path, truth: Truth) -> int:
     """Check that every sample, from a new or an open shard, is right or an error; return the number of errors."""
     num_errors = 0
@@ -164,7 +182,14 @@ def check_right_or_error(shard: Path, truth: Truth) -> int:
     assert num_samples == len(truth)
     for number in range(num_samples):
         with LocalShard(shard) as opened:
-            num_errors += _is_error(opened, number, truth)
+            is_error = _is_error(opened, number, truth)
+        with LocalShard(shard) as opened:
+            try:
+                found = together(opened, [number])
+            except ShardError:
+                found = None
+        assert found == (None if is_error else [truth[number]])
+        num_errors += is_error
     with LocalShard(shard) as opened:
         for number in [*range(num_samples), *reversed(range(num_samples))]:
             num_errors += _is_error(opened, number, truth)
@@ -204,43 +229,37 @@ def test_every_sample_is_that_of_a_sequential_reading(shard: Path) -> None:
     assert check_right_or_error(shard, truth) == 0
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_every_pair_of_samples_is_read_as_one_by_one(shard: Path, known: bool) -> None:
+    """With and without the digest of the offsets; the second time, edges are verified in both cases."""
+    truth = read_truth(shard)
+    offsets = np.frombuffer(offsets_path(shard).read_bytes(), dtype="<u8").tolist()
+    with LocalShard(shard, idx_sha256=digest_offsets(offsets) if known else None) as opened:
+        for a, b in [*product(range(len(truth)), repeat=2)] * 2:
+            assert together(opened, [a, b]) == uniform([truth[a], truth[b]])
+
+
 keys = st.text("abc/", min_size=1, max_size=6).filter(lambda key: not key.endswith("/"))
-fields_of_sample = st.dictionaries(st.sampled_from(["cls", "txt", "a.b"]), st.binary(max_size=1100), min_size=1)
+values = st.binary(max_size=1100)
+fields_of_sample = st.dictionaries(st.sampled_from(["cls", "txt", "a.b"]), values, min_size=1)
+fields_alike = st.fixed_dictionaries({"a.b": values, "cls": values, "JPG": values})
+samples_of_shard = st.dictionaries(keys, fields_of_sample, max_size=6) | st.dictionaries(keys, fields_alike, max_size=9)
 
 
-@settings(max_examples=60)
-@given(samples=st.dictionaries(keys, fields_of_sample, max_size=6), data=st.data())
+@settings(max_examples=120)
+@given(samples=samples_of_shard, data=st.data())
 def test_any_shard_in_any_order(
     tmp_path_factory: pytest.TempPathFactory, samples: dict[str, dict[str, bytes]], data: st.DataObject
 ) -> None:
     path = write_shard(tmp_path_factory.getbasetemp() / "any.tar", samples)
     write_right_offsets(path)
-    truth = [*samples.items()]
+    truth = [(key, {name.lower(): data for name, data in fields.items()}) for key, fields in samples.items()]
     with LocalShard(path) as opened:
-        for number in data.draw(st.permutations(range(len(truth)))):
+        numbers = data.draw(st.permutations(range(len(truth))))
+        for number in numbers:
             assert (opened.key(number), plain(opened[number])) == truth[number]
-
-
-def test_numbers_count_from_the_end_and_end_as_those_of_a_list(shard: Path) -> None:
-    truth = read_truth(shard)
-    with LocalShard(shard) as opened:
-        for number in range(1, len(truth) + 1):
-            assert opened.key(-number) == truth[-number][0]
-        for number in (len(truth), -len(truth) - 1, 1 << 70, -(1 << 70)):
-            with pytest.raises(IndexError, match=f"s.tar: sample {number} is out of range: there are {len(truth)}$"):
-                opened[number]
-            with pytest.raises(IndexError):
-                opened.key(number)
-        assert [plain(fields) for fields in opened] == [fields for _, fields in truth]  # stops at the IndexError
-
-
-def test_a_number_is_anything_that_is_an_integer(tmp_path: Path) -> None:
-    write_right_offsets(small(tmp_path / "s.tar"))
-    with LocalShard(str(tmp_path / "s.tar")) as opened:
-        assert opened.key(np.int64(2)) == opened.key(np.uint8(2)) == "c"
-        for wrong in (1.0, "1", None, slice(0, 1)):
-            with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
-                opened[wrong]  # type: ignore[index]
+        if numbers:
+            assert together(opened, numbers) == uniform([truth[number] for number in numbers])
 
 
 def test_views_belong_to_the_caller(shard: Path) -> None:
@@ -424,9 +443,20 @@ def _name_without_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_module, "_plain_key", key)
 
 
+def _trusts_all_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = LocalShard.__init__
+
+    def init_and_trust(self, *args, **settings):
+        init(self, *args, **settings)
+        self.edges[:] = b"\1" * len(self.edges)
+
+    monkeypatch.setattr(LocalShard, "__init__", init_and_trust)
+
+
 @pytest.mark.parametrize(
     ("mutate", "make"),
     [
+        (_trusts_all_edges, small),
         (_no_look_at_the_ends, small),
         (_no_look_at_the_ends, strangers),
         (_no_look_behind, small),
@@ -497,26 +527,6 @@ def test_a_file_that_is_replaced_while_it_is_open_stays_as_it_was(shard: Path, t
             assert (opened.key(number), plain(opened[number])) == truth[number]
 
 
-def test_another_shard_of_the_same_size_gives_an_error_or_its_own_whole_samples(tmp_path: Path) -> None:
-    """The headers show that samples are whole. Only the index's digests show whose samples they are (`verify`)."""
-    shapes = [[2, 2, 2], [1, 1, 4], [3, 3], [6], [1] * 6, [1, 2, 3], [4, 2]]
-    for old, new in product(shapes, repeat=2):
-        shard = tmp_path / "s.tar"
-        names = iter(f"f{number}" for number in range(100))
-        write_shard(shard, {f"old{at}": {next(names): b"1" for _ in range(size)} for at, size in enumerate(old)})
-        write_right_offsets(shard)
-        write_shard(shard, {f"new{at}": {next(names): b"2" for _ in range(size)} for at, size in enumerate(new)})
-        truth = read_truth(shard)
-        with LocalShard(shard) as opened:
-            num_errors = 0
-            for number in range(len(opened)):
-                try:
-                    assert (opened.key(number), plain(opened[number])) in truth
-                except ShardError:
-                    num_errors += 1
-            assert (num_errors == 0) == (old == new)
-
-
 def test_what_is_no_shard_is_refused(tmp_path: Path) -> None:
     shard = tmp_path / "s.tar"
     with pytest.raises(StorageError, match=r"s\.tar: cannot be opened: No such file"):
@@ -536,7 +546,50 @@ def test_what_is_no_shard_is_refused(tmp_path: Path) -> None:
         LocalShard(shard)
 
 
-# Descriptors, threads, processes.
+# The digest of the offsets in the index.
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number in range(2):
+        write_shard(tmp_path / f"s-{number}.tar", {f"k{number}{at}": {"cls": b"%d" % at} for at in range(8)})
+    index_folder(tmp_path, workers=1)
+    return tmp_path
+
+
+def read_all(shards: Path) -> list[str]:
+    loader = Pipeline().sequential(str(shards)).batched(4).loader(workers=0)
+    return [key for batch in loader for key in batch["__key__"]]
+
+
+def test_offsets_that_are_not_those_of_the_index_are_an_error_when_the_shard_is_opened(folder: Path) -> None:
+    """The offsets are those of another shard, or this shard's shifted offsets; both are plausible."""
+    idx = folder / "s-0.tar.idx"
+    data = idx.read_bytes()
+    other = write_shard(folder / "other", {f"p{at}": {"cls": bytes(at % 2 * 600)} for at in range(8)})
+    foreign = write_right_offsets(other)
+    assert (len(foreign), foreign[-1]) == (9, 8192)
+    shifted = [*np.frombuffer(data, dtype="<u8").tolist()]
+    shifted[3] -= 512
+    for offsets in (foreign, shifted):
+        write_raw(folder / "s-0.tar", list(offsets))
+        with pytest.raises(FolderIndexError, match=r"s-0\.tar\.idx: it"):
+            read_all(folder)
+    idx.write_bytes(data)
+    assert len(read_all(folder)) == 16
+    entries = read_index(folder).entries
+    write_index(folder, [replace(entries[0], idx_sha256="0" * 63 + "1"), entries[1]])
+    assert [(one.kind, Path(one.file).name) for one in verify(folder).findings] == [("offsets", "s-0.tar.idx")]
+
+
+def test_an_index_without_digests_of_offsets_still_works(tmp_path: Path) -> None:
+    """Neighbours of a sample are checked instead."""
+    golden = shutil.copytree(GOLDEN / "folder", tmp_path / "old")
+    write_index(golden, [replace(entry, idx_sha256=None) for entry in read_index(golden).entries])
+    assert read_all(golden / "s-000.tar")[:2] == ["a/1", "a/2"]
+
+
+# Descriptors and processes.
 
 
 def open_descriptors() -> set[str]:
@@ -597,23 +650,6 @@ def test_a_pickled_shard_opens_its_file_again(shard: Path) -> None:
     offsets_path(shard).unlink()
     with pytest.raises(FolderIndexError):
         pickle.loads(data)
-
-
-def test_threads_share_a_shard(tmp_path: Path) -> None:
-    samples = {f"k{at}": {"cls": b"%d" % at, "bin": bytes([at]) * (at * 37 % 3000)} for at in range(100)}
-    shard = write_shard(tmp_path / "s.tar", samples)
-    write_right_offsets(shard)
-    truth = [*samples.items()]
-    start = threading.Barrier(8)
-
-    def read_all(seed: int) -> int:
-        start.wait()
-        for number in np.random.default_rng(seed).permutation(len(truth)).tolist() * 3:
-            assert (opened.key(number), plain(opened[number])) == truth[number]
-        return seed
-
-    with LocalShard(shard) as opened, ThreadPoolExecutor(8) as pool:
-        assert [*pool.map(read_all, range(8))] == [*range(8)]
 
 
 def test_a_shard_of_another_size_than_its_index_says_is_named_before_its_offsets(tmp_path: Path) -> None:
