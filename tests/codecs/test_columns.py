@@ -22,11 +22,7 @@ from wdskit import Pipeline
 from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import decode_field
 from wdskit.dataset.sample_columns import RawColumn
-from wdskit.engine.batch import BatchMaker
-from wdskit.engine.program import Job
-from wdskit.errors import DecodeError, SampleError, ShardError, WdskitError
-from wdskit.loader.planned import PlannedLoader
-from wdskit.order.steps import Steps
+from wdskit.errors import DecodeError, SampleError, WdskitError
 from wdskit.shards.index import index_folder
 
 
@@ -136,12 +132,6 @@ def test_images_functions_and_other_collates_are_left_to_samples_one_by_one(fold
     assert images.decode("rgb8").batched(2).build(rank=0, world_size=1).columns is None
 
 
-def test_samples_that_may_be_replaced_are_made_one_by_one(folder: Path) -> None:
-    pipe = Pipeline().exact(str(folder)).decode().batched(4)
-    assert pipe.loader(workers=0).program.columns is not None
-    assert pipe.loader(workers=0, errors={"max_bad": 2}).program.columns is None
-
-
 def test_an_error_of_columns_alone_is_that_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples one by one do not hide it."""
 
@@ -151,15 +141,6 @@ def test_an_error_of_columns_alone_is_that_error(folder: Path, monkeypatch: pyte
     monkeypatch.setattr("wdskit.engine.columns.decode_column", fail)
     with pytest.raises(RuntimeError, match="our own mistake"):
         list(Pipeline().exact(str(folder)).decode().batched(4).loader(workers=0))
-
-
-def test_a_pipeline_that_travels_still_makes_columns(folder: Path) -> None:
-    loader, other = (Pipeline().sequential(str(folder)).decode().batched(4).loader(workers=0) for _ in range(2))
-    copy = pickle.loads(pickle.dumps(loader.program))
-    made = count_made(copy)
-    traveled = PlannedLoader(copy, loader.spec)
-    assert equal(list(traveled), list(other))
-    assert sum(made) > 0
 
 
 def test_mixtures_and_splits_and_ranges(folder: Path, tmp_path: Path) -> None:
@@ -265,54 +246,6 @@ def test_a_column_is_decoded_as_its_values_are(field: str, values: list[bytes]) 
 def test_a_number_of_many_digits_is_an_error_of_the_field() -> None:
     with pytest.raises(DecodeError, match=r"^cls: "):
         decode_column("cls", RawColumn([b"7", b"1" * 5000]))
-
-
-def test_a_damaged_shard_gives_the_same_error(tmp_path: Path) -> None:
-    path = write_shard(tmp_path / "s.tar", {f"k{at}": {"cls": b"%d" % at} for at in range(8)})
-    index_folder(tmp_path, workers=1)
-    data = bytearray(path.read_bytes())
-    data[5 * 1024 + 3] ^= 1
-    path.write_bytes(data)
-    batches = iter(Pipeline().sequential(str(tmp_path), tail="drop").batched(4).loader(workers=0))
-    assert next(batches)["cls"] == [b"0", b"1", b"2", b"3"]
-    with pytest.raises(ShardError, match="byte 5120: bad header: its checksum does not match"):
-        next(batches)
-
-
-def test_bad_samples_are_replaced_as_sample_by_sample(tmp_path: Path) -> None:
-    samples = {f"k{at:02d}": {"json": b"[" if at % 9 == 4 else b"%d" % at} for at in range(40)}
-    write_shard(tmp_path / "s.tar", samples)
-    index_folder(tmp_path, workers=1)
-    found = []
-    for with_columns in (True, False):
-        pipe = Pipeline().exact(str(tmp_path), seed=3).decode().batched(4)
-        loader = pipe.loader(workers=0, errors={"max_bad": 10})
-        if not with_columns:
-            forgo_columns(loader.program)
-        found.append(list(loader))
-    assert equal(found[0], found[1])
-    assert len(found[0]) == 10
-
-
-def test_what_a_batch_holds_decides_whether_it_is_made_by_columns(tmp_path: Path) -> None:
-    """The other batches of its job do not matter."""
-    samples: dict[str, dict[str, bytes]] = {}
-    for at in range(30):
-        samples[f"a{at:03d}"] = {"cls": b"1", **({"txt": b""} if at % 2 else {})}  # fields alternate
-        samples[f"b{at:03d}"] = {"cls": b"1", "txt": b"", "npy": npy(np.zeros(3))}
-    write_shard(tmp_path / "s.tar", dict(sorted(samples.items())))
-    index_folder(tmp_path, workers=1)
-    pipe = Pipeline().sequential(str(tmp_path)).decode().to_tuple("cls", "__key__", "__valid__").batched(3)
-    built = pipe.build(rank=0, world_size=1)
-    made = count_made(built)
-    job = Job(0, Steps(60, 3, 1, "drop"), 0, 20)
-    maker = BatchMaker(built)
-    batches = maker(maker.open(job)).result()
-    batches = [each.with_tensors() for each in batches]
-    assert [key for batch in batches for key in batch.value[1]] == sorted(samples)
-    assert sum(made) == 10
-    loader = pipe.loader(workers=1, threads=2)
-    assert [key for _, keys, _ in loader for key in keys] == sorted(samples)
 
 
 def test_the_error_of_a_function_behind_names_the_first_and_the_last_sample(folder: Path) -> None:

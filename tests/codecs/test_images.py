@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import io
 import struct
-import subprocess
-import sys
 import zlib
 
 import numpy as np
 import pytest
 import simplejpeg
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from images import EXTRANEOUS, FILES, encoded, palette_image, photo, pixels
+from images import EXTRANEOUS, FILES, encoded, palette_image, photo
 from PIL import Image, ImageFile
 from webdataset.autodecode import ImageHandler, imagespecs
 
@@ -49,22 +46,6 @@ def test_values_are_webdatasets(name, spec):
         assert np.array_equal(np.asarray(result), np.asarray(expected))
 
 
-@pytest.mark.parametrize("spec", sorted(spec for spec in IMAGE_SPECS if IMAGE_SPECS[spec].kind != "pil"))
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_results_are_contiguous_writable_and_owned(name, spec):
-    first = decode_image(FILES[name], spec, max_pixels=LIMIT)
-    second = decode_image(FILES[name], spec, max_pixels=LIMIT)
-    if isinstance(first, torch.Tensor):
-        assert first.is_contiguous()
-        assert first.dtype in {torch.uint8, torch.float32}
-    else:
-        assert first.flags.c_contiguous
-        assert first.flags.writeable
-    kept = np.asarray(second).copy()
-    first[:] = 7
-    assert np.array_equal(second, kept)
-
-
 @pytest.mark.parametrize("error", [SystemError, MemoryError, RecursionError, KeyboardInterrupt])
 def test_what_befalls_the_process_is_no_damage_of_an_image(monkeypatch, error):
     def fail(*_, **__):
@@ -95,27 +76,6 @@ def test_any_buffer_is_accepted(name, view):
     assert np.array_equal(
         decode_image(view(FILES[name]), "rgb8", max_pixels=LIMIT), decode_image(FILES[name], "rgb8", max_pixels=LIMIT)
     )
-
-
-def test_grey_alpha_drops_or_keeps_its_alpha():
-    data = FILES["png grey alpha"]
-    source = pixels(5, 7, 2)
-    assert np.array_equal(decode_image(data, "l8", max_pixels=LIMIT), source[..., 0])
-    rgba = decode_image(data, "rgba8", max_pixels=LIMIT)
-    assert np.array_equal(rgba[..., 3], source[..., 1])
-    assert np.array_equal(rgba[..., 0], source[..., 0])
-
-
-def test_one_bit_becomes_0_and_255():
-    assert np.array_equal(decode_image(FILES["png one bit"], "l8", max_pixels=LIMIT), (pixels(5, 7) > 100) * 255)
-
-
-def test_alpha_of_opaque_images_is_255_and_1():
-    for name in ("jpeg", "jpeg grey", "jpeg cmyk", "png", "bmp"):
-        assert (decode_image(FILES[name], "rgba8", max_pixels=LIMIT)[..., 3] == 255).all()
-        rgba = decode_image(FILES[name], "rgba", max_pixels=LIMIT)
-        assert rgba.dtype == np.float32
-        assert (rgba[..., 3] == 1).all()
 
 
 def test_palette_with_a_table_of_transparency_gives_alpha_and_no_warning():
@@ -165,15 +125,6 @@ def test_pixels_without_an_8_bit_form_are_refused_not_clipped(dtype, spec):
     else:
         with pytest.raises(DecodeError, match="Decode it with your own function"):
             decode_index(data, max_pixels=LIMIT)
-
-
-def test_16_bit_colour_and_grey_agree():
-    colour = b"P6\n4 2\n65535\n" + np.repeat(DEEP[..., None], 3, axis=2).astype(">u2").tobytes()
-    grey = b"P5\n4 2\n65535\n" + DEEP.astype(">u2").tobytes()
-    difference = decode_image(colour, "rgb8", max_pixels=LIMIT).astype(int) - decode_image(
-        grey, "rgb8", max_pixels=LIMIT
-    )
-    assert np.abs(difference).max() <= 1  # Pillow rounds PPM, and takes the upper byte of PNG
 
 
 def test_pil_images_keep_exif_and_profile():
@@ -247,15 +198,6 @@ def test_the_limit_itself_is_allowed(name):
     assert not isinstance(caught.value, ImageTooLarge)
 
 
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_every_format_obeys_the_limit_exactly(name):
-    shape = decode_image(FILES[name], "l8", max_pixels=LIMIT).shape
-    assert decode_image(FILES[name], "l8", max_pixels=shape[0] * shape[1]).shape == shape
-    if shape != (1, 1):
-        with pytest.raises(ImageTooLarge):
-            decode_image(FILES[name], "l8", max_pixels=shape[0] * shape[1] - 1)
-
-
 @pytest.mark.parametrize("name", ["png", "gif", "bmp", "ppm"])
 def test_pillows_warning_never_surfaces_below_our_limit(name):
     """95 megapixels are above Pillow's default and below wdskit's. A warning would be the cause of the DecodeError."""
@@ -263,30 +205,6 @@ def test_pillows_warning_never_surfaces_below_our_limit(name):
         decode_image(claims(10000, 9500)[name], "rgb8", max_pixels=10**8)
     assert not isinstance(caught.value, ImageTooLarge)
     assert not isinstance(caught.value.__cause__, Warning)
-
-
-def test_a_bomb_is_refused_in_little_memory():
-    """24 kB of PNG would become 483 MB. A process that may grow by only 100 MB refuses the file."""
-    code = """
-import io, resource, sys, zlib, struct
-from wdskit.codecs.images import decode_image
-from wdskit.errors import ImageTooLarge
-def chunk(kind, data):
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-side = 12700
-packer = zlib.compressobj(9)
-body = b"".join(packer.compress(bytes(side // 8 + 1)) for _ in range(side)) + packer.flush()
-header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
-bomb = b"\\x89PNG\\r\\n\\x1a\\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-try:
-    decode_image(bomb, "rgb8", max_pixels=100_000_000)
-except ImageTooLarge:
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    sys.exit(0 if grown < 100_000 and len(bomb) < 100_000 else f"grew by {grown} kB, bomb of {len(bomb)}")
-sys.exit("no error")
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 # --- damage
@@ -365,12 +283,6 @@ def test_what_is_no_image_of_ours_is_refused(data):
     """EPS would start Ghostscript."""
     with pytest.raises(DecodeError, match=r"not an image of a known format|no WebP image"):
         decode_image(data, "rgb8", max_pixels=LIMIT)
-
-
-def test_errors_chain_what_pillow_raised():
-    with pytest.raises(DecodeError) as caught:
-        decode_image(FILES["gif"][:20], "rgb8", max_pixels=LIMIT)
-    assert caught.value.__cause__ is not None
 
 
 @pytest.mark.parametrize("fmt", ["PNG", "PPM"])

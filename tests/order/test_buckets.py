@@ -236,15 +236,6 @@ def test_a_sequential_source_and_mixtures_have_buckets(folder: Path):
     assert sum(map(len, by_bucket.values())) == 110
 
 
-def test_two_buckets_are_grouping_by_aspect_ratio(folder: Path):
-    """Detection code does the same: wide and tall images are never in one batch."""
-    pipe = Pipeline().exact(str(folder), tail="pad").decode("rgb8").to_dict("png", "__key__")
-    pipe = pipe.bucketed(by="aspect", shapes=[[100, 101], [101, 100]], global_size=4, collate=list)
-    for batch in pipe.loader(workers=0):
-        rows = [sample["png"].shape for sample, is_valid in zip(*batch, strict=True) if is_valid]
-        assert len({width > height for height, width, _ in rows if width != height}) <= 1
-
-
 def test_the_nearest_ratio_is_chosen():
     bucketed = Bucketed(by="aspect", shapes=[[512, 512], [384, 640], [640, 384]], global_size=8)
     chance = np.random.default_rng(0)
@@ -362,25 +353,3 @@ def test_the_name_of_the_bucket_replaces_no_field_and_changes_no_dict_of_the_use
     assert all("__bucket__" in batch for batch in batches)
     assert KEPT
     assert not any("__bucket__" in batch for batch in KEPT)
-
-
-def test_masks_follow_the_image_into_the_bucket(tmp_path: Path):
-    rows = []
-    for number in range(12):
-        width, height = ((60, 40), (40, 60))[number % 2]
-        x = np.tile(np.arange(width, dtype=np.uint8), (height, 1))
-        files = []
-        for array in (np.stack([x] * 3, axis=2), x):
-            file = BytesIO()
-            Image.fromarray(array).save(file, "PNG")
-            files.append(file.getvalue())
-        rows.append({"__key__": str(number), "png": files[0], "seg.png": files[1]})
-    pack(rows, tmp_path / "data", columns="png.width,png.height,width,height", disk=HastyDisk())
-    pipe = (
-        Pipeline().exact(str(tmp_path / "data"), tail="pad").decode("rgb8", only="png").decode("index", only="seg.png")
-    )
-    pipe = pipe.resize_to_bucket(crop="random", fields="png", masks="seg.png").to_dict("png", "seg.png")
-    for batch in pipe.bucketed(by="aspect", shapes=[[24, 40], [40, 24]], global_size=3).loader(workers=0):
-        assert batch["png"].shape[2:] == batch["seg.png"].shape[-2:] == batch["__bucket__"]
-        far = (batch["png"][:, 0].int() - batch["seg.png"].reshape(3, *batch["__bucket__"]).int()).abs()
-        assert int(far.max()) <= 2

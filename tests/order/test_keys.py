@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import zlib
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -113,12 +109,6 @@ def test_different_keys_have_different_entropy(keys: list[tuple[str, list[int]]]
     assert all(0 <= word < 1 << 32 for entropy in found for word in entropy)
 
 
-def test_words_are_never_added_up() -> None:
-    """In code that adds words, worker 0 in epoch 31 and worker 1 in epoch 0 have the same seed."""
-    firsts = {int(philox(purpose, *words).random_raw()) for purpose in "ab" for words in product(range(13), repeat=3)}
-    assert len(firsts) == 2 * 13**3
-
-
 @pytest.mark.parametrize("word", [-1, -(2**63), 2**64, 2**100])
 def test_a_word_that_does_not_fit_is_refused(word: int) -> None:
     for place in range(5):
@@ -157,25 +147,6 @@ def test_every_permutation_is_one() -> None:
         assert sorted(found.tolist()) == list(range(n))
     with pytest.raises(ValueError, match="negative"):
         permutation(-1, "test")
-
-
-def test_all_permutations_are_as_likely() -> None:
-    """A chi-square test of 6,000 permutations of four: below 49.7 in 999 of 1,000 cases, and the seeds are fixed."""
-    counts = Counter(tuple(permutation(4, "test", seed).tolist()) for seed in range(6000))
-    assert counts.keys() == set(permutations(range(4)))
-    assert sum((count - 250) ** 2 / 250 for count in counts.values()) < 49.7
-
-
-def test_equal_words_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The result does not depend on how numpy sorts equal words, which numpy may change."""
-
-    class Equal:
-        def random_raw(self, n):
-            return np.array([3, 1, 3, 1, 1, 3, 2, 2] * 20, np.uint64)[:n]
-
-    monkeypatch.setattr("wdskit.order.keys.philox", lambda purpose, *words: Equal())
-    words = Equal().random_raw(160).tolist()
-    assert permutation(160, "x").tolist() == sorted(range(160), key=words.__getitem__)
 
 
 # Positions.
@@ -236,42 +207,3 @@ def test_without_the_reset_a_position_would_remember() -> None:
 
     assert len({tuple(second(PositionRng, name)) for name in USES}) == 1
     assert len({tuple(second(Forgetful, name)) for name in USES}) > 1
-
-
-def test_positions_seeds_and_stages_have_numbers_of_their_own() -> None:
-    found = {
-        PositionRng(seed, stage).at(*position).random()
-        for seed in range(3)
-        for stage in ("0:map", "1:map", "0:flip")
-        for position in product(range(4), repeat=3)
-    }
-    assert len(found) == 3 * 3 * 4**3
-
-
-def test_the_words_of_one_position_do_not_run_into_the_next() -> None:
-    """Each position has 2**64 blocks of its own."""
-    rng = PositionRng(0, "stage")
-    words = [
-        set(rng.at(*position).bit_generator.random_raw(4000).tolist()) for position in [(0,), (1,), (0, 1), (0, 0, 1)]
-    ]
-    assert len(set().union(*words)) == 16_000
-
-
-def test_uniform_over_positions_as_over_draws() -> None:
-    """The first number of each of 20,000 positions: mean and variance of a uniform number, within five sigma."""
-    rng = PositionRng(1, "stage")
-    numbers = np.array([rng.at(position).random() for position in range(20_000)])
-    assert abs(numbers.mean() - 0.5) < 5 * math.sqrt(1 / 12 / 20_000)
-    assert abs(numbers.var() - 1 / 12) < 5 * math.sqrt(1 / 180 / 20_000)
-    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 5 / math.sqrt(20_000)
-
-
-def test_threads_with_generators_of_their_own_do_not_disturb_each_other() -> None:
-    def numbers(thread: int) -> list[float]:
-        rng = PositionRng(4, "stage")
-        return [rng.at(position, thread % 2).random() for position in range(500)]
-
-    with ThreadPoolExecutor(8) as pool:
-        found = [*pool.map(numbers, range(8))]
-    assert found[0::2] == [numbers(0)] * 4
-    assert found[1::2] == [numbers(1)] * 4

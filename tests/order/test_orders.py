@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdskit.order.base import ShardOffsets
 from wdskit.order.exact import ExactOrder
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import ResampledOrder
@@ -102,21 +101,6 @@ def test_windows_shuffle_across_shards():
     order = ExactOrder([100] * 60, seed=0, lanes=4, window=1500)
     shards, _ = order.take(np.arange(400))
     assert len(set(shards.tolist())) >= 35
-
-
-def test_resampled_reaches_every_sample_alike():
-    """Chi-square over all samples, at both ends of shards: starts are uniform, and chunks wrap inside their shard."""
-    counts = [3, 0, 50, 7, 40]
-    order = ResampledOrder(counts, seed=3, chunk=8, lanes=4, window=64)
-    num = 200_000
-    shards, samples = order.take(np.arange(num))
-    found = np.zeros(100)
-    np.add.at(found, ShardOffsets(counts).starts(shards) + samples, 1)
-    expected = num / 100
-    # A chunk of 8 draws is one independent draw; chi-square of 99 degrees has mean 99 and deviation 14.
-    assert ((found - expected) ** 2 / expected).sum() / 8 < 99 + 5 * 14
-    head, tail = found[3:28].sum() / 25, found[28:53].sum() / 25
-    assert abs(tail / head - 1) < 0.05
 
 
 def test_resampled_chunks_are_neighbours():

@@ -15,9 +15,7 @@ from wdskit.order import keys
 from wdskit.order.base import ShardOffsets, look_up
 from wdskit.order.exact import ExactOrder
 from wdskit.order.keys import PositionRng
-from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import ResampledOrder
-from wdskit.order.sequential import SequentialOrder
 from wdskit.shards.index import index_folder
 from wdskit.stages.sources import Exact, MixturePart
 
@@ -66,16 +64,6 @@ def test_exact_places_samples_alike(seed):
     at = np.flatnonzero((shards == 1) & (samples == 7)) % 120
     assert len(at) == num
     assert abs(chi_square(np.bincount(at // 6, minlength=20), num / 20)) < 5
-
-
-def test_shares_of_a_mixture_hold_in_every_window_of_every_length():
-    """The error is at most two samples, from any position on, for any number of parts."""
-    for weights in ([1, 1], [5, 3, 2], [1, 10, 100], [7, 1, 1, 1, 1]):
-        order = MixtureOrder([SequentialOrder([9])] * len(weights), [1] * len(weights), weights)
-        found, _ = order.interleaver.take(np.arange(4000))
-        for part, weight in enumerate(weights):
-            off = np.concatenate([[0], np.cumsum(found == part)]) - np.arange(4001) * weight / sum(weights)
-            assert off.max() - off.min() <= 2
 
 
 @pytest.fixture

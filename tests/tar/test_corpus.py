@@ -18,13 +18,13 @@ from tar_corpus import CASES, GNU_TAR, Case, file_of, plant, write_with_gnu_tar
 from wdskit import LocalShard
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import write_offsets
-from wdskit.errors import ShardError, StorageError
+from wdskit.errors import ShardError
 from wdskit.shards.index import scan_shard
 from wdskit.storage.urls import open_stream
 from wdskit.tar import header as header_module
 from wdskit.tar import window as window_module
 from wdskit.tar.header import Overrides, expected_adler
-from wdskit.tar.reader import TarReader, locate_members
+from wdskit.tar.reader import TarReader
 
 
 def read(read, shard="x.tar"):
@@ -163,30 +163,6 @@ def server():
         yield f"http://127.0.0.1:{served.server_port}"
         served.shutdown()
         thread.join()
-
-
-def test_http_bodies_give_the_same(server):
-    for number, case in enumerate(CASES):
-        url = f"{server}/{number}"
-        if case.data.lstrip()[:5].lower() in (b"<html", b"<!doc"):
-            with pytest.raises(StorageError, match="this is a web page, not a tar"):
-                open_stream(url)
-        else:
-            with contextlib.closing(open_stream(url)) as stream:
-                check(case, *read(stream.read, url))
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case.error is None], ids=str)
-def test_random_access_finds_the_same_members(case):
-    reader = TarReader(io.BytesIO(case.data).read, shard="x")
-    starts = [start for _, start, _ in reader]
-    for part in range(len(starts)):
-        first, stop = starts[part], [*starts, reader.stop][part + 1]
-        data = case.data[first:stop]
-        found = [
-            (name, data[at:end]) for name, at, end in locate_members(data, shard="x", offset=first, stop=len(data))
-        ]
-        assert found == [case.members[part]]
 
 
 def stream_samples(data: bytes):

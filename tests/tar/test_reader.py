@@ -7,13 +7,11 @@ Single archives are tested in `test_corpus.py`.
 from __future__ import annotations
 
 import contextlib
-import http.server
 import io
 import itertools
 import os
 import re
 import tarfile
-import threading
 import tracemalloc
 from collections import Counter
 from typing import Any
@@ -25,7 +23,6 @@ from tar_corpus import CASES, END, GNU, USTAR, V7, file_of, header, long_name, m
 
 from wdskit.dataset.samples import ShardReader
 from wdskit.errors import ShardError, StorageError
-from wdskit.shards.index import scan_shard
 from wdskit.storage.urls import open_stream
 from wdskit.tar import header as header_module
 from wdskit.tar import reader as reader_module
@@ -136,27 +133,6 @@ def test_every_bit_of_a_header_and_the_end_marker_is_watched():
     }
 
 
-def test_the_scan_for_the_index_sees_the_same(tmp_path):
-    """The digest of the scan also shows changes in data and padding, which the reader cannot find."""
-    path = tmp_path / "a.tar"
-    path.write_bytes(SHARD)
-    whole = scan_shard(str(path))
-    data = bytearray(SHARD)
-    for kind, start, stop, samples in PARTS:
-        for at in range(start, stop, 11):
-            data[at] ^= 0x81
-            path.write_bytes(data)
-            data[at] ^= 0x81
-            if kind in {"header", "end"}:
-                with pytest.raises(ShardError) as caught:
-                    scan_shard(str(path))
-                assert (caught.value.offset, caught.value.samples_read) == (start, samples)
-            else:
-                scanned = scan_shard(str(path))
-                assert (scanned.offsets, scanned.entry.fields) == (whole.offsets, whole.entry.fields)
-                assert scanned.entry.sha256 != whole.entry.sha256
-
-
 # Missing bytes.
 
 
@@ -186,15 +162,6 @@ def in_steps(data: bytes, sizes: list[int]):
     return lambda size: stream.read(min(size, next(turns)))
 
 
-def test_a_shard_cut_at_any_byte_cannot_be_indexed(tmp_path):
-    path = tmp_path / "cut.tar"
-    for size in range(0, len(SHARD), 3):
-        path.write_bytes(SHARD[:size])
-        with pytest.raises(ShardError, match="stops") as caught:
-            scan_shard(str(path))
-        assert caught.value.offset == size
-
-
 @pytest.mark.parametrize("sizes", [[10_000], [511], [512], [100, 700]], ids=str)
 def test_a_cut_at_any_byte_is_told_at_that_byte_whatever_the_reads(sizes):
     check_cuts(lambda data: in_steps(data, sizes))
@@ -206,46 +173,6 @@ def test_a_cut_at_any_byte_is_told_for_large_members_too(large, monkeypatch):
     monkeypatch.setattr(window_module, "LARGE_BYTES", large)
     monkeypatch.setattr(window_module, "CHUNK_BYTES", 512)
     check_cuts()
-
-
-class CutServer(http.server.ThreadingHTTPServer):
-    """A server of the first n bytes under /n, with the shard's length."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self):
-            self.close_connection = True
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(SHARD)))
-            self.end_headers()
-            self.wfile.write(SHARD[: int(self.path[1:])])
-
-        def log_message(self, *args):
-            pass
-
-
-@pytest.fixture(scope="module")
-def cut_server():
-    with CutServer(("127.0.0.1", 0), CutServer.Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-def test_a_body_that_is_cut_is_an_error(cut_server, monkeypatch):
-    monkeypatch.setattr("wdskit.storage.requests.WAIT_S", 0.001)
-    monkeypatch.setattr("wdskit.storage.objects.PIECE_BYTES", 1)
-    for size in [*range(0, len(SHARD), 101), len(SHARD) - 1]:
-        found: Samples = []
-        with (
-            pytest.raises(StorageError, match=f"after {size} of " if size else "tries"),
-            contextlib.closing(open_stream(f"{cut_server}/{size}")) as stream,
-        ):
-            found.extend(ShardReader(stream.read, shard=stream.url))
-        assert found == []
 
 
 # Mutants: the checks can fail.
@@ -418,13 +345,6 @@ def test_nothing_is_asked_of_a_stream_behind_its_end():
         with contextlib.suppress(ShardError):
             list(TarReader(read, shard="x"))
         assert ends <= 2, case  # some faults show only at the end of the stream
-
-
-def test_a_reader_gives_nothing_twice():
-    reader = ShardReader(io.BytesIO(SHARD).read, shard="x")
-    assert len(list(reader)) == len(SAMPLES)
-    with pytest.raises(ShardError, match="stops before its end marker"):
-        list(reader)
 
 
 def test_zeros_after_the_end_marker_are_bounded(monkeypatch):

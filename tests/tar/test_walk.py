@@ -67,16 +67,6 @@ def test_the_whole_corpus_is_told_as_the_reader_tells_it(most: int) -> None:
             assert by_walking(case.data, most=most) == by_reading(case.data), case.name
 
 
-@pytest.mark.usefixtures("_jumps")
-def test_every_cut_is_told_as_the_reader_tells_it(tmp_path: Path) -> None:
-    path = write_shard(tmp_path / "s.tar", {"a": {"jpg": bytes(1300), "cls": b"1"}, "b": {"jpg": b"", "cls": b"2"}})
-    data = path.read_bytes()
-    for length in range(len(data) + 1):
-        walked, read = by_walking(data[:length]), by_reading(data[:length])
-        assert walked == read, length
-        assert (walked[2] is None) == (length == len(data))
-
-
 def test_large_payloads_are_not_read(tmp_path: Path) -> None:
     """Of 20 images of 200 kB, a few kB each are read; of small images, each byte at most once, in large reads."""
     for size, share, num_reads in ((200_000, 0.1, 100), (2000, 1.0, 3)):
