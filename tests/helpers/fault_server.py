@@ -162,6 +162,13 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def cut_at_once(self):
         self.give(num_sent=0)
 
+    def cut_anonymous(self):
+        """Break the first reply, which names no version of the object."""
+        self.give(num_sent=1000 if self.num == 1 else None, ETag=None, Last_Modified=None)
+
+    def cut_weak(self):
+        self.give(num_sent=1000 if self.num == 1 else None, ETag='W/"one"', Last_Modified=None)
+
     def stall(self):
         self.give(num_sent=1000)
         self.wfile.flush()
@@ -178,6 +185,17 @@ class Answer(http.server.BaseHTTPRequestHandler):
         while not self.server.released.wait(0.02):
             self.wfile.write(b"x")
             self.wfile.flush()
+
+    def drip_headers(self):
+        self.wfile.write(b"HTTP/1.1 206 Partial Content\r\n")
+        while not self.server.released.wait(0.01):
+            self.wfile.write(b"A: b\r\n")
+            self.wfile.flush()
+
+    def endless_headers(self):
+        self.wfile.write(b"HTTP/1.1 206 Partial Content\r\n")
+        while not self.server.released.is_set():
+            self.wfile.write(b"A: b\r\n" * 100)
 
     def short(self):
         """Send at most 500,000 bytes, with their number as Content-Length."""
@@ -281,6 +299,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
         else:
             self.give()
 
+    def page(self):
+        self.give(200, b"\n<!DOCTYPE HTML>\n<title>Sign in</title>", Content_Range=None)
+
     def pages(self):
         """Send one of three pages of a list, selected by the token."""
         page = int(parse_qs(urlsplit(self.path).query).get("continuation-token", ["0"])[0])
@@ -307,6 +328,6 @@ class Answer(http.server.BaseHTTPRequestHandler):
         pass
 
 
-OTHERS = ("do_GET", "give", "refuse", "list", "pages", "pages_for_ever", "pages_cut", "log_message")
+OTHERS = ("do_GET", "give", "refuse", "list", "page", "pages", "pages_for_ever", "pages_cut", "log_message")
 FAULTS = [name for name, each in vars(Answer).items() if inspect.isfunction(each) and name not in OTHERS]
 """All names of objects, one for each fault; `ok` has none."""

@@ -8,7 +8,6 @@ import itertools
 import os
 import pickle
 import random
-import sys
 import tempfile
 import threading
 import time
@@ -103,32 +102,6 @@ def write(path: Path, data: bytes | bytearray, mode: int = 0o600) -> None:
     path.unlink(missing_ok=True)
     path.write_bytes(data)
     path.chmod(mode)
-
-
-def test_threads_that_find_a_part_at_once_count_its_memory_once(tmp_path, monkeypatch):
-    """Otherwise the cache would know fewer and fewer parts, and check the others again at each read."""
-    keep(PartCache(tmp_path, 10**6))
-    barrier = threading.Barrier(8)
-
-    class CheckedAtOnce(cache_module._OpenPart):
-        def __init__(self, *args):
-            super().__init__(*args)
-            barrier.wait()
-
-    monkeypatch.setattr(cache_module, "_OpenPart", CheckedAtOnce)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for _ in range(200):
-            cache = PartCache(tmp_path, 10**6)
-            threads = [threading.Thread(target=cache.has, args=(NAME,)) for _ in range(8)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert [*cache._open] == [NAME]
-    finally:
-        sys.setswitchinterval(before)
 
 
 def test_a_checker_that_compares_no_sum_is_caught(tmp_path, monkeypatch):
@@ -332,15 +305,6 @@ def test_a_part_that_changes_after_it_was_checked(tmp_path, monkeypatch, caplog,
     assert read_all(cache, name) == expected()
 
 
-def test_a_part_that_is_removed_while_it_is_open_is_missed_when_it_is_marked_again(tmp_path, monkeypatch):
-    cache = PartCache(tmp_path, 10**6)
-    [name] = many_parts(cache, 1)
-    name.path(tmp_path).unlink()
-    assert read_all(cache, name) == expected()
-    monkeypatch.setattr(cache_module, "IN_USE_S", 0.0)
-    assert not cache.has(name)
-
-
 FORGED = bytes(len(DATA))
 
 
@@ -474,40 +438,3 @@ def test_what_a_process_cannot_read_now_is_kept(tmp_path, monkeypatch, caplog, n
     assert [record.getMessage() for record in caplog.records] == [
         f"{tmp_path}: parts cannot be read now: {os.strerror(number)}."
     ] * 2
-
-
-def test_a_link_to_a_folder_is_neither_listed_nor_emptied(tmp_path):
-    other = tmp_path / "other"
-    forged = forge(other)
-    (forged.parent / "0-512.lock").touch()
-    os.utime(forged.parent / "0-512.lock", (0, 0))
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "kept" / ("cd" * 32)).symlink_to(forged.parent)
-    (tmp_path / "kept" / SHA).mkdir()
-    (tmp_path / "kept" / SHA / "0-512.part").symlink_to(forged)
-    assert not [*parts_of(tmp_path / "kept")]
-
-    assert sorted(path.name for path in forged.parent.iterdir()) == ["0-512.lock", forged.name]
-
-
-def test_a_full_cache_is_counted_seldom(tmp_path, monkeypatch):
-    """It is reduced to 95 %. Its parts are counted only for one of many new parts, for any size of the cache."""
-    size, num = part_bytes(NAME, 3), 2000
-    cache, old = PartCache(tmp_path, num * size), time.time() - 1000
-    scans = []
-
-    def count(folder: Path) -> Any:
-        scans.append(1)
-        return parts_of(folder)
-
-    monkeypatch.setattr(cache_module, "parts_of", count)
-    folder = tmp_path / SHA
-    folder.mkdir(0o700)
-    for at in range(num):
-        with (folder / f"{at * 512}-{at * 512 + 512}.part").open("xb") as file:
-            file.truncate(size)
-        os.utime(folder / f"{at * 512}-{at * 512 + 512}.part", (old, old))
-    assert cache._make_room(size)
-    assert sum(part.num_bytes for part in parts_of(tmp_path)) <= 0.95 * num * size
-    assert all(cache._make_room(size) for _ in range(90))
-    assert len(scans) < 15

@@ -14,22 +14,19 @@ import sys
 import threading
 import time
 import traceback
-from pathlib import Path
 
 import pytest
 from fault_server import BODY, FAULTS, NEW_BODY, FaultServer
 from folders import REPOSITORY
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from object_server import BUCKET, put, read_ranges, s3_server
-from shards import write_shard
+from object_server import read_ranges
 
-from wdskit import Pipeline
-from wdskit.errors import StorageError, WdskitError
+from wdskit.errors import StorageError
 from wdskit.storage import buckets, objects, requests, stores
 from wdskit.storage.buckets import list_objects
 from wdskit.storage.objects import ObjectFile, ObjectStream, plan_parts
-from wdskit.storage.urls import open_stream, read_bytes
+from wdskit.storage.urls import read_bytes
 
 LIMIT_S = 20
 """No read in these tests takes longer."""
@@ -67,20 +64,6 @@ def place(request, faults, monkeypatch):
     monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "true")
     requests.loop_of_this_process("").stores.clear()
     return "s3://fault-bucket"
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with s3_server() as endpoint:
-        yield endpoint
-
-
-@pytest.fixture
-def bucket(s3, monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
-    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "true")
-    requests.loop_of_this_process("").stores.clear()
-    return f"{s3}/{BUCKET}"
 
 
 def problem(read, *arguments) -> str:
@@ -463,39 +446,6 @@ def test_a_stream_is_never_of_two_objects(place, name):
 # Real servers.
 
 
-def test_ranges_of_a_real_s3(bucket):
-    put(f"{bucket}/a/one.tar", BODY)
-    file = ObjectFile(f"s3://{BUCKET}/a/one.tar")
-    draw = random.Random(3)
-    ranges = [(start, min(len(BODY), start + draw.randrange(500_000))) for start in draw.sample(range(len(BODY)), 40)]
-    assert read_ranges(file, ranges) == [BODY[start:stop] for start, stop in ranges]
-    assert file.num_bytes == len(BODY)
-
-
-def test_an_object_replaced_on_a_real_s3_is_an_error(bucket):
-    put(f"{bucket}/replaced.tar", BODY)
-    file = ObjectFile(f"s3://{BUCKET}/replaced.tar")
-    assert file.read_at(0, 9) == BODY[:9]
-    put(f"{bucket}/replaced.tar", BODY[::-1])
-    assert "the object was replaced while it was read" in problem(file.read_at, 9, 9)
-
-
-def test_folders_are_listed(bucket):
-    for name in ("l/b.tar", "l/a%20%23%C3%A9.tar", "l/deep/c.tar", "lx/d.tar"):
-        put(f"{bucket}/{name}", name.encode())
-    found = list_objects(f"s3://{BUCKET}/l/")
-    assert [(each.url, each.num_bytes) for each in found] == [
-        (f"s3://{BUCKET}/l/a%20%23%C3%A9.tar", 19),
-        (f"s3://{BUCKET}/l/b.tar", 7),
-    ]
-    for each in found:
-        file = ObjectFile(each.url, num_bytes=each.num_bytes, etag=each.etag)
-        assert file.read_at(0, 100).decode() == each.url.partition(f"{BUCKET}/")[2]
-    assert list_objects(f"s3://{BUCKET}/none") == []
-    assert f"s3://{BUCKET}/ready" in [each.url for each in list_objects(f"s3://{BUCKET}")]
-    assert "only buckets of s3://, gs://, az:// can be listed" in problem(list_objects, "http://127.0.0.1/a/")
-
-
 def test_a_list_of_several_pages_is_whole_or_an_error(faults, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
     monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "true")
@@ -505,32 +455,3 @@ def test_a_list_of_several_pages_is_whole_or_an_error(faults, monkeypatch):
     assert [each.url for each in found] == [f"s3://pages-bucket/pages/{page}.tar" for page in range(3)]
     assert "did not answer within 1 s" in problem(list_objects, "s3://pages-bucket/pages_for_ever/")
     assert "list of objects is cut or invalid" in problem(list_objects, "s3://pages-bucket/pages_cut/")
-
-
-def test_what_is_not_there(bucket):
-    assert "there is no such object (NoSuchKey)" in problem(ObjectFile(f"s3://{BUCKET}/none.tar").read_at, 0, 1)
-    assert "there is no such bucket." in problem(ObjectFile("s3://no-such-bucket/none.tar").read_at, 0, 1)
-    assert "there is no such bucket." in problem(list_objects, "s3://no-such-bucket/a/")
-    assert "there is no such object" in problem(open_stream, f"s3://{BUCKET}/none.tar")
-    for source in ("exact", "stream"):
-        with pytest.raises(WdskitError, match=r"there is no such bucket\.$"):
-            getattr(Pipeline(), source)("s3://no-such-bucket/a/").to_tuple("cls").batched(1).loader()
-
-
-@pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 1, "start_method": "spawn"}], ids=str)
-def test_a_stream_pipeline_reads_shards_of_a_real_s3(bucket, tmp_path: Path, settings):
-    keys = []
-    for number in range(3):
-        samples = {f"{number}-{index:03d}": {"bin": os.urandom(40_000)} for index in range(30)}
-        put(f"{bucket}/p/{number}.tar", write_shard(tmp_path / f"{number}.tar", samples).read_bytes())
-        keys += samples
-    expected = [(sample["__key__"], sample["bin"]) for sample in local_samples(str(tmp_path / "{0..2}.tar"))]
-    assert [key for key, _ in expected] == keys
-    pipe = Pipeline().stream(f"s3://{BUCKET}/p/{{0..2}}.tar", shuffle_shards=False)
-    loader = pipe.to_tuple("__key__", "bin").batched(7).loader(**settings)
-    found = [pair for keys_, data in loader for pair in zip(keys_, data, strict=True)]
-    assert found == expected
-
-
-def local_samples(shards):
-    return list(Pipeline().stream(shards, shuffle_shards=False).build())

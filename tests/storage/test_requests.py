@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 
 import pytest
 from fault_server import BODY, FaultServer
@@ -135,13 +134,3 @@ def test_reasons_hold_nothing_of_a_reply(text, reason, is_transient):
     assert reason in failure.reason
     assert failure.is_transient == is_transient
     assert "hush" not in failure.reason
-
-
-def test_there_is_one_event_loop_a_process():
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(loop_of_this_process(""))) for _ in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(map(id, found))) == 1
