@@ -70,17 +70,6 @@ def test_check_of_a_bad_file() -> None:
     assert run("check", "bad.yaml") == (1, "", err)
 
 
-def test_check_with_overrides() -> None:
-    """Overrides work as in load_config."""
-    code, out, _ = run(
-        "check", "bad.yaml", "--set", "pipelines.train.batched=8", "--set", "pipelines.val.0={stream: b.tar}"
-    )
-    assert code == 0
-    assert out.startswith("bad.yaml: ok\n")
-    code, _, err = run("check", "good.yaml", "--set", "loader.worker=8")
-    assert (code, err) == (1, "--set loader.worker=8: loader.worker: no such setting. Did you mean `workers`?\n")
-
-
 def test_check_with_a_plugin() -> None:
     """A plugin may be a module of the current folder, as with python -m."""
     source = "import wdskit\n\n@wdskit.register('my_f')\ndef my_f(sample):\n    return sample\n"

@@ -41,24 +41,6 @@ def test_a_log_gets_one_line_a_minute(clock: list[float], capsys: pytest.Capture
     assert capsys.readouterr().err == "4 x 2: 1 of 3  0:02:02 left\n4 x 2: 2 of 3  0:01:01 left\n"
 
 
-@pytest.mark.parametrize(
-    ("now", "text"),
-    [
-        (("reading", 600, None), "reading: 600  10 samples/s"),
-        (
-            ("packing", 600, 1200),
-            "packing: 600 of 1,200  10 samples/s  0:01:00 left",
-        ),
-        (("packing", 0, 1200), "packing: 0 of 1,200  0 samples/s"),
-    ],
-)  # fmt: skip
-def test_the_time_left_is_computed_from_samples(clock, capsys, now: tuple[str, int, int | None], text: str) -> None:
-    with console.show_packing() as show:
-        clock[0] += 60
-        show(*now)
-    assert capsys.readouterr().err == f"{text}\n"
-
-
 def test_a_short_run_writes_nothing_into_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     with console.show_packing() as show:
         show("packing", 1, 1)

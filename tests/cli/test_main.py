@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -158,12 +154,6 @@ def test_info_of_a_shard_lists_its_samples(train: Path, run) -> None:
     assert "dog/0" not in run("info", "train/s-1.tar", "--num", "0")[1]
 
 
-def test_info_lists_as_many_shards_as_asked_for(train: Path, run) -> None:
-    lines = run("info", "train", "--num", "1")[1].split("\n")
-    assert lines[-4].split() == ["s-0.tar", "2", "9.22", "kB", "cls", "jpg"]
-    assert lines[-3] == "... and 1 more: --num 2"
-
-
 def test_info_counts_the_values_of_columns_and_the_classes(train: Path, run) -> None:
     for name in ("s-0.tar", "s-1.tar"):
         members = {f"{name[2]}{number}.cls": b"%d" % (number % 3 - 1) for number in range(150)}
@@ -191,13 +181,6 @@ def test_several_folders_are_joined_by_two_colons_in_every_command(train: Path, 
     assert "train::more" in out or "m-0.tar" in out or "6 samples" in out
 
 
-def test_info_in_python_gives_the_same_rows(train: Path) -> None:
-    assert [(row.name, row.num_samples) for row in wdskit.info("train").shards] == [("s-0.tar", 2), ("s-1.tar", 3)]
-    assert [(row.key, row.offset) for row in wdskit.info("train/s-1.tar", num=2).samples] == [
-        ("dog/0", 1024), ("dog/1", 6144),
-    ]  # fmt: skip
-
-
 def test_json_of_every_command_parses(train: Path, run) -> None:
     folder = json.loads(run("info", "train", "--json")[1])
     assert folder["fields"]["json"] == {"num_shards": 1, "num_samples": 3, "num_bytes": 6}
@@ -207,18 +190,6 @@ def test_json_of_every_command_parses(train: Path, run) -> None:
     assert [shard["name"] for shard in folder["shards"]] == ["s-0.tar", "s-1.tar"]
     samples = json.loads(run("info", "train/s-0.tar", "--json")[1])["samples"]
     assert samples[1] == {"number": 1, "key": "cat/1", "offset": 4096, "fields": {"jpg": 2500, "cls": 1}}
-
-
-def test_a_cut_shard_is_an_error_at_its_fault(train: Path, run) -> None:
-    shard = train / "s-0.tar"
-    shard.write_bytes(shard.read_bytes()[:7300])
-    fault = "train/s-0.tar, byte 7300: the shard stops inside"
-    for words in (("info", "train/s-0.tar"), ("info", "train"), ("index", "train")):
-        code, out, err = run(*words)
-        assert (code, out) == (1, "")
-        assert fault in err
-        assert "Traceback" not in err
-    assert not (train / "index.json").exists()
 
 
 def test_what_is_no_shard_is_an_error(tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,34 +279,6 @@ def test_index_tells_of_shards_whose_bytes_changed(train: Path, run) -> None:
     out = run("index", "train")[1]
     assert "Note: 1 shard of the same size as before, but with other bytes, first s-1.tar." in out
     assert json.loads(run("index", "train", "--json")[1])["changed"] == []
-
-
-@pytest.fixture
-def server(train: Path) -> Iterator[str]:
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args: object) -> None:
-            pass
-
-    handler = functools.partial(Quiet, directory=str(train.parent))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{httpd.server_address[1]}"
-        httpd.shutdown()
-        thread.join()
-
-
-def test_remote_shards_are_streamed_and_remote_folders_told_by_their_index(server: str, run) -> None:
-    shard = json.loads(run("info", f"{server}/train/s-1.tar", "--json")[1])
-    assert (shard["kind"], shard["num_samples"], shard["num_ignored"]) == ("shard", 3, 1)
-    assert [one["key"] for one in shard["samples"]] == ["dog/0", "dog/1", "dog/2"]
-    pattern = json.loads(run("info", f"{server}/train/s-{{0..1}}.tar", "--json")[1])
-    assert (pattern["kind"], pattern["source"], pattern["num_shards"]) == ("pattern", "scan", 2)
-    assert run("info", f"{server}/nothing.tar")[0] == 1
-    run("index", "train")
-    assert "the folder's index; its files were not checked" in run("info", f"{server}/train/")[1]
-    folder = json.loads(run("info", f"{server}/train/", "--json")[1])
-    assert (folder["kind"], folder["source"], folder["num_samples"]) == ("folder", "index", 5)
 
 
 def test_a_wrong_command_line_exits_2(run) -> None:

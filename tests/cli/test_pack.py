@@ -94,12 +94,6 @@ def test_each_split_has_a_line_written_or_planned(run, photos, how):
     assert ("next wdskit view out" in lines) == (not how)
 
 
-def test_a_folder_of_any_name_can_be_looked_at(run, photos):
-    code, out, err = run("pack", "photos", "a*b c")
-    assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == "next     wdskit view 'a*b c'"
-
-
 def test_a_part_and_a_run_that_was_done_have_no_next_line(run, photos):
     for words in (["--part", "0/1"], ["--part", "0/1"], []):
         code, out, err = run("pack", "photos", "out", *words)
@@ -133,14 +127,6 @@ def test_of_many_rejected_rows_the_first_are_shown(run, photos):
     assert shown[4].startswith(r"rejected: photos/dog/bad\n4.jpg: ")
     assert len(shown) == 6
     assert shown[5] == "rejected: 2 more"
-
-
-def test_the_names_of_all_fields_are_told(run, photos):
-    """Also those that not all samples have."""
-    Path("m.csv").write_text("image,cls\nphotos/cat/0000.jpg,5\nphotos/dog/0000.jpg,\n")
-    code, out, err = run("pack", "m.csv", "out")
-    assert (code, err) == (0, "")
-    assert re.search(r"fields   cls.*, jpg, json\n", out)
 
 
 def test_a_part_without_a_shard_of_its_own_says_so_and_writes_none(run, photos):
@@ -374,13 +360,6 @@ def test_a_terminal_sees_a_bar_with_speeds_and_the_time_left(tmp_path, columns, 
     assert "samples  300" in summary
     assert "━" not in summary
     assert "reading" in bars
-
-
-def test_a_narrow_terminal_breaks_nothing(tmp_path):
-    make_folder(tmp_path / "photos", {"cat": 3})
-    code, text = in_terminal([*RUN, "pack", "photos", "out"], tmp_path, columns=20)
-    assert code == 0
-    assert "samples  3" in text
 
 
 def test_a_pipe_sees_no_bar_and_may_be_closed(tmp_path):

@@ -48,16 +48,6 @@ def test_options_that_are_lists_may_be_repeated(run: Any, data: str) -> None:
     assert {"a.txt", "b.json"} <= {*next(iter(samples_in(Path("out")).values()))}
 
 
-def test_a_part_without_shards_is_no_error(run: Any, data: str) -> None:
-    for part in range(3):
-        code, out, _ = run("reshard", "data", "out", "--part", f"{part}/3")
-        assert code == 0
-        assert ("\nshards   0\n" in out) == (part > 0)
-        assert "before samples are changed" not in out
-    assert run("reshard", "data", "out")[0] == 0
-    assert run("verify", "out")[0] == 0
-
-
 @pytest.mark.parametrize("kind", ["link", "pipe", "shard", "page"])
 def test_a_page_replaces_only_a_page(run: Any, data: str, kind: str) -> None:
     shard = Path("data/data-000000.tar")
@@ -93,14 +83,6 @@ def test_output_that_is_too_large_is_an_error_with_its_reason(data: str) -> None
     line = f"ulimit -f 0; exec {sys.executable} -m wdskit.cli info data > out"
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (1, "the output cannot be written: File too large.\n")
-
-
-def test_a_plugin_that_exits_is_an_error(run: Any, data: str) -> None:
-    Path("ends.py").write_text("raise SystemExit(0)")
-    Path("bad.yaml").write_text("wrong: 1\n")
-    code, _, err = run("config", "check", "bad.yaml", "--plugin", "ends")
-    assert code == 2
-    assert "--plugin ends: cannot be imported: SystemExit: 0" in err
 
 
 @pytest.mark.parametrize(

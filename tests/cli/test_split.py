@@ -81,13 +81,6 @@ def test_errors_say_where_what_and_what_to_do(data: Path, run) -> None:
     assert run("split", "data", "train=0.8,val=0.2", "--seed", "7", "--overwrite")[0] == 0
 
 
-def test_a_wrong_command_line_exits_2(run) -> None:
-    for words in ((), ("data",), ("data", "a=1", "--seed", "-1"), ("data", "a=1", "--workers", "0")):
-        code, out, err = run("split", *words)
-        assert (code, out) == (2, "")
-        assert "Traceback" not in err
-
-
 INFO = """\
 
  column   kind   made from                          samples by value
@@ -138,15 +131,3 @@ def test_info_lists_the_columns_and_what_is_wrong_with_them(data: Path, run) -> 
     assert "made for other shards" in run("info", "data")[2]
     for path in ("data/s-0.tar", "data/s-*.tar"):
         assert "column" not in run("info", path)[1]
-
-
-def test_hostile_text_never_reaches_the_terminal_raw(data: Path, run) -> None:
-    for words in (("data", "tr\x1b=1"), ("x\x1b", "a=1"), ("data", "a=1", "--by", "json:\x1b[2J")):
-        for more in ((), ("--json",)):
-            _, out, err = run("split", *words, *more)
-            assert (out + err).replace("\n", "").isprintable()
-    write_shard(data / "s-2.tar", {"k\x1b": {"json": b'{"a": ["\x1b"]}'}, "l": {"json": b'{"a": ["\\u001b\\u202e"]}'}})
-    index_folder(data, workers=1)
-    _, out, err = run("split", "data", "a=1", "--by", "json:a")
-    assert "is a list" in err or "json" in err
-    assert (out + err).replace("\n", "").isprintable()

@@ -13,7 +13,6 @@ from object_server import BUCKET, put, read_from, s3_server
 from shards import write_pictures, write_shard
 
 from wdskit import cli, verify
-from wdskit.errors import FolderIndexError, StorageError
 from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 from wdskit.storage import requests
@@ -176,37 +175,3 @@ def test_a_shard_is_verified_in_parts_and_never_held_whole(s3, tmp_path):
     assert not [one for one in result.findings if one.kind != "odd"]
     assert result.num_bytes > 80 << 20
     assert peak < 64 << 20
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda url: verify(f"{url}-not-there"), "train-not-there: no shard matches"),
-    ],
-)
-def test_what_a_url_cannot_do_is_refused_with_a_way_out(there, call, message):
-    with pytest.raises((StorageError, FolderIndexError), match=message):
-        call(f"s3://{there}")
-
-
-@pytest.mark.usefixtures("there")
-@pytest.mark.parametrize(
-    "command",
-    [
-        "info",
-        "info --num 1",
-        "verify --images none",
-        "cat k000.json",
-        "cat k000.gif",
-    ],
-)
-def test_no_command_shows_the_query_of_a_url(run, here, s3, command):
-    """The query may be a signature. The URL is that of a whole shard, of a cut shard, or of no shard."""
-    name, *words = command.split()
-    base = f"{s3}/{BUCKET}/query"
-    put(f"{base}/whole.tar", (here / "p-000.tar").read_bytes())
-    put(f"{base}/cut.tar", (here / "p-000.tar").read_bytes()[:5000])
-    for shard, good in (("whole", True), ("cut", False), ("gone", False)):
-        code, out = run(name, f"{base}/{shard}.tar?X-Amz-Signature=0123", *words)
-        assert "0123" not in out
-        assert (code == 0) == (good and "gif" not in command), out

@@ -7,12 +7,11 @@ import json
 import logging
 
 import pytest
-from http_server import serve_folder
 from shards import write_shard
 
 from wdskit import Pipeline, pack, reshard
 from wdskit.dataset.classes import read_classes
-from wdskit.errors import ConfigError, FolderIndexError
+from wdskit.errors import FolderIndexError
 from wdskit.shards.index import index_folder
 
 
@@ -91,12 +90,6 @@ def test_classes_that_agree_on_each_number_are_read_together(tmp_path, source, n
     assert not caplog.records
 
 
-def test_each_folder_is_compared_with_the_one_that_has_most_classes(tmp_path):
-    folders = [labelled(tmp_path / name, names) for name, names in (("a", ["cat"]), ("b", COW), ("c", ["cat", "cow"]))]
-    with pytest.raises(FolderIndexError, match=r"c/classes.json: class 1 is 'cow', but 'dog' in .*b/classes.json"):
-        Pipeline().exact([str(folder) for folder in folders]).loader(workers=0)
-
-
 @pytest.mark.parametrize("source", ["exact", "stream"])
 def test_labels_without_names_beside_labels_with_names_are_reported(tmp_path, source, caplog):
     a, b = labelled(tmp_path / "a", CAT_DOG), labelled(tmp_path / "b", None)
@@ -119,33 +112,6 @@ def test_samples_without_labels_need_no_names(tmp_path, source, caplog):
     pipe = getattr(Pipeline(), source)([str(a), str(b)])
     assert sum(len(texts) for (texts,) in pipe.to_tuple("txt").batched(2).loader(workers=0)) == 2
     assert not caplog.records
-
-
-def test_the_state_does_not_depend_on_how_classes_are_compared(tmp_path):
-    a, b = labelled(tmp_path / "a", CAT_DOG), labelled(tmp_path / "b", CAT_DOG)
-    for source in ("exact", "stream"):
-        states = [
-            getattr(Pipeline(), source)(f"{a}::{b}", classes=classes).batched(1).loader(workers=0).state_dict()
-            for classes in ("same", "any")
-        ]
-        assert states[0] == states[1]
-    with pytest.raises(ConfigError, match="classes"):
-        Pipeline().exact(str(a), classes="some")
-
-
-def test_classes_of_remote_folders_are_compared(tmp_path):
-    for name, names in (("a", CAT_DOG), ("b", DOG_CAT), ("c", None)):
-        labelled(tmp_path / name, names, indexed=False)
-    with serve_folder(tmp_path) as base:
-        with pytest.raises(FolderIndexError, match=r"/b/classes.json: class 0 is 'dog', but 'cat' in http.*/a/classes"):
-            read_with("stream", f"{base}/a/a.tar", f"{base}/b/b.tar")
-        assert read_with("stream", f"{base}/a/a.tar", f"{base}/c/c.tar") == [2]
-        assert read_with("stream", f"{base}/a/a.tar", tmp_path / "a") == [2]
-
-
-def test_one_folder_needs_no_class_names_that_read(tmp_path):
-    a = labelled(tmp_path / "a", {"cat": 7})
-    assert read_with("mixture", a, a) == [2]
 
 
 @pytest.mark.parametrize("write", [pack, reshard])

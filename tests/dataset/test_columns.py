@@ -23,16 +23,12 @@ import wdskit
 from wdskit import PackError, Pipeline, SelectionError, index_folder, pack, split
 from wdskit.dataset.columns import (
     Columns,
-    NewColumn,
     TextColumn,
     Texts,
-    add_columns,
     columns,
     join_parts,
-    list_columns,
     pack_values,
 )
-from wdskit.dataset.index import ShardEntry, read_index, write_index
 from wdskit.dataset.subset import Subset
 from wdskit.dataset.where import Where
 
@@ -141,23 +137,6 @@ def test_a_damaged_column_is_not_appended_to(tmp_path: Path, flip: int, how: str
     index_folder(other, workers=1)
     pack(ROWS[40:], other, max_samples=20, append=True, disk=HastyDisk())
     assert sum(map(len, (*selected(other, "a"), *selected(other, "b")))) == len(ROWS)
-
-
-def test_a_reshard_makes_columns_too(folder: Path, tmp_path: Path) -> None:
-    wdskit.reshard(str(folder), tmp_path / "out", columns="cls", where="cls < 10", shuffle=3, disk=HastyDisk())
-    found = columns(tmp_path / "out")["cls"].tolist()
-    assert sorted(found) == list(range(10))
-
-
-def test_a_killed_pack_keeps_the_columns_of_its_shards(tmp_path: Path, folder: Path) -> None:
-    def failing():
-        yield from ROWS[:70]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        pack(failing(), tmp_path / "data", max_samples=20, columns=NAMES, disk=HastyDisk())
-    pack(iter(ROWS), tmp_path / "data", max_samples=20, columns=NAMES, disk=HastyDisk())
-    assert (tmp_path / "data" / "columns.json").read_bytes() == (folder / "columns.json").read_bytes()
 
 
 REFUSED = {
@@ -407,51 +386,6 @@ def test_a_state_belongs_to_its_condition(folder: Path) -> None:
     assert [batch["__key__"] for batch in again] == rest
     with pytest.raises(wdskit.StateError):
         make("cls < 59").load_state_dict(state)
-
-
-def test_a_list_of_columns_that_is_a_folder_is_an_error(tmp_path):
-    pack(ROWS[:2], tmp_path / "data", disk=HastyDisk())
-    (tmp_path / "data" / "columns.json").mkdir()
-    with pytest.raises(wdskit.FolderIndexError, match=r"columns.json: it cannot be read: Is a directory"):
-        columns(tmp_path / "data")
-
-
-def test_a_folder_has_at_most_1000_columns(tmp_path):
-    """One more would make all columns unreadable."""
-    write_index(tmp_path, [ShardEntry(name="a.tar", num_samples=2, num_bytes=10240, sha256="0" * 64, fields=("jpg",))])
-    index = read_index(tmp_path)
-    add_columns(index, {f"c{number}": NewColumn({}, [np.arange(2)]) for number in range(1000)})
-    with pytest.raises(SelectionError, match="1,001 columns are more than the 1,000 that a folder can have"):
-        add_columns(index, {"split": NewColumn({}, [np.array([True, False])])})
-    add_columns(index, {"c7": NewColumn({}, [np.array([5, 6])])})
-    assert len(list_columns(tmp_path)) == 1000
-
-
-def test_a_column_of_another_length_is_not_listed(folder: Path, tmp_path: Path) -> None:
-    pack(ROWS[:9], tmp_path / "data", disk=HastyDisk())
-    index = read_index(tmp_path / "data")
-    add_columns(index, {"x": NewColumn({"path": "json.x"}, [np.arange(9)])})
-    assert columns(tmp_path / "data")["x"].tolist() == list(range(9))
-    add_columns(index, {"x": NewColumn({"path": "json.x"}, [np.arange(8)])})
-    with pytest.raises(SelectionError, match="made for other shards"):
-        columns(tmp_path / "data")
-    assert list_columns(folder / "nowhere") == {}
-
-
-def test_a_field_that_is_too_large_to_read_is_no_shorter_text(tmp_path: Path) -> None:
-    text = "x" * ((32 << 20) + 5)
-    pack([{"__key__": "a", "txt": "y"}, {"__key__": "big", "txt": text}], tmp_path / "data", disk=HastyDisk())
-    told = r"data-000000.tar: sample 'big': txt: it has 33554437 bytes, too many to read for a column"
-    with pytest.raises((SelectionError, wdskit.FolderIndexError), match=told):
-        index_folder(tmp_path / "data", columns="txt.length")
-    with pytest.raises(SelectionError, match="sample 'big': txt: it has 33554437 bytes"):
-        pack([{"__key__": "big", "txt": text}], tmp_path / "other", columns="txt.length", disk=HastyDisk())
-
-
-def test_a_damaged_header_names_its_sample(tmp_path: Path) -> None:
-    pack([{"__key__": "bad", "jpg": b"no image"}], tmp_path / "data", validate="none", disk=HastyDisk())
-    with pytest.raises((SelectionError, wdskit.FolderIndexError), match=r"data-000000.tar: sample 'bad': jpg: "):
-        index_folder(tmp_path / "data", columns="width")
 
 
 def test_verify_knows_the_columns(folder: Path, tmp_path: Path) -> None:

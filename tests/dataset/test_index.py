@@ -98,32 +98,6 @@ def test_the_committed_index_is_read_as_it_was_meant() -> None:
     assert index.by_name["s-001.tar"] == 1
 
 
-def test_the_index_is_a_wids_index(golden: Path) -> None:
-    """The rules of `wids_specs`: kind, version, a list of shards with `url` and `nsamples`, urls relative to it."""
-    document = json.loads((golden / INDEX_NAME).read_text(encoding="ascii"))
-    assert document["__kind__"] == "wids-shard-index-v1"
-    assert document["wids_version"] == 1
-    assert isinstance(document["shardlist"], list)
-    for shard in document["shardlist"]:
-        assert (golden / shard["url"]).stat().st_size == shard["filesize"]
-        assert isinstance(shard["nsamples"], int)
-    assert "base" not in document
-    assert "datasets" not in document
-
-
-def test_the_order_is_that_of_the_entries_and_a_shard_takes_a_line(tmp_path: Path) -> None:
-    entries = [ShardEntry(f"s-{number}.tar", number, number, DIGEST, ("cls",)) for number in (3, 1, 2)]
-    write_index(tmp_path, entries)
-    assert read_index(tmp_path).entries == tuple(entries)
-    lines = (tmp_path / INDEX_NAME).read_text().splitlines()
-    assert [line.count('"url"') for line in lines] == [0, 0, 0, 0, 0, 1, 1, 1, 0, 0]
-
-
-def test_a_folder_without_shards_has_an_index_too(tmp_path: Path) -> None:
-    write_index(tmp_path, [])
-    assert read_index(tmp_path).entries == ()
-
-
 def entry(**changes: Any) -> dict[str, Any]:
     return {"url": "s.tar", "nsamples": 1, "filesize": 2, "sha256": DIGEST, "fields": ["cls"], **changes}
 
@@ -247,12 +221,6 @@ def test_any_json_is_an_index_or_a_folder_index_error(content: Any) -> None:
             assert all(Path(folder, entry.name).parent == Path(folder) for entry in entries)
 
 
-def test_a_hundred_megabytes_of_something_else_are_refused(tmp_path: Path) -> None:
-    (tmp_path / INDEX_NAME).write_bytes(b'["' + b"x" * 100_000_000 + b'"]')
-    with pytest.raises(FolderIndexError, match="`__kind__` is not"):
-        read_index(tmp_path)
-
-
 def test_an_index_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_index(tmp_path, [ShardEntry("s.tar", 1, 2, DIGEST, ("cls",))])
     size = (tmp_path / INDEX_NAME).stat().st_size
@@ -346,8 +314,3 @@ def test_a_name_in_the_current_folder_is_never_a_url(
         index_folder("")
     assert read_index("").url(0) == name
     assert [sample["cls"] for sample in Pipeline().stream("*.tar").loader(workers=0)] == [b"1"]
-
-
-def test_an_index_is_read_only_from_schemes_that_are_supported() -> None:
-    with pytest.raises((FolderIndexError, StorageError), match="never does"):
-        read_index("pipe:cat")

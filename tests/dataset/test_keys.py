@@ -9,7 +9,6 @@ import string
 import tarfile
 import tracemalloc
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ import webdataset.tariterators
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from wdskit import pack
 from wdskit.dataset import keys as keys_module
 from wdskit.dataset.keys import (
     check_field,
@@ -28,7 +26,7 @@ from wdskit.dataset.keys import (
     hashed_key,
 )
 from wdskit.dataset.samples import ShardReader
-from wdskit.errors import KeyRuleError, RowError
+from wdskit.errors import KeyRuleError
 from wdskit.limits import MAX_NAME_BYTES
 from wdskit.tar.names import split_name
 from wdskit.tar.writer import TarWriter
@@ -228,25 +226,6 @@ def test_a_field_that_some_reader_would_change_is_refused(field: str) -> None:
         check_member_name("key", field)
 
 
-CHANGED = [
-    ("22.05", "cls"),
-    ("dir/.x", "cls"),
-    (".hidden", "cls"),
-    ("__a__/b", "cls"),
-    ("", "cls"),
-    ("a", "JPG"),
-    ("a", "b/c"),
-    ("a", "__key__"),
-]
-
-
-@pytest.mark.parametrize(("key", "field"), CHANGED)
-def test_rules_refuse_what_webdataset_loses_cuts_or_renames(key: str, field: str) -> None:
-    assert not is_accepted(check_member_name, key, field)
-    with pytest.raises((AssertionError, ValueError)):  # a ValueError says that the field `__key__` comes twice
-        check_round_trip({key: [field]})
-
-
 @pytest.mark.parametrize(
     ("rule", "key"),
     [
@@ -333,32 +312,6 @@ def test_a_hashed_key_is_safe_and_the_same_everywhere() -> None:
 
 
 # Messages.
-
-
-@pytest.mark.parametrize(
-    ("key", "rule"), [("22.05", "it holds a dot"), ("a b", "it holds white space"), ("../a", "not a plain")]
-)
-def test_packing_names_row_key_and_rule(tmp_path: Path, key: str, rule: str) -> None:
-    with pytest.raises(RowError) as caught:
-        pack([{"__key__": "good", "cls": 0}, {"__key__": key, "cls": 1}], tmp_path / "out", keys="given")
-    message = str(caught.value)
-    assert message.startswith(f"row 1 ({key!r}): key {key!r}: {rule}") or rule in message
-    assert not (tmp_path / "out" / "index.json").exists()
-
-
-def test_what_no_option_mends_is_an_error_with_its_rule(tmp_path: Path) -> None:
-    with pytest.raises(RowError, match="more than the 100 that all readers accept"):
-        pack([{"__key__": "x" * 200, "cls": 0}], tmp_path / "out", keys="clean")
-    with pytest.raises(RowError, match="field name has"):
-        pack([{"__key__": "a", "a..b": b"x"}], tmp_path / "out", keys="hashed")
-
-
-def test_packing_with_hashed_keys_takes_any_path(tmp_path: Path) -> None:
-    rows = [{"__key__": key, "json": {"n": number}} for number, key in enumerate(["22.05", "a b", "../a", "x" * 200])]
-    result = pack(rows, tmp_path / "out", keys="hashed")
-    assert result.num_samples == 4
-    data = (tmp_path / "out" / "out-000000.tar").read_bytes()
-    assert [sample["__key__"] for sample in by_webdataset(data)] == [hashed_key(f"/{row['__key__']}") for row in rows]
 
 
 # --- 64-bit hashes, as Python's own counters find them

@@ -15,12 +15,10 @@ from disks import HastyDisk
 from folders import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shards import write_shard
 
 from wdskit.dataset import shard as shard_module
 from wdskit.dataset.shard import offsets_path, read_offsets, write_offsets
 from wdskit.errors import FolderIndexError
-from wdskit.shards.index import scan_shard
 
 MADE = GOLDEN / "folder"
 
@@ -58,18 +56,6 @@ def test_the_layout_is_energons() -> None:
         offsets = read_offsets(MADE / name, num_bytes=len(data))
         assert all(data[at:].startswith(key) for at, key in zip(offsets[:-1], keys, strict=True))
         assert data[offsets[-1] :] == bytes(1024)
-
-
-def test_it_stands_beside_its_shard() -> None:
-    assert offsets_path("a/b.tar") == Path("a/b.tar.idx")
-
-
-def test_a_scan_finds_what_was_written(tmp_path: Path) -> None:
-    shard = write_shard(tmp_path / "s.tar", {f"k{at}": {"cls": bytes(at), "txt": bytes(600)} for at in range(5)})
-    scanned = scan_shard(str(shard))
-    assert [*scanned.offsets] == [0, *np.cumsum([512 + 1536] + [1024 + 1536] * 4).tolist()]
-    write_offsets(shard, scanned.offsets)
-    assert read_offsets(shard, num_bytes=shard.stat().st_size).tolist() == list(scanned.offsets)
 
 
 SIZE = 10_240

@@ -15,14 +15,14 @@ from pathlib import Path
 import braceexpand
 import pytest
 from disks import run_child
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from shards import write_numbers, write_shard
 
 from wdskit import Pipeline, verify
 from wdskit.dataset import patterns as patterns_module
 from wdskit.dataset.index import read_index
-from wdskit.dataset.patterns import _count_names, expand_patterns, find_shards, list_shards
+from wdskit.dataset.patterns import _count_names, expand_patterns, list_shards
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.limits import MAX_SHARD_NAMES
@@ -89,11 +89,6 @@ def test_the_order_is_as_written_and_twice_is_twice(here: Path) -> None:
     assert found.entries == (None,) * 7
 
 
-def test_one_text_and_a_list_of_it_are_the_same(here: Path) -> None:
-    touch("a.tar", "b.tar")
-    assert list_shards("a.tar::b.tar") == list_shards(["a.tar::b.tar"]) == list_shards(["a.tar", "b.tar"])
-
-
 @pytest.mark.parametrize("shards", [[], ()])
 def test_nothing_is_an_error(shards) -> None:
     with pytest.raises(StorageError, match="no shards: the list is empty"):
@@ -117,12 +112,6 @@ def test_a_missing_shard_is_named(here: Path) -> None:
     Path("link.tar").symlink_to("nowhere")
     assert problem("link.tar") == "link.tar: there is no such shard."
     assert problem("~/a.tar").startswith("~/a.tar: there is no such shard.\n  Only a shell expands `~`")
-
-
-def test_a_tilde_is_a_name_like_any_other(here: Path) -> None:
-    touch("~/a.tar")
-    assert listed("~/a.tar") == ["~/a.tar"]
-    assert listed("~/*.tar") == ["~/a.tar"]
 
 
 @pytest.mark.parametrize(
@@ -185,15 +174,6 @@ def test_what_matches_nothing_is_an_error(here: Path) -> None:
     touch("a.tar")
     assert problem("a.tar::d").startswith("d: no shard matches")
     assert problem("{a,b}*.tar").startswith("b*.tar: no shard matches")
-
-
-def test_a_link_is_what_it_leads_to(here: Path) -> None:
-    touch("real/a.tar")
-    Path("link").symlink_to("real")
-    Path("real/b.tar").symlink_to("a.tar")
-    assert listed("link") == ["link/a.tar", "link/b.tar"]
-    assert listed("link/*.tar") == ["link/a.tar", "link/b.tar"]
-    assert listed("l*/a.tar") == ["link/a.tar"]
 
 
 # Names that look like patterns.
@@ -352,20 +332,6 @@ def test_names_are_counted_before_they_are_made(pattern: str) -> None:
 
 
 @settings(max_examples=300)
-@given(st.lists(st.sampled_from([*"{{}},,a", "{0..9}", "\\"]), max_size=12).map("".join))
-def test_names_are_counted_in_any_text_with_braces(pattern: str) -> None:
-    """A text without a count is refused; no text expands to more names than its count."""
-    assume("{" in pattern)
-    try:
-        counted = _count_names(pattern)
-    except ValueError:
-        assert "its braces do not match" in problem(pattern)
-        return
-    assume(counted < 20_000)
-    assert sum(1 for _ in braceexpand.braceexpand(pattern)) <= counted
-
-
-@settings(max_examples=300)
 @given(st.text("{},.0a\\:/-[]*?", max_size=20))
 def test_any_text_is_a_list_of_names_or_a_storage_error(text: str) -> None:
     try:
@@ -446,11 +412,6 @@ def test_a_shard_that_only_the_index_knows_is_an_error(indexed: Path, pattern: s
     assert listed("d/s-00[02].tar") == ["d/s-000.tar", "d/s-002.tar"]
 
 
-def test_other_files_in_an_indexed_folder_do_not_matter(indexed: Path) -> None:
-    touch("d/README", "d/classes.json", "d/.hidden.tar", "d/.s-009.tar.wdskit-temp", "d/sub/x.txt")
-    assert len(listed("d/*")) == len(listed("d")) == 4
-
-
 def test_indexed_and_other_folders_may_be_mixed(indexed: Path, here: Path) -> None:
     write_shard(here / "x.tar", {"x": {"cls": b"1"}})
     found = list_shards("x.tar::d/s-000.tar::d")
@@ -459,28 +420,6 @@ def test_indexed_and_other_folders_may_be_mixed(indexed: Path, here: Path) -> No
     with pytest.raises(FolderIndexError, match=r"index\.json: cannot be opened.*\n.*Run `wdskit index \.` to make it"):
         list_shards("x.tar::d", read_index)
     assert None not in list_shards("d", read_index).entries
-
-
-def test_folders_are_read_each_with_its_own_index(indexed: Path, here: Path) -> None:
-    write_numbers(here / "e", [5])
-    index_folder(here / "e")
-    found = list_shards("?/s-000.tar")
-    assert found.urls == ("d/s-000.tar", "e/s-000.tar")
-    assert [entry.num_samples if entry else None for entry in found.entries] == [1, 5]
-    (here / "e" / "s-000.tar").unlink()
-    assert problem("?/s-000.tar") == "e/s-000.tar: the folder's index lists this shard, but there is no such file."
-
-
-def test_an_index_is_read_once(indexed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders: list[str] = []
-
-    def read(folder):
-        folders.append(folder)
-        return read_index(folder)
-
-    monkeypatch.setattr(patterns_module, "read_index", read)
-    list_shards(["d/", "d", "d/*.tar", "d/s-{000..003}.tar"])
-    assert folders == ["d"]
 
 
 def test_an_index_in_the_current_folder_is_found(indexed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -624,18 +563,6 @@ def test_what_is_not_there_is_said_with_the_nearest_name(tmp_path, find):
         find(f"{base}/zzz")
     with pytest.raises(StorageError, match=r"s-1.tar: there is no such shard\.$"):  # a neighbour is no suggestion
         find(f"{base}/train/s-1.tar")
-
-
-def test_names_of_a_pattern_are_one_run_of_their_folder(tmp_path):
-    """A million names do not become a million arrays."""
-    write_numbers(tmp_path, [1] * 6)
-    index_folder(tmp_path, workers=1)
-    one, others = f"{tmp_path}/s-00{{3,1}}.tar", f"{tmp_path}/s-*.tar"
-    found = find_shards(f"{tmp_path}/s-00{{0..5}}.tar")
-    assert [len(shards.names) for shards in found] == [6]
-    table = ShardTable([one, f"{tmp_path}/s-005.tar"])
-    assert [table.path(shard) for shard in range(3)] == [f"{tmp_path}/s-00{number}.tar" for number in (3, 1, 5)]
-    assert len(ShardTable(others)) == 6
 
 
 @pytest.mark.parametrize(

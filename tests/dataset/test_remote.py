@@ -9,7 +9,6 @@ import itertools
 import os
 import re
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ from shards import number_of, write_numbers
 import wdskit
 from wdskit import Pipeline, ShardError, StorageError
 from wdskit.dataset import remote
-from wdskit.errors import FolderIndexError, SelectionError
+from wdskit.errors import SelectionError
 from wdskit.shards.index import index_folder
-from wdskit.shards.split import split
 from wdskit.shards.verify import verify
 from wdskit.storage import requests
 from wdskit.storage.cache import parts_of
@@ -151,19 +149,6 @@ def test_the_index_needs_one_request_for_each_file_that_is_not_large(store, tmp_
     assert sorted(name for name in store.asked if name in names) == names
 
 
-@pytest.mark.parametrize("store", GOOD[:1], indirect=True)
-def test_an_error_of_one_file_of_the_index_ends_the_requests_for_the_others(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(requests, "WAIT_S", 0.05)
-    store.files.clear()
-    store.busy.add("index.bin")
-    with pytest.raises(FolderIndexError, match=r"index\.json: there is no such object"):
-        make(store, tmp_path, cache=False)
-    time.sleep(0.1)  # a request that has begun may end
-    store.asked.clear()
-    time.sleep(0.5)
-    assert not store.asked
-
-
 @pytest.mark.parametrize("cache", [False, True])
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("store", GOOD[:1], indirect=True)
@@ -242,22 +227,6 @@ def test_a_data_set_that_is_replaced_with_its_index_is_read_anew(store, tmp_path
 
 
 @pytest.mark.parametrize("store", ["strong"], indirect=True)
-def test_a_damaged_copy_of_the_columns_is_fetched_again(store, tmp_path):
-    split(tmp_path / "data", {"train": 0.7, "val": 0.3}, seed=3, workers=1)
-    store.upload(tmp_path / "data")
-    pipe = Pipeline().sequential(store.url, split="train").map(number_of)
-    expected = list(pipe.loader(workers=0))
-    [copy] = (tmp_path / "home").rglob("columns.json")
-    whole = copy.read_bytes()
-    for at in range(0, len(whole), 61):
-        copy.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        assert list(pipe.loader(workers=0)) == expected
-        assert copy.read_bytes() == whole
-    with pytest.raises(SelectionError, match="nothing"):
-        Pipeline().sequential(store.url, split="nothing").map(number_of).loader(workers=0)
-
-
-@pytest.mark.parametrize("store", ["strong"], indirect=True)
 def test_a_damaged_copy_of_a_column_is_removed_and_then_fetched_again(store, tmp_path):
     index_folder(tmp_path / "data", columns="cls", workers=1)
     store.upload(tmp_path / "data")
@@ -285,20 +254,6 @@ def test_a_stream_compares_the_size_of_a_shard_with_its_index(store, tmp_path):
     assert list(itertools.islice(numbers, 30)) == OLD[:30]
     with pytest.raises(ShardError, match=r"s-001.tar.* bytes, but its folder's index says"):
         next(numbers)
-
-
-@pytest.mark.parametrize("store", ["strong"], indirect=True)
-def test_verify_notes_that_columns_cannot_be_copied(store, tmp_path, monkeypatch):
-    index_folder(tmp_path / "data", columns="cls", workers=1)
-    store.upload(tmp_path / "data")
-    assert verify(store.url).findings == ()
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    found = verify(store.url)
-    assert found.is_clean
-    [finding] = found.findings
-    assert finding.kind == "unchecked"
-    assert "cannot be stored here" in finding.problem
 
 
 @pytest.mark.parametrize("store", ["strong"], indirect=True)

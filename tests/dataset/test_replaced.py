@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from wdskit import Pipeline, verify
+from wdskit import Pipeline
 from wdskit.dataset.index import read_index
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import LocalShard
-from wdskit.errors import ShardError, WdskitError
+from wdskit.errors import WdskitError
 from wdskit.shards.index import index_folder
 from wdskit.storage.urls import LocalFile
 
@@ -102,37 +102,3 @@ def check_pipeline(folder: Path, first: int, whole: list[dict[str, bytes]]) -> N
                     assert not is_sample or row in whole
         except WdskitError:
             continue
-
-
-def payload(number: int, fill: bytes) -> bytes:
-    return shard_bytes("plain", (2, 2, 2), 10).replace(b"1a1a", fill * 4, number)
-
-
-def write_folder(folder: Path) -> Path:
-    folder.mkdir()
-    for name in ("s-0.tar", "s-1.tar"):
-        (folder / name).write_bytes(payload(1, b"A"))
-    index_folder(folder, workers=1)
-    return folder / "s-1.tar"
-
-
-def pipes(folder: Path) -> list[Pipeline]:
-    return [
-        Pipeline().exact(str(folder)),
-        Pipeline().sequential(str(folder)).batched(2),
-        Pipeline().stream(str(folder)),
-    ]
-
-
-@pytest.mark.parametrize("way", range(3), ids=["exact", "sequential", "stream"])
-def test_other_bytes_in_the_same_places_are_found_by_their_digest(tmp_path, way):
-    """By `verify` and `check: sha256`; a file is not taken for another because of its time or inode."""
-    path = write_folder(tmp_path / "d")
-    before = [list(map(repr, pipe.loader(workers=0))) for pipe in pipes(path.parent)]
-    path.touch()
-    assert list(map(repr, pipes(path.parent)[way].loader(workers=0))) == before[way]
-    replace_in_place(path, payload(1, b"B"))
-    assert list(pipes(path.parent)[way].loader(workers=0))
-    assert [one.kind for one in verify(path.parent, workers=1).findings if one.kind != "repeated"] == ["digest"]
-    with pytest.raises(ShardError, match=r"s-1\.tar.*its sha256 is .*, but the index says"):
-        list(Pipeline().stream(str(path.parent), check="sha256").loader(workers=0))

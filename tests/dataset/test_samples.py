@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shards import write_shard
-from tar_corpus import END, header, member, padded, pax_path
+from tar_corpus import END, member, padded
 
 from wdskit import Pipeline
 from wdskit.dataset import samples as grouping
@@ -124,14 +124,6 @@ def test_what_would_mix_samples_is_an_error_at_its_second_place(case):
     assert len(samples) == reader.num_samples == num_samples
 
 
-def test_the_start_of_a_sample_is_its_extension_header():
-    data = member("README", b"") + pax_path(b"a.jpg") + member("x", b"1") + member("a.json", b"2")
-    data += pax_path(b"b.jpg") + member("x", b"3") + END
-    reader = ShardReader(io.BytesIO(data).read, shard="x")
-    assert [sample["__key__"] for sample in reader] == ["a", "b"]
-    assert reader.starts == [512, 512 + 2048 + 1024]
-
-
 def model(names: list[str]) -> tuple[list[tuple[str, list[str]]], bool]:
     """Return the samples before the first fault, and whether there is a fault."""
     groups: list[tuple[str, list[str]]] = []
@@ -173,21 +165,6 @@ def test_any_names_group_as_the_rule_says(names):
         assert not has_fault
     assert found == wanted
     assert reader.num_samples == len(wanted)
-
-
-@pytest.mark.parametrize("num_whole", range(6))
-def test_samples_before_a_damage_are_counted_and_given(num_whole):
-    """The damage is in the second member of a sample, so all samples before that one are whole."""
-    data = b"".join(member(f"{key}.{field}", b"x") for key in "abcdef" for field in ("jpg", "cls"))
-    at = num_whole * 2048 + 1024
-    data = data[:at] + header(b"x.cls", 1, change=1) + data[at + 512 :] + END
-    samples = []
-    with pytest.raises(ShardError, match=rf"byte {at}: bad header: .*\({num_whole} samples read\)") as caught:
-        for sample in ShardReader(io.BytesIO(data).read, shard="x"):
-            samples.append(sample["__key__"])  # noqa: PERF401 (what came before the error)
-    assert samples == list("abcdef"[:num_whole])
-    assert caught.value.samples_read == num_whole
-    assert isinstance(caught.value.__cause__, ValueError)
 
 
 def test_a_sample_comes_before_the_rest_of_the_shard_is_there(monkeypatch):
@@ -323,15 +300,7 @@ def test_a_sample_that_is_read_by_its_place_is_whole_or_an_error(case, is_truste
     assert caught.value.problem == problem
 
 
-ODD = member("latest", b"", kind=b"2", link=b"a.jpg") + member("pipe", b"", kind=b"6") + member(b"l\xe9", b"x")
 LINK = member("b.png", b"", kind=b"1", link=b"a.jpg")
-
-
-def test_a_member_without_a_key_is_skipped_and_counted_whatever_it_is():
-    data = member("a.jpg", b"1") + ODD + member("a.json", b"{}") + member("b.jpg", b"2") + ODD + END
-    reader = ShardReader(io.BytesIO(data).read, shard="s.tar")
-    assert [(s["__key__"], [*s][2:]) for s in reader] == [("a", ["jpg", "json"]), ("b", ["jpg"])]
-    assert reader.num_ignored == 6
 
 
 @pytest.mark.parametrize("by_headers", [False, True])
@@ -358,13 +327,3 @@ def test_a_member_with_a_key_that_cannot_be_a_field_is_an_error_of_its_sample(by
     with pytest.raises(UnsupportedMember, match=r"byte 2048: a member is a hard link: 'b.png' \(1 samples read\)"):
         found.extend(s["__key__"] for s in reader(None))
     assert found == ["a"]
-
-
-@pytest.mark.parametrize("zeros", [0, 8192])
-def test_a_second_archive_costs_no_sample_of_the_first(zeros):
-    first = member("a.jpg", b"1") + member("b.jpg", b"2") + END
-    reader = ShardReader(io.BytesIO(first + bytes(zeros) + first).read, shard="s.tar")
-    found = []
-    with pytest.raises(ShardError, match=r"another archive follows the end marker.* \(2 samples read\)") as caught:
-        found.extend(sample["__key__"] for sample in reader)
-    assert (found, caught.value.offset) == (["a", "b"], len(first) + zeros)

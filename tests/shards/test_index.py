@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from disks import run_child
-from shards import write_numbers
 
 from wdskit import Pipeline, pack
 from wdskit.dataset.index import read_index
@@ -21,7 +19,6 @@ from wdskit.dataset.shard import LocalShard
 from wdskit.errors import FolderIndexError, ShardError, StorageError
 from wdskit.files import Disk, temp_path
 from wdskit.shards.index import index_folder
-from wdskit.shards.parallel import choose_workers
 from wdskit.tar.writer import TarWriter
 
 
@@ -83,23 +80,10 @@ def test_members_of_no_sample_are_counted(folder: Path) -> None:
     assert index_folder(folder).num_ignored == 2
 
 
-def test_a_hidden_tar_is_passed_over(folder: Path) -> None:
-    (folder / "._s-0.tar").write_bytes(b"AppleDouble")
-    assert len(index_folder(folder).index.entries) == 3
-
-
 def test_a_file_name_that_cannot_be_printed_is_a_fault(folder: Path) -> None:
     (folder / "s-0.tar").rename(folder / "s\x1b[2J.tar")
     with pytest.raises(ShardError, match=r"file name 's\\x1b\[2J.tar' holds characters"):
         index_folder(folder)
-
-
-def test_progress_ends_at_all_bytes(folder: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    index_folder(folder, progress=lambda done, total: seen.append((done, total)))
-    total = sum(path.stat().st_size for path in folder.glob("*.tar"))
-    assert len(seen) == 3
-    assert seen[-1] == (total, total)
 
 
 def test_what_is_no_folder_of_shards_is_refused(tmp_path: Path) -> None:
@@ -112,14 +96,6 @@ def test_what_is_no_folder_of_shards_is_refused(tmp_path: Path) -> None:
         index_folder(tmp_path / "file")
     with pytest.raises(StorageError, match=r"only buckets of s3://, gs://, az:// can be listed or written to"):
         index_folder("http://localhost/train")
-
-
-def test_a_folder_that_another_process_writes_is_refused(folder: Path) -> None:
-    with (folder / LOCK_NAME).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(FolderIndexError, match="another wdskit process"):
-            index_folder(folder)
-    index_folder(folder)
 
 
 def test_one_writer_at_a_time_by_any_name_and_from_any_thread(folder: Path, tmp_path: Path) -> None:
@@ -147,12 +123,6 @@ def test_an_error_and_a_kill_free_the_lock(folder: Path) -> None:
     assert run_child(killed) == -signal.SIGKILL
     with lock_folder(folder):
         pass
-
-
-def test_a_lock_that_cannot_be_taken_is_told(folder: Path) -> None:
-    (folder / LOCK_NAME).mkdir()
-    with pytest.raises(StorageError, match="lock: cannot be written: Is a directory"):
-        index_folder(folder)
 
 
 class _FailingDisk(Disk):
@@ -213,32 +183,12 @@ def test_drafts_of_a_killed_run_are_removed(folder: Path) -> None:
     assert not temp.exists()
 
 
-def test_processes_are_used_only_where_they_pay() -> None:
-    num_cpus = len(os.sched_getaffinity(0))
-    assert choose_workers(1000, 10_000) == 1
-    assert choose_workers(1, 1 << 40) == 1
-    assert choose_workers(1000, 1 << 40) == num_cpus
-    assert choose_workers(1000, None) == num_cpus
-
-
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
 def test_what_only_looks_like_a_shard_is_named(folder: Path, make) -> None:
     """A named pipe would hang, a folder cannot be read."""
     make(folder / "s-9.tar")
     with pytest.raises(StorageError, match=r"s-9.tar: (this is not a plain file|reading failed: Is a directory)"):
         index_folder(folder)
-
-
-def test_a_folder_in_a_drafts_place_is_an_error(folder: Path) -> None:
-    temp_path(folder / "s-0.tar").mkdir()
-    with pytest.raises(StorageError, match="the index cannot be written"):
-        index_folder(folder)
-
-
-def test_a_column_without_any_value_is_named(tmp_path, caplog):
-    write_numbers(tmp_path / "data", [5, 4])
-    index_folder(tmp_path / "data", columns="json.nope,cls", workers=1)
-    assert [record.getMessage() for record in caplog.records] == ["columns: no sample has a value for json.nope."]
 
 
 def test_an_index_keeps_the_order_of_the_shards_it_had(tmp_path):
@@ -269,29 +219,6 @@ def test_a_damaged_index_is_replaced_with_a_warning(tmp_path, caplog):
     [line] = [record.getMessage() for record in caplog.records]
     assert line.endswith("The index is replaced, and the shards are in the order of their names.")
     assert (tmp_path / "index.json").read_bytes() == data
-
-
-FOREIGN = {
-    "index.json": [b"", b"{", b'{"version": 2, "shards": []}', b'{"__kind__": "wids-shard-index-v1", "shardlist": []}'],
-    "s-0.tar.idx": [b"", b"offsets of my own\n", bytes(16), b"\0\2\0\0\0\0\0\0\1\4\0\0\0\0\0\0"],
-}
-
-
-@pytest.mark.parametrize(("name", "data"), [(name, data) for name, each in FOREIGN.items() for data in each])
-def test_a_file_of_another_program_is_not_replaced(folder, name, data):
-    """MosaicML has an index.json too, and so has wids. An `.idx` of a shard that is in the index may be replaced."""
-    (folder / name).write_bytes(data)
-    with pytest.raises(FolderIndexError, match=rf"{name}: this file is in the way: wdskit did not write it"):
-        index_folder(folder)
-    assert (folder / name).read_bytes() == data
-    assert len([*folder.glob("*.idx"), *folder.glob("*.json")]) == 1
-    (folder / name).unlink()
-    index_folder(folder)
-    if name.endswith(".idx"):
-        right = (folder / name).read_bytes()
-        (folder / name).write_bytes(data)
-        index_folder(folder)
-        assert (folder / name).read_bytes() == right
 
 
 def test_a_folder_whose_commit_was_stopped_is_not_indexed(folder):

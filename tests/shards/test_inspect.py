@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from shards import write_shard
 
-from wdskit import KeyRuleError, ShardError, StorageError
+from wdskit import KeyRuleError, ShardError
 from wdskit.shards.listing import cat
 
 SAMPLES = {
@@ -47,11 +47,6 @@ def test_what_is_not_there_is_named(shard, name, message, run):
     code, out, err = run("cat", shard, name)
     assert (code, out) == (1, "")
     assert err
-
-
-def test_cat_of_a_folder_is_an_error(shard):
-    with pytest.raises(StorageError, match="Is a directory"):
-        cat(str(Path(shard).parent), "cat/1.json")
 
 
 def test_a_field_of_a_damaged_shard_is_read_as_long_as_its_sample_is_whole(shard):

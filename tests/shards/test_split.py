@@ -113,40 +113,6 @@ def test_a_split_is_this_hash_of_the_key_for_ever(folder: Path) -> None:
             assert name == ("train" if draw < 0.6 else "val" if draw < 0.8 else "test")
 
 
-CHI_SQUARE_999 = {1: 10.83, 2: 13.82, 9: 27.88}  # one of a thousand sets of shares exceeds this by chance
-
-
-@pytest.mark.parametrize(
-    "shares", ["train=0.8,val=0.1,test=0.1", "a=0.5,b=0.5", ",".join(f"f{at}=0.1" for at in range(10))]
-)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_shares_are_as_asked_for(tmp_path_factory, shares: str, seed: int) -> None:
-    """Chi-square over 4000 keys that differ only in few characters."""
-    folder = many(tmp_path_factory)
-    report = split(folder, shares, seed=seed, overwrite=True)
-    off = sum((part.num_samples - 4000 * part.wanted_ratio) ** 2 / (4000 * part.wanted_ratio) for part in report.parts)
-    assert off < CHI_SQUARE_999[len(report.parts) - 1]
-
-
-def many(tmp_path_factory, *, known: list[Path] = []) -> Path:  # noqa: B006 (made once for this file)
-    """A folder of 4000 samples in two shards."""
-    if not known:
-        known.append(make_folder(tmp_path_factory.mktemp("many"), cut(numbered(4000, groups=800), [1500])))
-    return known[0]
-
-
-def test_two_seeds_split_independently(tmp_path_factory) -> None:
-    """Half of the samples in `a` with one seed are in `a` with the other: chi-square of the 2 x 2 table."""
-    folder = many(tmp_path_factory)
-    found = []
-    for seed in (0, 1):
-        split(folder, "a=0.5,b=0.5", seed=seed, overwrite=True)
-        found.append({key for key, name in splits_of(folder).items() if name == "a"})
-    both = len(found[0] & found[1])
-    expected = len(found[0]) * len(found[1]) / 4000
-    assert (both - expected) ** 2 / (4000 / 16) < CHI_SQUARE_999[1]
-
-
 # --- the same after any change of shards
 
 
@@ -181,13 +147,6 @@ def test_an_added_shard_gets_its_split_with_the_index(folder: Path) -> None:
     assert splits_of(folder) == after
     assert after.pop("later") in ("train", "val", "test")
     assert after == before
-
-
-def test_growing_the_first_share_moves_samples_in_one_direction_only(folder: Path) -> None:
-    split(folder, "train=0.5,val=0.5")
-    before = {key for key, name in splits_of(folder).items() if name == "train"}
-    split(folder, "train=0.7,val=0.3", overwrite=True)
-    assert before < {key for key, name in splits_of(folder).items() if name == "train"}
 
 
 def test_the_number_of_workers_and_repetition_change_no_byte(folder: Path) -> None:
@@ -235,17 +194,6 @@ def test_without_grouping_patients_would_be_torn(folder: Path) -> None:
     split(folder, by="key")
     torn = {(int(key[1:]) % 7, name) for key, name in splits_of(folder).items()}
     assert len(torn) > 7
-
-
-def test_types_that_differ_do_not_tear_a_group(tmp_path: Path) -> None:
-    """A table that was written twice may have 17, "17" and 17.0."""
-    values = [17, "17", 17.0, 18, "18", True, "true"]
-    samples = {f"k{at}": {"json": json.dumps({"id": value}).encode()} for at, value in enumerate(values)}
-    folder = make_folder(tmp_path / "data", [samples])
-    split(folder, "a=0.5,b=0.5", by="json:id", seed=2)
-    found = splits_of(folder)
-    assert found["k0"] == found["k1"] == found["k2"] != found["k3"] == found["k4"]
-    assert found["k5"] == found["k6"]
 
 
 @pytest.mark.parametrize(
@@ -424,14 +372,6 @@ def test_a_split_without_a_sample_is_refused_with_the_numbers(tmp_path: Path, co
     assert not has_split(folder)
 
 
-def test_progress_ends_at_all_bytes(folder: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    split(folder, progress=lambda done, total: seen.append((done, total)))
-    total = sum(path.stat().st_size for path in folder.glob("*.tar"))
-    assert len(seen) == 4
-    assert seen[-1] == (total, total)
-
-
 # --- an existing split
 
 
@@ -513,11 +453,3 @@ def restore(folder: Path, files: dict[str, bytes]) -> None:
         (folder / name).unlink()
     for name, data in files.items():
         (folder / name).write_bytes(data)
-
-
-def test_a_folder_that_may_not_be_written_is_an_error(folder: Path) -> None:
-    (folder / f".{COLUMNS_NAME}.wdskit-temp").mkdir()
-    with pytest.raises(StorageError, match="the split cannot be written"):
-        split(folder)
-    (folder / f".{COLUMNS_NAME}.wdskit-temp").rmdir()
-    split(folder)

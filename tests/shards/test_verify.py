@@ -271,11 +271,6 @@ def test_one_image_is_as_good_as_another(tmp_path):
     ]
 
 
-def test_the_order_of_fields_is_no_difference(tmp_path):
-    one, other = {"a": {"cls": b"1", "txt": b"x"}}, {"b": {"txt": b"x", "cls": b"1"}}
-    assert verify(shards(tmp_path / "d", one, other)).is_clean
-
-
 @pytest.mark.parametrize("data", [b"", b"{", b"{'a': 1}", b'{"a": 1}x', b"\xff", b"[" * 100_000])
 def test_json_that_does_not_parse_is_found(tmp_path, data):
     folder = shards(tmp_path / "d", {"a": {"json": b"{}"}, "b": {"json": data}, "c": {"json": b"[NaN]"}})
@@ -525,20 +520,6 @@ def test_findings_say_what_to_do_next(tmp_path, monkeypatch, run):
     (folder / "index.json").unlink()
     told = "No index: sizes and digests could not be compared. `wdskit index FOLDER` creates one."
     assert run("verify", "d/s-0.tar")[1].splitlines()[-2] == told
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--workers", "0"],
-        ["--images", "all"],
-    ],
-)
-def test_a_wrong_command_line_is_exit_2(tmp_path, run, words):
-    folder = shards(tmp_path / "d", *numbered(1))
-    code, out, err = run("verify", str(folder), *words)
-    assert (code, out) == (2, "")
-    assert err
 
 
 def test_shards_without_samples_are_not_clean(tmp_path):
