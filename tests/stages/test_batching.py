@@ -18,11 +18,9 @@ def pattern(tmp_path_factory):
 
 def test_a_batch_that_does_not_fit_names_its_first_and_last_sample(pattern):
     pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8")
-    with pytest.raises(
-        SampleError, match=r"p-000\.tar: k000 to k002: batched: sample k001 and the first sample do not"
-    ):
+    with pytest.raises(SampleError, match=r"p-000\.tar: k000 to k002: batched: sample is a dict of .*jpg"):
         list(pipe.batched(3).loader(workers=0))
-    with pytest.raises(SampleError, match=r"p-000\.tar: k000 to .*p-001\.tar: k005: batched: sample k001 "):
+    with pytest.raises(SampleError, match=r"p-000\.tar: k000 to .*p-001\.tar: k005: batched: sample is a dict of "):
         list(pipe.batched(6).loader(workers=0))
 
 

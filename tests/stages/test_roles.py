@@ -102,7 +102,7 @@ def test_lists_of_json_are_ragged_under_any_name(source: Pipeline) -> None:
 def test_ragged_fields_are_those_of_a_dict_or_of_the_places_of_to_tuple(source: Pipeline) -> None:
     base = source.decode("rgb8", only=["jpg", "npy"])
     for pipe in (base.map(lambda s: (s["jpg"], s["npy"])), base.to_tuple("npy").map(lambda t: t[0])):
-        with pytest.raises(SampleError, match=r"ragged: no field `npy`; the samples have: no names, as a \w+ from a"):
+        with pytest.raises(SampleError, match="ragged: no field `npy`; the samples have: none"):
             next(iter(pipe.batched(2, ragged="npy").loader(workers=0)))
     kept = base.to_tuple("jpg", "npy").map_tuple(None, lambda a: a[:1]).batched(2, ragged="npy")
     assert next(iter(kept.loader(workers=0)))[1].offsets.tolist() == [0, 1, 2]

@@ -24,7 +24,7 @@ from wdskit.errors import PROCESS_ERRORS, FolderIndexError, PipelineError, Sampl
 from wdskit.order.base import take_one
 from wdskit.order.steps import AnySteps
 from wdskit.stages.base import Origin, RejectedSample
-from wdskit.stages.collate import FRESH, Collate, Memory, Ragged, as_tensors, count_rows, empty_images
+from wdskit.stages.collate import FRESH, Collate, Memory, Ragged, as_tensors, empty_images
 from wdskit.stages.images.fused import FusedStep
 from wdskit.stages.progress import Slot
 from wdskit.stages.roles import names_image
@@ -572,7 +572,7 @@ def _check_rows(value: Any, num_rows: int, origin: Origin) -> None:
     for name, column in columns:
         if not isinstance(column, (list, Ragged)) and not getattr(column, "ndim", 0):
             continue
-        found = count_rows(column)
+        found = len(column)
         if found != num_rows:
             raise PipelineError(
                 f"{origin}: after `batched`, a function made {found} rows of {num_rows} in `{name}`. `tail: pad` "

@@ -18,7 +18,7 @@ from wdskit.errors import SampleError, WdskitError
 from wdskit.order.base import Ints
 from wdskit.stages.base import Origin
 from wdskit.stages.batching import Batcher
-from wdskit.stages.collate import Collate, Memory, RaggedArrays, has_torch_dtype, offsets_of
+from wdskit.stages.collate import Collate, Memory, Ragged, has_torch_dtype, offsets_of
 from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple, warn_of_bytes
 
 Column: TypeAlias = NpyColumn | list[Any]
@@ -177,16 +177,16 @@ def _stacked(column: NpyColumn, memory: Memory) -> Any:
     return _joined(column, (len(shapes), *shapes[0]), memory) if len(set(shapes)) == 1 else None
 
 
-def _ragged(column: NpyColumn, memory: Memory) -> RaggedArrays | None:
+def _ragged(column: NpyColumn, memory: Memory) -> Ragged | None:
     """Return the arrays of a column as a ragged batch. Return None if an array has no axis, if the arrays differ in
     more than the size of the first axis, or if `_joined` cannot join them.
     """
     shapes = column.shapes
     if not all(shapes) or len({shape[1:] for shape in shapes}) > 1:
         return None
-    offsets = offsets_of([shape[0] for shape in shapes])
+    offsets: Any = offsets_of([shape[0] for shape in shapes])
     values = _joined(column, (int(offsets[-1]), *shapes[0][1:]), memory)
-    return None if values is None else RaggedArrays(values, offsets)
+    return None if values is None else Ragged(values, offsets)
 
 
 def _joined(column: NpyColumn, shape: tuple[int, ...], memory: Memory) -> Any:

@@ -33,17 +33,8 @@ class Memory(Protocol):
         ...
 
 
-class FreshMemory:
-    """A `Memory` that allocates new memory for each array."""
-
-    # New memory costs 9,408 page faults for a float batch of 64 x 3 x 224 x 224.
-
-    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-        """Return a C-contiguous array of this shape and dtype with undefined values."""
-        return np.empty(tuple(shape), dtype)
-
-
-FRESH = FreshMemory()
+FRESH: Memory = np
+"""Allocates new memory for each array. It costs 9,408 page faults for a float batch of 64 x 3 x 224 x 224."""
 
 
 def empty_images(memory: Memory, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
@@ -63,16 +54,9 @@ def is_tensor(value: object) -> TypeIs[torch.Tensor]:
     return hasattr(value, "untyped_storage")
 
 
-def count_rows(column: Any) -> int:
-    """Return the number of rows in a column of a batch: an array, a tensor, a `Ragged` or a list. TypeError: The column
-    has no length, such as a tensor without axes.
-    """
-    return column.size(0) if is_tensor(column) and column.ndim else len(column)  # a nested tensor has no `len`
-
-
 def as_tensors(batch: Any) -> Any:
-    """Return a batch of `Collate` with a tensor in place of each array, and a `Ragged` in place of each `RaggedArrays`.
-    A tensor shares memory with its array. Lists and tensors stay unchanged.
+    """Return a batch of `Collate` with a tensor in place of each array, also in a `Ragged`. A tensor shares memory with
+    its array. Lists and tensors stay unchanged.
     """
     if isinstance(batch, tuple):
         return tuple(map(_as_tensor, batch))
@@ -82,7 +66,7 @@ def as_tensors(batch: Any) -> Any:
 
 
 def _as_tensor(column: Any) -> Any:
-    if isinstance(column, RaggedArrays):
+    if isinstance(column, Ragged):
         return Ragged(_as_tensor(column.values), _as_tensor(column.offsets))
     if not isinstance(column, np.ndarray):
         return column
@@ -102,14 +86,15 @@ class Collate:
     - Images, which are arrays (height, width[, channels]) or tensors ([channels, ]height, width), become (batch,
       channels, height, width) in channels_last memory, with their dtype. `roles` says which slots are images.
     - Other arrays and tensors are stacked. The values of a slot must have one shape and dtype.
-    - The arrays of the fields `ragged` become `RaggedArrays`. So do the arrays of lists in JSON, if they differ in the
-      first axis only. Lists may mix int64 and float64, and become float64.
-    - Other values (text, bytes, dicts, lists, None, PIL images, ...) become a list.
+    - The arrays of the fields `ragged` become a `Ragged`. So do the arrays of lists in JSON, if they differ in the
+      first axis only. Lists get one dtype by the rules of numpy.
+    - Other values (text, bytes, dicts, lists, None, PIL images, numbers that torch has no dtype for, ...) become a
+      list.
 
     Attributes:
         roles: What is known of the fields before `batched`.
-        ragged: Fields whose arrays may differ in the first axis; they become `RaggedArrays`, which `as_tensors` turns
-            into a `Ragged`. Each sample must have all these fields.
+        ragged: Fields whose arrays may differ in the first axis; they become a `Ragged` of arrays, which `as_tensors`
+            turns into one of tensors. Each sample must have all these fields.
 
     Raises:
         PipelineError: `to_tuple` does not name a field of `ragged`.
@@ -120,19 +105,17 @@ class Collate:
 
     def __post_init__(self) -> None:
         if self.roles.places is not None:
-            self.check_ragged(dict.fromkeys(";".join(self.roles.places).split(";")))
+            self.check_ragged(())
 
     def check_ragged(self, sample: object) -> None:
-        """Check that a sample, a dict or its keys, has the fields `ragged`. PipelineError: It does not, or it is
-        another value that a function made, so that its fields are unknown.
+        """Check that a sample has the fields `ragged`. The fields of a tuple are those of `to_tuple`. PipelineError: It
+        does not, or a function has made a value without names.
         """
-        if not self.ragged or (self.roles.places is not None and isinstance(sample, tuple)):
-            return
-        names = sample if isinstance(sample, dict) else {}
-        missing = sorted(self.ragged.difference(names))
-        if missing:
-            has = list_fields(names) if names else f"no names, as a {type(sample).__name__} from a function"
-            raise PipelineError(f"batched: ragged: no field `{missing[0]}`; the samples have: {has}")
+        names = sample if isinstance(sample, dict) else dict[str, object]()
+        if isinstance(sample, tuple):
+            names = dict.fromkeys(";".join(self.roles.places or ()).split(";"))
+        if missing := sorted(self.ragged.difference(names)):
+            raise PipelineError(f"batched: ragged: no field `{missing[0]}`; the samples have: {list_fields(names)}")
 
     def __call__(
         self, samples: Sequence[Any], memory: Memory = FRESH, ready: Mapping[Any, NDArray[Any]] | None = None
@@ -147,23 +130,20 @@ class Collate:
 
         Returns:
             A tuple or dict with a batch per slot, or the batch of bare values. A batch is an array, a tensor if the
-            samples have tensors that are not arrays of numpy, a `RaggedArrays` or a list.
+            samples have tensors that are not arrays of numpy, a `Ragged` or a list.
 
         Raises:
-            PipelineError: `samples` is empty. The samples differ in type, fields or length. The values of a slot differ
-                in type, shape or dtype, or torch has no such dtype. An image does not have the shape of one. Or a
-                ragged field is missing.
+            PipelineError: The samples differ in type, fields or length. The values of a slot differ in type, shape or
+                dtype. An image does not have the shape of one. Or a ragged field is missing.
         """
-        if not samples:
-            raise PipelineError("batched: a batch without samples")
         first, ready = samples[0], ready or {}
-        _check_same([_form(sample) for sample in samples], "sample")
+        advice = ". Use to_tuple or to_dict to choose fields that all have"
+        _check_same([_form(sample) for sample in samples], "sample", advice=advice)
         self.check_ragged(first)
         if isinstance(first, tuple):
             columns = enumerate(zip(*samples, strict=True))
             return tuple(ready[at] if at in ready else self.column(at, values, memory) for at, values in columns)
         if isinstance(first, dict):
-            _check_keys(samples)
             return {
                 key: ready[key] if key in ready else self.column(key, [sample[key] for sample in samples], memory)
                 for key in first
@@ -176,26 +156,22 @@ class Collate:
         """
         where = f"slot {slot}" if isinstance(slot, int) else "the value" if slot is None else f"`{slot}`"
         names = self.roles.names_at(slot)
-        is_list = self.roles.is_list(names)
-        if self.is_ragged(slot):
-            return make_ragged(values, where, memory, are_lists=is_list)
         kinds = [_kind(value) for value in values]
+        is_list = self.roles.is_list(names) and {*kinds} == {"array"}
+        if is_list:
+            values = _unify_lists(values)
+        if self.is_ragged(slot) or (is_list and _differ_in_length(values)):
+            return make_ragged(values, where, memory)
         if not any(kinds):
             return list(values)
-        if {*kinds} == {"int64", "float64"} and not any(isinstance(value, np.generic) for value in values):
+        if {*kinds} == {"int64", "float64"}:
             kinds = ["float64"] * len(kinds)  # JSON writes 1.0 as 1
         _check_same(kinds, where)
         if kinds[0] not in {"tensor", "array"}:
             try:
-                values = [np.array(values, dtype=kinds[0])]
-            except (OverflowError, TypeError) as err:
+                return np.array(values, dtype=kinds[0])
+            except OverflowError as err:
                 raise PipelineError(f"batched: {where}: {err}") from err
-            _check_dtype(values[0].dtype, where)
-            return values[0]
-        if is_list and kinds[0] == "array":
-            if _differ_in_length(values):
-                return make_ragged(values, where, memory, are_lists=True)
-            values = _unify_lists(values)
         return _stack(values, where, memory, image=names if self.roles.is_image(names) else "")
 
     def is_ragged(self, slot: object) -> bool:
@@ -204,40 +180,26 @@ class Collate:
 
 
 def _form(sample: Any) -> str:
+    """Return what samples of a batch have in common, as text."""
     if isinstance(sample, tuple):
         return f"a tuple of {len(sample)}"
-    return "a dict" if isinstance(sample, dict) else "a value"
-
-
-def _check_keys(samples: Sequence[Any]) -> None:
-    """Raise PipelineError unless all samples are dicts with the keys of the first sample."""
-    for number, sample in enumerate(samples):
-        if differ := sorted(map(str, samples[0].keys() ^ sample.keys())):
-            msg = f"batched: sample {sample.get('__key__', number)} and the first sample do not both have "
-            raise PipelineError(f"{msg}{', '.join(differ)}. Use to_tuple or to_dict to choose fields that all have")
+    return f"a dict of {', '.join(sorted(map(str, sample)))}" if isinstance(sample, dict) else "a value"
 
 
 def _kind(value: object) -> str:
     """Return the kind of a value: "tensor", "array", the name of the dtype that a number gets, such as "int64", or ""
-    for other values, which stay in a list. An array without numbers has the kind "".
+    for other values, which stay in a list. Numbers that torch has no dtype for have the kind "".
     """
-    if isinstance(value, np.ndarray):
-        return "array" if value.dtype.kind in _NUMBERS else ""
+    if isinstance(value, np.ndarray | np.generic):
+        name = "array" if isinstance(value, np.ndarray) else value.dtype.name
+        return name if has_torch_dtype(value.dtype) else ""
     if is_tensor(value):
         return "tensor"
-    if isinstance(value, np.generic):
-        return value.dtype.name if value.dtype.kind in _NUMBERS else ""
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):
         return "int64"
     return "float64" if isinstance(value, float) else ""
-
-
-def _check_dtype(dtype: np.dtype[Any], where: str) -> None:
-    """Raise PipelineError if torch has no dtype for numbers of this dtype. The message names the slot `where`."""
-    if not has_torch_dtype(dtype):
-        raise PipelineError(f"batched: {where}: torch has no dtype for {dtype} of numpy. Convert it before batching")
 
 
 def _stack(values: Sequence[Any], where: str, memory: Memory, *, image: str) -> Any:
@@ -246,23 +208,18 @@ def _stack(values: Sequence[Any], where: str, memory: Memory, *, image: str) -> 
     """
     _check_same([_dtype(value) for value in values], where, advice=". Convert them with `map`")
     _check_same([tuple(value.shape) for value in values], where, advice=". Resize or crop first")
-    first = values[0]
-    if image:
-        if first.ndim not in {2, 3}:
-            msg = f"batched: {where} has the shape {tuple(first.shape)}, but `{image}` is an image: (height, width"
-            msg += "[, channels]) as an array, ([channels, ]height, width) as a tensor."
-            raise PipelineError(
-                f"{msg}\n  Give what is no image another name, as {image.split(';', maxsplit=1)[0]}.npy"
-            )
-        values = [_channels_first(value) for value in values]
-    arrays = _arrays(values)
-    if arrays is None:
+    if image and values[0].ndim not in {2, 3}:
+        msg = f"batched: {where} has the shape {tuple(values[0].shape)}, but `{image}` is an image: (height, width"
+        msg += "[, channels]) as an array, ([channels, ]height, width) as a tensor."
+        raise PipelineError(f"{msg}\n  Give what is no image another name, which ends in .npy")
+    values = [_channels_first(value) for value in values] if image else values
+    try:
+        arrays = [value.numpy() if is_tensor(value) else value for value in values]
+    except (TypeError, RuntimeError):  # of another device, with gradients, or of a dtype such as bfloat16
         import torch
 
-        stacked = torch.stack(list(values))
-        return stacked.contiguous(memory_format=torch.channels_last) if image else stacked
+        return torch.stack(list(values))
     dtype, shape = arrays[0].dtype.newbyteorder("="), (len(arrays), *arrays[0].shape)
-    _check_dtype(dtype, where)
     batch = empty_images(memory, shape, dtype) if image else memory.empty(shape, dtype)
     for place, array in enumerate(arrays):
         batch[place] = array
@@ -280,16 +237,6 @@ def _channels_first(image: Any) -> Any:
     return image.transpose(2, 0, 1) if isinstance(image, np.ndarray) else image
 
 
-def _arrays(values: Sequence[Any]) -> list[NDArray[Any]] | None:
-    """Return arrays that share the memory of tensors. Return None for tensors that numpy cannot hold: of another
-    device, with gradients, or of a dtype such as bfloat16.
-    """
-    try:
-        return [value.numpy() if is_tensor(value) else value for value in values]
-    except (TypeError, RuntimeError):
-        return None
-
-
 def _check_same(kinds: Sequence[object], where: str, *, advice: str = "") -> None:
     """Raise PipelineError if `kinds` are not all equal. `kinds` has the kind, shape or dtype of each sample's value.
     The message names `where`, which is a slot or the sample, and ends with `advice`.
@@ -298,16 +245,6 @@ def _check_same(kinds: Sequence[object], where: str, *, advice: str = "") -> Non
         if kind != kinds[0]:
             first, other = ("neither a number nor an array" if each == "" else each for each in (kinds[0], kind))
             raise PipelineError(f"batched: {where} is {first} in sample 0 but {other} in sample {number}{advice}")
-
-
-@dataclass(frozen=True, eq=False)
-class RaggedArrays:
-    """The form of a `Ragged` before `as_tensors`, with the same attributes. `values` is an array, or a tensor if a
-    sample has a tensor. `offsets` is an array.
-    """
-
-    values: Any
-    offsets: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,10 +272,7 @@ class Ragged:
         Raises:
             IndexError: `at` is out of range.
         """
-        number = at + len(self) if at < 0 else at
-        if not 0 <= number < len(self):
-            msg = f"sample {at} is out of range: there are {len(self)}"
-            raise IndexError(msg)
+        number = range(len(self))[at]
         return self.values[int(self.offsets[number]) : int(self.offsets[number + 1])]
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -357,61 +291,44 @@ class Ragged:
         return Ragged(self.values.pin_memory(), self.offsets.pin_memory())
 
 
-def _differ_in_length(values: Sequence[Any]) -> bool:
-    """Return True if the arrays `values`, which were JSON lists, differ in their first axis, but in no other axis. An
-    array of shape (0,) fits any other shape.
-    """
-    shapes = {tuple(value.shape) for value in values}
-    filled = shapes - {(0,)}
-    return len(shapes) > 1 and all(filled) and len({shape[1:] for shape in filled}) <= 1
+def _differ_in_length(arrays: Sequence[NDArray[Any]]) -> bool:
+    """Return True if the arrays differ in their first axis, but in no other axis."""
+    shapes = {array.shape for array in arrays}
+    return len(shapes) > 1 and all(shapes) and len({shape[1:] for shape in shapes}) == 1
 
 
-def make_ragged(values: Sequence[Any], where: str, memory: Memory, *, are_lists: bool = False) -> RaggedArrays:
-    """Return the batch of arrays or tensors of one dtype, whose shapes may differ in the first axis only.
+def make_ragged(values: Sequence[Any], where: str, memory: Memory) -> Ragged:
+    """Return the batch of arrays or tensors of one dtype, whose shapes may differ in the first axis only, as a `Ragged`
+    of arrays.
 
     Args:
         values: At least one array or tensor, each with at least one axis.
         where: The slot, for messages.
         memory: Allocates the joined values.
-        are_lists: Whether the arrays were lists in JSON, which may mix int64 and float64.
 
     Raises:
         PipelineError: A value is neither an array nor a tensor, has no axis or no dtype of torch, or differs from the
             first value in dtype or in another axis than the first. The message names the slot and the sample.
     """
     for at, value in enumerate(values):
-        is_array = isinstance(value, np.ndarray) or is_tensor(value)
-        if not is_array or not value.ndim:
-            what = "one number" if is_array else f"a {type(value).__name__}"
-            raise PipelineError(f"batched: {where} is {what} in sample {at}. Ragged fields are arrays, such as `npy`")
-    arrays: Any = _arrays(values)
-    if are_lists and arrays is not None:
-        arrays = _unify_lists(arrays)
-    rows = values if arrays is None else arrays
-    forms = [f"(..., {', '.join(map(str, row.shape[1:]))}) of {_dtype(row)}" for row in rows]
+        if _kind(value) not in {"array", "tensor"} or not value.ndim:
+            msg = f"batched: {where} is a {type(value).__name__} in sample {at}. Ragged fields are arrays of numbers"
+            raise PipelineError(f"{msg} with at least one axis, such as `npy`")
+    arrays = [np.asarray(value) for value in values]
+    forms = [f"(..., {', '.join(map(str, array.shape[1:]))}) of {_dtype(array)}" for array in arrays]
     _check_same(forms, where, advice=". Ragged fields can differ only in their first axis")
-    offsets = offsets_of([len(row) for row in rows])
-    if arrays is None:
-        import torch
-
-        return RaggedArrays(torch.cat(list(values)), offsets)
-    dtype = arrays[0].dtype.newbyteorder("=")
-    _check_dtype(dtype, where)
-    joined = memory.empty((int(offsets[-1]), *arrays[0].shape[1:]), dtype)
+    offsets: Any = offsets_of([len(array) for array in arrays])
+    joined: Any = memory.empty((int(offsets[-1]), *arrays[0].shape[1:]), arrays[0].dtype.newbyteorder("="))
     np.concatenate(arrays, out=joined)
-    return RaggedArrays(joined, offsets)
+    return Ragged(joined, offsets)
 
 
 def _unify_lists(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return the arrays, which were JSON lists, in one dtype if possible: a mix of int64 and float64 becomes float64.
-    Arrays of another mix of dtypes keep their dtypes. An array of shape (0,) gets the dtype and the other axes of the
-    first array of another shape. If all arrays have the shape (0,), they get the dtype of the first array.
+    """Return the arrays, which were JSON lists, in one dtype by the rules of numpy. An array of shape (0,) gets the
+    other axes of the first array of another shape.
     """
-    filled = [array for array in arrays if array.shape != (0,)] or [arrays[0]]
-    dtypes, numbers = {array.dtype for array in filled}, {np.dtype(np.int64), np.dtype(np.float64)}
-    if len(dtypes) > 1 and dtypes != numbers:
-        return list(arrays)
-    dtype = np.dtype(np.float64) if dtypes == numbers else filled[0].dtype
+    filled = [array for array in arrays if array.shape != (0,)] or arrays
+    dtype = np.result_type(*{array.dtype for array in filled})
     empty = np.zeros((0, *filled[0].shape[1:]), dtype)
     return [empty if array.shape == (0,) else array.astype(dtype, copy=False) for array in arrays]
 
