@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from shards import draw, listed, write_numbers, write_shard
+from shards import draw, listed, write_numbers
 
 from wdskit import ConfigError, Pipeline, PipelineError, SampleError, WdskitError
 from wdskit.shards.index import index_folder
-from wdskit.stages.fields import Rename, warn_of_bytes
+from wdskit.stages.fields import Rename
 
 
 @pytest.fixture
@@ -191,17 +191,3 @@ def test_rename_replaces_and_drops_no_field():
     for names in ({"cls": "left.png"}, {"right.png": "left.png;right.png"}):
         with pytest.raises(WdskitError, match=r"would replace the field `\S+` of the sample"):
             Rename(names=names)(sample)
-
-
-def test_fields_that_only_webdataset_decodes_are_named_once(tmp_path, caplog):
-    fields = dict.fromkeys(("npz", "json.gz", "pkl", "txt", "bin"), b"x")
-    write_shard(tmp_path / "s.tar", {f"k{n}": fields for n in range(4)})
-    index_folder(tmp_path, workers=1)
-    for columns in (True, False):
-        warn_of_bytes.cache_clear()
-        caplog.clear()
-        pipe = Pipeline().exact(str(tmp_path)).decode()
-        batches = list((pipe if columns else pipe.map(dict)).batched(2).loader(workers=0))
-        assert batches[0]["npz"] == [b"x", b"x"]
-        said = sorted(record.args[0] for record in caplog.records if "stays bytes" in record.msg)
-        assert said == ["json.gz", "npz", "pkl"]

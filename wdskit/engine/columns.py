@@ -19,7 +19,8 @@ from wdskit.order.base import Ints
 from wdskit.stages.base import Origin
 from wdskit.stages.batching import Batcher
 from wdskit.stages.collate import Collate, Memory, Ragged, has_torch_dtype, offsets_of
-from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple, warn_of_bytes
+from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple
+from wdskit.stages.roles import NOTHING
 
 Column: TypeAlias = NpyColumn | list[Any]
 """One field of all samples: the bytes that were read (a `RawColumn`), arrays in these bytes, or a list of values."""
@@ -153,7 +154,7 @@ def _is_columnar(function: object) -> bool:
         return False
     if isinstance(function, Rename) and any(map(is_image_field, function.names)):
         return False
-    return not any(is_path(name) for names in function.sources for name in names.split(";"))
+    return not any(map(is_path, function.live_before(NOTHING).names or ()))
 
 
 def _apply(function: Any, columns: Any) -> Any:
@@ -167,7 +168,6 @@ def _apply(function: Any, columns: Any) -> Any:
 def _decoded(decode: FieldDecoder, name: str, column: Column) -> Column:
     if not isinstance(column, RawColumn) or not decode.takes(name, b"") or is_image_field(name):
         return column
-    warn_of_bytes(name)
     return decode_column(name, column)
 
 

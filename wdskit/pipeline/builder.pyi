@@ -267,7 +267,7 @@ class Pipeline:
         So do fields that no later stage and not the output uses, damaged or not. A function for whole samples uses all.
 
         webdataset also decodes pickles (`pkl`, `pyd`, `pth`), `mp`, `msg`, `npz`, `ten`, `tb` and `*.gz`. They stay
-        bytes, and a warning says so once. Decode them with `map_dict`.
+        bytes. Decode them with `map_dict`.
 
         Args:
             images: What images become, in webdataset's terms such as `rgb8` or `pil`; `index`: the numbers that masks

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import AfterValidator, Discriminator, Field, Tag, create_model, field_validator
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, create_model, field_validator
 
-from wdskit.codecs.fields import decode_field, follow_path, is_json_field, is_path
+from wdskit.codecs.fields import decode_field, follow_path, is_json_field
 from wdskit.codecs.formats import INDEX_SPEC, is_image_field
 from wdskit.config.types import (
     VALID,
@@ -25,14 +24,13 @@ from wdskit.config.types import (
     ImageSpec,
     listing,
     refuse,
+    show,
     unknown_setting,
 )
 from wdskit.errors import DecodeError, PipelineError, WdskitError
 from wdskit.limits import MAX_PIXELS
 from wdskit.stages.base import NO_ORIGIN, Context, Function, Origin, PerSampleStage, ValueFunction
 from wdskit.stages.roles import NOTHING, Live, Roles
-
-_log = logging.getLogger(__name__)
 
 _MAX_EXACT = 1 << 53  # float64 is exact for whole numbers up to this number
 
@@ -49,7 +47,7 @@ class Decode(PerSampleStage):
     So do fields that no later stage and not the output uses, damaged or not. A function for whole samples uses all.
 
     webdataset also decodes pickles (`pkl`, `pyd`, `pth`), `mp`, `msg`, `npz`, `ten`, `tb` and `*.gz`. They stay
-    bytes, and a warning says so once. Decode them with `map_dict`.
+    bytes. Decode them with `map_dict`.
     """
 
     name: ClassVar[str] = "decode"
@@ -72,16 +70,12 @@ class Decode(PerSampleStage):
 
     def bind(self, context: Context, label: str) -> FieldDecoder:  # noqa: ARG002 (nothing is drawn)
         """Return the function that decodes the fields of a sample. `label` has no effect."""
-        from wdskit.codecs.images import decode_image, decode_index
+        return FieldDecoder(self.images, frozenset(self.only or ()), self.max_pixels, context.live)
 
-        image: Callable[..., Any] | None = None
-        if self.images is not None:
-            image = decode_index if self.images == INDEX_SPEC else functools.partial(decode_image, spec=self.images)
-        for field in self.only or () if self.images == INDEX_SPEC else ():
-            if context.roles.numbers_of(field) == "colours":
-                msg = f"decode: `{field}` is decoded as an image already, so `index` cannot have its numbers."
-                raise PipelineError(f"{msg}\n  Put this `decode` before the `decode` that has no `only`.")
-        return FieldDecoder(self.images, frozenset(self.only or ()), self.max_pixels, image, context.live)
+    @property
+    def mask_names(self) -> tuple[str, ...]:
+        """The fields whose numbers are wanted: those of `only`, if images are decoded to `index`."""
+        return self.only or () if self.images == INDEX_SPEC else ()
 
     def roles_after(self, roles: Roles) -> Roles:
         """Return the roles of the fields after this stage; `roles` are those before it."""
@@ -98,14 +92,12 @@ class FieldDecoder:
         images: The setting of `Decode`.
         only: The fields to decode; empty for all fields.
         max_pixels: Largest width x height that an image's header may give.
-        decode_image: Takes the bytes of an image and `max_pixels`, returns the image. None: images stay bytes.
         live: The fields that a later stage or the output uses; all others stay bytes.
     """
 
     images: str | None
     only: frozenset[str]
     max_pixels: int
-    decode_image: Callable[..., Any] | None
     live: Live
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
@@ -148,26 +140,18 @@ class FieldDecoder:
         if not self.takes(field, value):
             return value
         if not is_image_field(field):
-            warn_of_bytes(field)
             return decode_field(field, value)
-        if self.decode_image is None:
+        if self.images is None:
             return value
+        from wdskit.codecs.images import decode_image, decode_index
+
         try:
-            return self.decode_image(value, max_pixels=self.max_pixels)
+            if self.images == INDEX_SPEC:
+                return decode_index(value, max_pixels=self.max_pixels)
+            return decode_image(value, self.images, max_pixels=self.max_pixels)
         except DecodeError as err:
             err.field = field
             raise
-
-
-_UNDECODED = frozenset({"pyd", "pkl", "pickle", "pth", "mp", "msg", "npz", "ten", "tb", "gz"})
-"""Extensions of fields that webdataset decodes and wdskit does not."""
-
-
-@functools.cache
-def warn_of_bytes(field: str) -> None:
-    """Log a warning for a field that webdataset decodes and wdskit leaves as bytes. Only once per field and process."""
-    if field.rpartition(".")[2].lower() in _UNDECODED:
-        _log.warning("decode: `%s` stays bytes, although webdataset decodes such fields. Use `map_dict`.", field)
 
 
 class Map(PerSampleStage):
@@ -232,11 +216,8 @@ class MapDict(PerSampleStage):
 
 
 def _map_fields(calls: Mapping[str, ValueFunction], sample: Any, origin: Origin) -> dict[str, Any]:
-    check_dict("map_dict", sample)
-    mapped = dict(sample)
-    for field, function in calls.items():
-        mapped[field] = function(pick("map_dict", sample, field), origin)
-    return mapped
+    mapped = {field: function(pick("map_dict", sample, field), origin) for field, function in calls.items()}
+    return {**sample, **mapped}
 
 
 class MapTuple(PerSampleStage):
@@ -268,10 +249,9 @@ class MapTuple(PerSampleStage):
 
 
 def _map_places(calls: Sequence[ValueFunction | None], value: Any, origin: Origin) -> tuple[Any, ...]:
-    if not isinstance(value, (tuple, list)):
-        raise PipelineError(f"map_tuple: it takes tuples, but got a {type(value).__name__}. Put it after to_tuple.")
-    if len(value) < len(calls):
-        raise PipelineError(f"map_tuple: {len(calls)} functions for a tuple of {len(value)}.")
+    if not isinstance(value, (tuple, list)) or len(value) < len(calls):
+        msg = f"map_tuple: {len(calls)} functions need a tuple of as many items, not {show(value)}."
+        raise PipelineError(f"{msg} Put it after to_tuple.")
     pairs = zip(value, calls, strict=False)
     return (*(item if call is None else call(item, origin) for item, call in pairs), *value[len(calls) :])
 
@@ -288,11 +268,6 @@ class Rename(PerSampleStage):
         description="New name: old name, or alternatives joined by `;`, the first that exists.",
         examples=[{"image": "jpg;png"}],
     )
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The fields that the stage reads, with `;` between alternatives."""
-        return tuple(self.names.values())
 
     def roles_after(self, roles: Roles) -> Roles:
         """Return the roles of the fields after this stage; `roles` are those before it."""
@@ -312,15 +287,14 @@ class Rename(PerSampleStage):
                 needs it.
             WdskitError: A field is missing, or a new name is the name of another field that is kept.
         """
-        check_dict("rename", sample)
-        old_names = {new: _find_name("rename", sample, olds) for new, olds in self.names.items()}
-        renamed = {old for old in old_names.values() if old in sample}
-        for new, old in old_names.items():
+        found = {new: _find("rename", sample, olds) for new, olds in self.names.items()}
+        renamed = {old for old, _ in found.values() if old in sample}
+        for new, (old, _) in found.items():
             if new in sample and new not in renamed:
                 msg = f"`{new}: {old}` would replace the field `{new}` of the sample"
                 raise WdskitError(f"{msg}. Use another name, or leave `{new}` out first, with to_dict")
         kept = {field: value for field, value in sample.items() if field not in renamed}
-        return kept | {new: pick("rename", sample, old) for new, old in old_names.items()}
+        return kept | {new: value for new, (_, value) in found.items()}
 
 
 class _ChoosesFields(PerSampleStage):
@@ -334,11 +308,6 @@ class _ChoosesFields(PerSampleStage):
         "is an error.",
         examples=[["jpg;png", "cls"]],
     )
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The fields that the stage reads, with `;` between alternatives."""
-        return self.fields
 
     def live_before(self, live: Live) -> Live:  # noqa: ARG002 (no other field is left)
         """Return the fields that this stage or later stages use; `live` are those of the later stages."""
@@ -398,6 +367,7 @@ class MultiHot(PerSampleStage):
     """Make a vector of the labels of a sample: 1 for each class that it has, 0 for the others; float32 (classes,)."""
 
     name: ClassVar[str] = "multi_hot"
+    model_config = ConfigDict(populate_by_name=True)  # `source` in Python, where `from` is no name
     example: ClassVar[dict[str, Any]] = {"from": "json.labels", "classes": 80}
 
     source: Alternatives = Field(
@@ -411,14 +381,6 @@ class MultiHot(PerSampleStage):
         examples=[80],
     )
     to: FieldName = Field("multi_hot", description="The field that gets the vector.")
-
-    @classmethod
-    def expand(cls, value: object) -> dict[str, Any]:
-        """Return the settings in `value`, the YAML value of the stage: a mapping, or None for an empty dict. The key
-        `source` is returned as `from`, its name in YAML. ValueError: `value` is neither a mapping nor None.
-        """
-        settings = super().expand(value)
-        return {("from" if name == "source" else name): each for name, each in settings.items()}
 
     @functools.cached_property
     def _numbers(self) -> dict[Any, int]:
@@ -514,22 +476,17 @@ def pick(stage: str, sample: Any, names: str) -> Any:
             it.
         WdskitError: The sample has none of the alternatives.
     """
+    return _find(stage, sample, names)[1]
+
+
+def _find(stage: str, sample: Any, names: str) -> tuple[str, Any]:
+    """Return the first alternative in `names` that a sample has, and its value; see `pick`."""
     check_dict(stage, sample)
-    name = _find_name(stage, sample, names)
-    return sample[name] if name in sample else _value_at_path(stage, sample, name)
-
-
-def _find_name(stage: str, sample: Mapping[str, Any], names: str) -> str:
-    """Return the first alternative in `names`, such as `jpg;png`, that a sample has. WdskitError: The sample has none
-    of the alternatives. PipelineError: `json` is not decoded yet and a path such as `json.caption` needs it.
-    """
     for name in names.split(";"):
         if name in sample:
-            return name
-        if is_path(name):
-            with contextlib.suppress(KeyError):
-                _value_at_path(stage, sample, name)
-                return name
+            return name, sample[name]
+        with contextlib.suppress(KeyError):
+            return name, _value_at_path(stage, sample, name)
     raise WdskitError(f"no field `{names}`; the sample has: {list_fields(sample)}")
 
 
@@ -561,23 +518,17 @@ def as_array(value: Any) -> Any:
     """
     if not isinstance(value, list):
         return value
-    if not value:
-        return np.zeros(0, np.int64)
     flat: Any = value
-    while isinstance(flat, list) and flat and isinstance(flat[0], list):
+    while flat and isinstance(flat[0], list):
         flat = [each for one in flat if isinstance(one, list) for each in one]
-    if not all(type(each) in (int, float) for each in flat):
+    has_fractions = any(type(each) is float for each in flat)
+    most = _MAX_EXACT if has_fractions else np.iinfo(np.int64).max
+    if not all(type(each) is float or (type(each) is int and abs(each) <= most) for each in flat):
         return value
     try:
-        array = np.array(value)
+        return np.array(value, np.float64 if has_fractions else np.int64)
     except ValueError:  # lists of different lengths
         return value
-    has_fractions = any(type(each) is float for each in flat)
-    if array.dtype.kind != ("f" if has_fractions else "i"):  # whole numbers of more than 64 bits
-        return value
-    if has_fractions and any(type(each) is int and abs(each) > _MAX_EXACT for each in flat):
-        return value
-    return array
 
 
 def list_fields(fields: Collection[str]) -> str:
@@ -593,5 +544,4 @@ def check_dict(stage: str, sample: Any) -> None:
     """
     if not isinstance(sample, dict):
         msg = f"{stage}: it takes samples (dicts), but got a {type(sample).__name__}."
-        msg += " Put it before to_tuple and batched."
-        raise PipelineError(msg)
+        raise PipelineError(f"{msg} Put it before to_tuple and batched.")

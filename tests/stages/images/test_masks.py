@@ -213,7 +213,7 @@ def test_a_decode_of_masks_after_the_decode_of_all_images_is_refused(tmp_path, c
     folder = write_masks(tmp_path / "m", MASKS["png 8 bits"][0])
     pipe = Pipeline().exact(folder).decode("rgb8").decode("index", only="seg.png")
     pipe = pipe.random_resized_crop(6, fields="jpg", masks="seg.png") if crop else pipe
-    with pytest.raises(PipelineError, match=r"`seg.png` is decoded as an image already, .*\n  Put this"):
+    with pytest.raises(PipelineError, match=r"decode: `seg.png` cannot be a mask: .*\n  Put `decode"):
         pipe.loader(workers=0)
 
 
