@@ -61,15 +61,13 @@ def test_the_figures_of_a_result_agree_with_each_other(pictures: Path) -> None:
     result = wdskit.bench(config, **QUICK | {"repeats": 2}, progress=lambda *each: calls.append(each))
     json.dumps(dataclasses.asdict(result))
     assert (result.batch, result.num_cpus, result.repeats) == (4, 2, 2)
-    sizes = [(pictures / f"p-{at:03d}.tar").stat().st_size for at in range(2)]
-    assert result.sample_bytes == pytest.approx(sum(sizes) / 9)
-    assert result.bare_samples_per_s.least > 0
-    assert result.bare_cpu_ms.least > 0
+    assert result.bare_samples_per_s > 0
+    assert result.bare_cpu_ms > 0
     assert [each.setting for each in result.loaders] == [(0, 1), (1, 1)]
     for each in result.loaders:
         for measured in (each.samples_per_s, each.cpu_ms, each.first_batch_s):
             assert measured is not None
-            assert 0 < measured.least <= measured.median <= measured.most
+            assert measured > 0
     assert [done for _, done, _ in calls] == list(range(len(calls)))
     assert calls[-1] == ("done", calls[-1][2], 2 * (1 + 2))
 
@@ -101,7 +99,7 @@ PIPELINES = {
 def test_every_kind_of_planned_pipeline_is_measured_beyond_its_epoch(make: Any, numbers: str) -> None:
     result = wdskit.bench(make(numbers), **QUICK)
     assert [each.setting for each in result.loaders] == [(0, 1), (1, 1)]
-    assert all(each.samples_per_s.median > 0 for each in result.loaders)
+    assert all(each.samples_per_s > 0 for each in result.loaders)
 
 
 def test_nothing_is_left_behind_and_nothing_is_written(tmp_path: Path) -> None:

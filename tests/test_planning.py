@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 import json
 import time
 from pathlib import Path
@@ -160,35 +159,6 @@ def test_a_plan_of_many_shards_is_quick(tmp_path):
     assert found.num_samples == sum(entry.num_samples for entry in entries)
 
 
-def test_streams_have_the_steps_of_with_epoch(folder):
-    stages = ["split_by_node", "split_by_worker", {"map": "unheard_of"}, {"batched": 4}, {"with_epoch": 7}]
-    found = wdskit.plan(config(*stages, stream=str(folder)) | {"loader": {"workers": 2}}, world_size=2)
-    assert (found.num_shards, found.steps, found.batch) == (6, 7, 4)
-    assert wdskit.plan(wdskit.Pipeline().stream(str(folder))).steps is None
-
-
-def test_streams_that_would_be_refused_are_refused(folder):
-    with pytest.raises(PipelineError, match="split_by_node is missing"):
-        wdskit.plan(config({"with_epoch": 3}, stream=str(folder)), world_size=2)
-    with pytest.raises(PipelineError, match="ends at a different step on each"):
-        wdskit.plan(config("split_by_node", stream=str(folder)), world_size=2)
-
-
-def test_a_resampled_stream_needs_no_epoch_on_several_ranks(folder):
-    endless = config("split_by_node", stream={"shards": str(folder), "resampled": True})
-    assert wdskit.plan(endless, world_size=2).steps is None
-    for rank in range(2):
-        loader = wdskit.make_loader(endless, rank=rank, world_size=2)
-        assert len(list(itertools.islice(loader, 100))) == 100
-        loader.close()
-
-
-def test_a_source_of_another_library_cannot_be_planned(folder):
-    pipe = wdskit.Pipeline([lambda: iter(())])
-    with pytest.raises(PipelineError, match="the source is not wdskit's"):
-        wdskit.plan(pipe)
-
-
 def test_errors_come_before_numbers(folder, tmp_path):
     with pytest.raises(PipelineError, match=r"plan\(world_size=0\): pass a whole number, 1 or more"):
         plan(folder, world_size=0)
@@ -196,6 +166,8 @@ def test_errors_come_before_numbers(folder, tmp_path):
         plan(folder, epoch=1.5)
     with pytest.raises(PipelineError, match="belong to a configuration"):
         wdskit.plan(wdskit.Pipeline().exact(str(folder)), pipeline="train")
+    with pytest.raises(PipelineError, match=r"a stream knows its samples only when.*\n.*wdskit index FOLDER"):
+        wdskit.plan(wdskit.Pipeline().stream(str(folder)))
     with pytest.raises(PipelineError, match="cannot fill one batch"):
         plan(folder, batch=200)
     with pytest.raises(ConfigError, match="bacthed"):

@@ -40,7 +40,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "page": ("view",),
     "pipeline.builder": ("Pipeline",),
     "pipeline.settings": ("load_config",),
-    "planning": ("EpochPlan", "StreamPlan", "plan"),
+    "planning": ("EpochPlan", "plan"),
     "shards.index": ("IndexReport", "index_folder"),
     "shards.listing": ("SampleRow", "ShardRow", "Summary", "cat", "info"),
     "shards.split": ("SplitReport", "split"),

@@ -33,7 +33,6 @@ from wdskit.page import view as view
 from wdskit.pipeline.builder import Pipeline as Pipeline
 from wdskit.pipeline.settings import load_config as load_config
 from wdskit.planning import EpochPlan as EpochPlan
-from wdskit.planning import StreamPlan as StreamPlan
 from wdskit.planning import plan as plan
 from wdskit.shards.index import IndexReport as IndexReport
 from wdskit.shards.index import index_folder as index_folder
@@ -81,7 +80,6 @@ __all__ = [
     "StageStats",
     "StateError",
     "StorageError",
-    "StreamPlan",
     "Summary",
     "TextColumn",
     "VerifyResult",

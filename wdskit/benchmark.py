@@ -27,19 +27,6 @@ _ENDLESS = 10**9  # batches of the measured epoch: it never ends, because loader
 _WARM_UP_S = 0.2
 
 
-class Measured(NamedTuple):
-    """The median, the smallest and the largest value of repeated measurements."""
-
-    median: float
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Measured:
-        """Return the median, the smallest and the largest of one or more values."""
-        return cls(statistics.median(values), min(values), max(values))
-
-
 class Setting(NamedTuple):
     """Worker processes of a loader (0: none), and threads in each process."""
 
@@ -52,7 +39,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class LoaderBench:
-    """The measurements of the loader with one setting.
+    """The loader with one setting: medians of the measurements.
 
     Attributes:
         setting: Workers and threads.
@@ -63,9 +50,9 @@ class LoaderBench:
     """
 
     setting: Setting
-    samples_per_s: Measured
-    cpu_ms: Measured | None
-    first_batch_s: Measured
+    samples_per_s: float
+    cpu_ms: float | None
+    first_batch_s: float
 
 
 @dataclass(frozen=True)
@@ -73,23 +60,21 @@ class BenchResult:
     """The result of `bench`.
 
     Attributes:
-        sample_bytes: Mean bytes of a sample, headers and padding included.
         batch: Size of a rank's batch; 1 without `batched`.
         num_cpus: Number of CPUs that this process may use.
-        repeats: Number of measurements of each setting.
+        repeats: Number of measurements of each setting, of which medians are given.
         configured: The workers and threads of the configuration, or a loader's defaults if it sets none.
         bare_samples_per_s: Samples per second of one thread that makes the same batches in a loop, without a loader.
         bare_cpu_ms: CPU time per sample of this loop, in ms.
         loaders: The measurements of each setting, sorted by setting.
     """
 
-    sample_bytes: float
     batch: int
     num_cpus: int
     repeats: int
     configured: Setting
-    bare_samples_per_s: Measured
-    bare_cpu_ms: Measured
+    bare_samples_per_s: float
+    bare_cpu_ms: float
     loaders: tuple[LoaderBench, ...]
 
 
@@ -153,22 +138,21 @@ def bench(
         tell(str(job or "bare loop"), number, num_jobs)
         results[job].append(measure_loader(subject.loader(job), seconds) if job else subject.run_bare(seconds))
     tell("done", num_jobs, num_jobs)
-    bare, bare_cpu_ms = map(Measured.of, zip(*results[None], strict=True))
-    loaders = []
-    for setting in settings:
-        rates, cpu_times, first_batch_s = zip(*results[setting], strict=True)
-        cpu_ms = None if None in cpu_times else Measured.of(cpu_times)
-        loaders.append(LoaderBench(setting, Measured.of(rates), cpu_ms, Measured.of(first_batch_s)))
+    bare_samples_per_s, bare_cpu_ms = _medians(results[None])
     return BenchResult(
-        sample_bytes=subject.sample_bytes,
         batch=subject.program.epoch.batch,
         num_cpus=usable_cores(),
         repeats=repeats,
         configured=configured,
-        bare_samples_per_s=bare,
+        bare_samples_per_s=bare_samples_per_s,
         bare_cpu_ms=bare_cpu_ms,
-        loaders=tuple(loaders),
+        loaders=tuple(LoaderBench(setting, *_medians(results[setting])) for setting in settings),
     )
+
+
+def _medians(rounds: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return the median of each figure over all rounds; None for a figure that cannot be measured."""
+    return [None if None in values else statistics.median(values) for values in zip(*rounds, strict=True)]
 
 
 class _Subject:
@@ -193,9 +177,6 @@ class _Subject:
         without_end = [stage for stage in stages if not isinstance(stage, WithEpoch)]
         self._pipe = Pipeline([*without_end, WithEpoch(n=_ENDLESS)])
         self.program: Program = self.loader(Setting(0, 1)).program
-        tables = self.program.reader.tables
-        num_bytes = sum(float(table.counts @ table.sample_bytes()) for table in tables)
-        self.sample_bytes = num_bytes / sum(int(table.counts.sum()) for table in tables)
         self._step = 0
 
     def loader(self, setting: Setting) -> PlannedLoader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from wdskit.order.base import DEPTHS, Ints
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.steps import AnySteps, rank_positions
 from wdskit.pipeline.builder import Pipeline, open_pipeline
-from wdskit.pipeline.settings import Config, choose_workers
+from wdskit.pipeline.settings import choose_workers
 from wdskit.stages.epoch import EpochLayout, plan_epoch
 from wdskit.stages.sources import PlannedData, PlannedSource
 from wdskit.text import as_int
@@ -91,27 +91,6 @@ class EpochPlan:
     buckets: tuple[BucketRow, ...]
 
 
-@dataclass(frozen=True)
-class StreamPlan:
-    """An epoch of a stream.
-
-    Attributes:
-        source: "stream".
-        world_size: Number of ranks.
-        workers: Worker processes per rank; 0 if there are no workers.
-        num_shards: Number of shards of the stream.
-        batch: Size of a rank's batch; 1 without `batched`.
-        steps: Number of items of each rank in an epoch; None if it is unknown before the run.
-    """
-
-    source: str
-    world_size: int
-    workers: int
-    num_shards: int
-    batch: int
-    steps: int | None
-
-
 def plan(
     config: str | os.PathLike[str] | Mapping[str, Any] | Pipeline,
     *,
@@ -120,8 +99,8 @@ def plan(
     world_size: int = 1,
     gpus_per_node: int = 8,
     epoch: int = 0,
-) -> EpochPlan | StreamPlan:
-    """Plan an epoch from the index, without reading samples.
+) -> EpochPlan:
+    """Plan an epoch of a planned source from the index, without reading samples.
 
     Args:
         config: The path of a YAML file, its content as a dict, or a `Pipeline`.
@@ -131,13 +110,10 @@ def plan(
         gpus_per_node: Limit for the ranks per node. The largest divisor of R up to this number is used.
         epoch: Number of the epoch.
 
-    Returns:
-        An `EpochPlan` for a planned source, a `StreamPlan` for a stream.
-
     Raises:
         ConfigError: The configuration has problems; all are listed.
-        PipelineError: The pipeline cannot run on this number of ranks and workers, its source is not one of wdskit's,
-            or an argument is out of range.
+        PipelineError: The source is a stream, the pipeline cannot run on this number of ranks, or an argument is out of
+            range.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or do not have an index or column.
     """
     world_size, gpus_per_node, epoch = map(as_int, (world_size, gpus_per_node, epoch))
@@ -147,7 +123,8 @@ def plan(
     _, stages, settings = open_pipeline(config, pipeline, overrides)
     source = stages[0]
     if not isinstance(source, PlannedSource):
-        return _plan_stream(stages, world_size, settings)
+        msg = "plan: a stream knows its samples only when it reads them; `with_epoch` sets its steps."
+        raise PipelineError(f"{msg}\n  Index the shards (`wdskit index FOLDER`), and plan `exact`.")
     data, layout = plan_epoch(stages, world_size)
     start = epoch * layout.num_samples
     steps = layout.steps(world_size, start=start)
@@ -214,34 +191,3 @@ def _bucket_rows(layout: EpochLayout) -> Iterator[BucketRow]:
         name = "x".join(map(str, label)) if isinstance(label, tuple) else str(label)
         rest = number * size - count
         yield BucketRow(name, count, size, number, max(0, -rest), max(0, rest))
-
-
-def _plan_stream(stages: Sequence[Any], world_size: int, settings: Config) -> StreamPlan:
-    """Plan an epoch of a stream with the configured number of worker processes per rank.
-
-    Raises:
-        PipelineError: The pipeline cannot run on these ranks and workers, or its source is not a source of wdskit.
-    """
-    from wdskit.engine.stream import StreamPipeline  # imported here, because it imports torch
-
-    workers = settings.loader.workers
-    built = Pipeline(stages).build(rank=0, world_size=world_size, transforms=_AnyFunction(), errors=settings.errors)
-    assert isinstance(built, StreamPipeline)
-    if built.source is None:
-        raise PipelineError("the source is not wdskit's, so nothing is known about it before a run.")
-    built.check(max(1, workers))
-    num_shards = len(built.source.shards.urls)
-    return StreamPlan("stream", world_size, workers, num_shards, built.batch, built.num_items(workers))
-
-
-class _AnyFunction(dict[str, Callable[..., Any]]):
-    """A mapping that has a function for every name, in place of the user's functions, which a plan does not call."""
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-    def __missing__(self, name: str) -> Callable[..., Any]:
-        return lambda value, **kwargs: value  # noqa: ARG005 (a stage's settings)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from shards import write_numbers
 
-from wdskit.benchmark import BenchResult, LoaderBench, Measured, Setting
+from wdskit.benchmark import BenchResult, LoaderBench, Setting
 from wdskit.cli.bench import show_result
 from wdskit.shards.index import index_folder
 
@@ -34,40 +34,35 @@ loader: {workers: 1, prefetch: 2}
 QUICK = ("--seconds", "0.01", "--repeats", "1", "--workers", "0,1", "--threads", "1")
 
 SHOWN = """\
-Samples of 110 kB in batches of 64, on 4 CPUs; medians of 3 and their spread
+Batches of 64, on 4 CPUs; medians of 3
 
- workers x threads   samples/s         CPU ms   first batch
-────────────────────────────────────────────────────────────
- bare loop                 800   ±2%     1.25
- 0 x 1                     780   ±2%     1.30        0.09 s
- 1 x 1 now                31.5   ±2%     1.30        0.30 s
- 1 x 4                   2,760   ±1%     1.38        0.31 s
+ workers x threads   samples/s   CPU ms   first batch
+──────────────────────────────────────────────────────
+ bare loop                 800     1.25
+ 0 x 1                     780     1.30        0.09 s
+ 1 x 1 now                31.5     1.30        0.30 s
+ 1 x 4                   2,760     1.38        0.31 s
 """
-
-
-def near(value: float, spread: float = 0.0) -> Measured:
-    return Measured(value, value * (1 - spread), value * (1 + spread))
 
 
 @pytest.fixture
 def result() -> BenchResult:
     """Return fixed figures, as of an idle machine."""
     loaders = tuple(
-        LoaderBench(Setting(*setting), near(rate, spread), *map(near, others))
-        for setting, rate, spread, *others in (
-            ((0, 1), 780, 0.02, 1.30, 0.09),
-            ((1, 1), 31.5, 0.02, 1.30, 0.30),
-            ((1, 4), 2760, 0.01, 1.38, 0.31),
+        LoaderBench(Setting(*setting), *others)
+        for setting, *others in (
+            ((0, 1), 780, 1.30, 0.09),
+            ((1, 1), 31.5, 1.30, 0.30),
+            ((1, 4), 2760, 1.38, 0.31),
         )
     )
     return BenchResult(
-        sample_bytes=110_000,
         batch=64,
         num_cpus=4,
         repeats=3,
         configured=Setting(1, 1),
-        bare_samples_per_s=near(800, 0.02),
-        bare_cpu_ms=near(1.25),
+        bare_samples_per_s=800,
+        bare_cpu_ms=1.25,
         loaders=loaders,
     )
 
@@ -102,14 +97,14 @@ def test_json_has_every_number(folder: Path, run) -> None:
     assert (code, err) == (0, "")
     document = json.loads(out)
     assert [each["setting"] for each in document["loaders"]] == [[0, 1], [1, 1]]
-    assert len(document["bare_samples_per_s"]) == 3
+    assert document["bare_samples_per_s"] > 0
 
 
 def test_overrides_and_plugins_count(folder: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("--set", "loader.workers=0", *QUICK)
     code, out, _ = run("bench", "a.yaml", "--pipeline", "train", *words)
     assert code == 0
-    assert "in batches of 4, on" in out
+    assert "Batches of 4, on" in out
     assert " 0 x 1 now " in out
     (folder / "two_firsts.py").write_text(
         "import wdskit\n\n@wdskit.register('first_of_two')\ndef first_of_two(sample):\n    return sample\n"

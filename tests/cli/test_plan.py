@@ -28,12 +28,6 @@ pipelines:
   val:
     - sequential: data
     - batched: 16
-  flow:
-    - stream: data
-    - split_by_node
-    - split_by_worker
-    - batched: 4
-    - with_epoch: 9
 loader: {workers: 2}
 """
 
@@ -61,11 +55,6 @@ VAL = """\
  padded    12 rows of the last step
  a rank    reads 3 shards, 105 kB"""
 
-FLOW = """\
- source   stream, 3 shards
- on       2 ranks, each with 2 workers
- steps    9 per rank and epoch"""
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -79,7 +68,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_plan_of_each_kind_of_pipeline(folder: Path, run) -> None:
     assert run("plan", "a.yaml", "--pipeline", "val") == (0, VAL, "")
-    assert run("plan", "a.yaml", "--pipeline", "flow", "--world-size", "2") == (0, FLOW, "")
     words = ("--world-size", "3", "--gpus-per-node", "2")
     assert run("plan", "a.yaml", "--pipeline", "train", *words) == (0, TRAIN, "")
     code, out, err = run(
@@ -92,14 +80,12 @@ def test_the_plan_as_json_has_every_number(folder: Path, run) -> None:
     document = json.loads(run("plan", "a.yaml", "--pipeline", "mix", "--world-size", "2", "--json")[1])
     assert (document["num_lanes"], document["rank_lanes"], document["rank_shards"]) == (12, 12, 3)
     assert (document["steps"], document["global_batch"], document["workers"]) == (35, 8, 2)
-    flow = json.loads(run("plan", "a.yaml", "--pipeline", "flow", "--json")[1])
-    assert flow == {"source": "stream", "world_size": 1, "workers": 2, "num_shards": 3, "batch": 4, "steps": 9}
 
 
 def test_errors_end_a_plan_with_their_message(folder: Path, run) -> None:
     assert (
         run("plan", "a.yaml")[2]
-        == "a.yaml: there are 4 pipelines; say which (`--pipeline` or `pipeline=`): `train`, `mix`, `val` and `flow`."
+        == "a.yaml: there are 3 pipelines; say which (`--pipeline` or `pipeline=`): `train`, `mix` and `val`."
     )
     code, out, err = run("plan", "a.yaml", "--pipeline", "train", "--world-size", "30")
     assert (code, out) == (1, "")

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wdskit.cli.console import format_bytes, make_console, numbers_table, plural, print_json, print_tables, show_steps
+from wdskit.cli.console import make_console, numbers_table, plural, print_json, print_tables, show_steps
 from wdskit.cli.options import ConfigArgument, JsonOption, OverridesOption, PipelineOption, Plugins, import_plugins
 
 if TYPE_CHECKING:
-    from wdskit.benchmark import BenchResult, Measured
+    from wdskit.benchmark import BenchResult
 
 
 def bench_command(
@@ -85,25 +85,15 @@ def _parse_numbers(option: str, text: str | None, least: int) -> list[int] | Non
 def show_result(result: BenchResult) -> None:
     """Print a result as a table."""
     console = make_console()
-    batch = f" in batches of {result.batch:,}" if result.batch > 1 else ""
-    repeats = f"; medians of {result.repeats} and their spread" if result.repeats > 1 else ""
-    cpus = plural(result.num_cpus, "CPU")
-    console.print(f"Samples of {format_bytes(result.sample_bytes)}{batch}, on {cpus}{repeats}\n")
-    loaders = (
-        (
-            "{} x {}".format(*each.setting) + (" now" if each.setting == result.configured else ""),
-            *_rate(each.samples_per_s),
-            "" if each.cpu_ms is None else f"{each.cpu_ms.median:#.3g}",
-            f"{each.first_batch_s.median:.2f} s",
-        )
-        for each in result.loaders
-    )
-    bare = "bare loop", *_rate(result.bare_samples_per_s), f"{result.bare_cpu_ms.median:#.3g}", ""
-    print_tables([numbers_table(("workers x threads", "samples/s", "", "CPU ms", "first batch"), [bare, *loaders])])
+    repeats = f"; medians of {result.repeats}" if result.repeats > 1 else ""
+    console.print(f"Batches of {result.batch:,}, on {plural(result.num_cpus, 'CPU')}{repeats}\n")
+    rows = [("bare loop", _rate(result.bare_samples_per_s), f"{result.bare_cpu_ms:#.3g}", "")]
+    for each in result.loaders:
+        setting = "{} x {}".format(*each.setting) + (" now" if each.setting == result.configured else "")
+        cpu_ms = "" if each.cpu_ms is None else f"{each.cpu_ms:#.3g}"
+        rows.append((setting, _rate(each.samples_per_s), cpu_ms, f"{each.first_batch_s:.2f} s"))
+    print_tables([numbers_table(("workers x threads", "samples/s", "CPU ms", "first batch"), rows)])
 
 
-def _rate(rate: Measured) -> tuple[str, str]:
-    """Return two texts: the median rate, and the spread of the repeats ("" if all repeats are equal)."""
-    spread = max(rate.most - rate.median, rate.median - rate.least) / rate.median
-    text = f"{rate.median:,.0f}" if rate.median >= 100 else f"{rate.median:,.1f}"
-    return text, f"±{spread:.0%}" if spread else ""
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:,.1f}"

@@ -21,7 +21,7 @@ from wdskit.cli.options import ConfigArgument, JsonOption, OverridesOption, Pipe
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wdskit.planning import EpochPlan, StreamPlan
+    from wdskit.planning import EpochPlan
 
 
 def plan_command(
@@ -43,7 +43,7 @@ def plan_command(
     Examples:
         wdskit plan configs/imagenet.yaml --pipeline train --world-size 64
     """
-    from wdskit.planning import StreamPlan, plan
+    from wdskit.planning import plan
 
     import_plugins(plugins)
     result = plan(
@@ -57,16 +57,14 @@ def plan_command(
     if json:
         print_json(result)
         return
-    if isinstance(result, StreamPlan):
-        print_tables([details_table(_stream_rows(result))])
-        return
     tables = [details_table(_epoch_rows(result))]
     print_tables([*tables, _buckets(result)] if result.buckets else tables)
 
 
 def _epoch_rows(plan: EpochPlan) -> Iterator[tuple[str, str]]:
     yield "source", f"{plan.source}, {plural(plan.num_shards, 'shard')} of {format_bytes(plan.num_bytes)}"
-    yield "on", _ranks(plan)
+    workers = plural(plan.workers, "worker") if plan.workers else "no worker"
+    yield "on", f"{plural(plan.world_size, 'rank')}, each with {workers}"
     yield f"epoch {plan.epoch}", plural(plan.num_samples, "sample")
     sizes = f"a global batch of {plan.batch:,} x {plan.world_size:,} = {plan.global_batch:,}"
     yield "steps", f"{format_count(plan.steps)}, each {'a global batch of one bucket' if plan.buckets else sizes}"
@@ -92,17 +90,3 @@ def _buckets(plan: EpochPlan) -> Table:
         for row in plan.buckets
     ]
     return numbers_table(["bucket", "samples", "global batch", "steps", rest], rows)
-
-
-def _stream_rows(plan: StreamPlan) -> Iterator[tuple[str, str]]:
-    yield "source", f"stream, {plural(plan.num_shards, 'shard')}"
-    yield "on", _ranks(plan)
-    if plan.steps is None:
-        yield "steps", "unknown before the run: there is no with_epoch"
-    else:
-        yield "steps", f"{format_count(plan.steps)} per rank and epoch"
-
-
-def _ranks(plan: EpochPlan | StreamPlan) -> str:
-    workers = plural(plan.workers, "worker") if plan.workers else "no worker"
-    return f"{plural(plan.world_size, 'rank')}, each with {workers}"
