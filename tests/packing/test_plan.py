@@ -27,8 +27,8 @@ SIZES = st.lists(st.integers(0, 3000), min_size=1, max_size=40)
 
 
 def planned(folder: Path, rows: list[Row | RowError], *, split: str = "", **options: Any) -> Plan:
-    plan = Plan(folder, parse_shares(split) if split else {}, HastyDisk())
-    how = {"classes": None, "skip_bad": False, "reads_labels": True, "on_progress": lambda *_: None}
+    plan = Plan(folder, parse_shares(split) if split else {}, skips_bad=False, disk=HastyDisk())
+    how = {"classes": None, "reads_labels": True, "on_progress": lambda *_: None}
     plan.read(iter(rows), **{**how, **options})
     return plan
 
@@ -64,9 +64,9 @@ def test_shards_are_filled_to_the_limits_in_order(
     expected = divide_simply(sizes, limits)
     if expected is None:
         with pytest.raises(RowError, match=rf"^row \d+: .* more than max_bytes {max_bytes}"):
-            plan.divide(limits, lambda _, number: f"{number}", shuffle=None)
+            plan.divide(limits, lambda _, number: f"{number}", shuffle=None, options=b"")
     else:
-        [shards] = plan.divide(limits, lambda _, number: f"{number}", shuffle=None).values()
+        [shards] = plan.divide(limits, lambda _, number: f"{number}", shuffle=None, options=b"").values()
         assert [shard.numbers.tolist() for shard in shards] == expected
         assert [shard.name for shard in shards] == [f"{number}" for number in range(len(shards))]
         sums = [sum(blocks_of(sizes[number]) for number in part) for part in expected]
@@ -83,9 +83,9 @@ def test_a_number_of_shards_is_kept_and_their_sizes_differ_by_one_sample(
     limits = Limits(NO_LIMIT, NO_LIMIT, num_shards)
     if num_shards > len(sizes):
         with pytest.raises(PackError, match=f"{len(sizes)} samples cannot fill {num_shards} shards"):
-            plan.divide(limits, lambda *_: "", shuffle=shuffle)
+            plan.divide(limits, lambda *_: "", shuffle=shuffle, options=b"")
     else:
-        [shards] = plan.divide(limits, lambda *_: "", shuffle=shuffle).values()
+        [shards] = plan.divide(limits, lambda *_: "", shuffle=shuffle, options=b"").values()
         counts = [shard.num_samples for shard in shards]
         assert (len(counts), sum(counts)) == (num_shards, len(sizes))
         assert max(counts) - min(counts) <= 1
@@ -107,7 +107,9 @@ def test_a_split_depends_on_the_key_alone_and_takes_its_share(tmp_path: Path) ->
 
     def divide(given: list[Any], shuffle: int | None) -> dict[str, set[str]]:
         plan = planned(tmp_path, given, split=shares)
-        found = plan.divide(Limits(100, NO_LIMIT, None), lambda split, at: f"{split}-{at}", shuffle=shuffle)
+        found = plan.divide(
+            Limits(100, NO_LIMIT, None), lambda split, at: f"{split}-{at}", shuffle=shuffle, options=b""
+        )
         assert all(shard.name == f"{name}-{at}" for name, shards in found.items() for at, shard in enumerate(shards))
         keys = {name: {given[n].key for shard in shards for n in shard.numbers} for name, shards in found.items()}
         plan.close()
@@ -126,7 +128,7 @@ def test_a_shuffle_is_another_order_for_each_seed(tmp_path: Path) -> None:
     orders = []
     for seed in (None, 0, 1, 1):
         plan = planned(tmp_path, [*rows_of([0] * 50)])
-        [shards] = plan.divide(Limits(7, NO_LIMIT, None), lambda *_: "", shuffle=seed).values()
+        [shards] = plan.divide(Limits(7, NO_LIMIT, None), lambda *_: "", shuffle=seed, options=b"").values()
         orders.append([number for shard in shards for number in shard.numbers.tolist()])
         plan.close()
     assert orders[0] == [*range(50)]
@@ -174,7 +176,7 @@ def test_arrays_of_a_column_get_the_dtype_that_holds_all_of_them(tmp_path: Path,
     assert plan.dtypes == {"npy": np.result_type(*arrays)}
     found = [plan_module.with_dtypes(row, plan.dtypes).fields["npy"] for row in plan.rows(np.arange(len(rows)))]
     assert all(isinstance(each, Values) and each.array.dtype == plan.dtypes["npy"] for each in found)
-    [shards] = plan.divide(Limits(100, NO_LIMIT, None), lambda *_: "", shuffle=None).values()
+    [shards] = plan.divide(Limits(100, NO_LIMIT, None), lambda *_: "", shuffle=None, options=b"").values()
     size = sum(512 * (3 + -(-(128 + 2 * plan.dtypes["npy"].itemsize) // 512)) for _ in rows) + 1024
     assert shards[0].num_bytes == size
     plan.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Annotated, Any
 
-from wdskit.codecs.checks import IMAGE_CHECKS, check_image, check_image_field
+from pydantic import Field
+
+from wdskit.codecs.checks import ImageCheck, check_image, check_image_field
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field, promised_format
 from wdskit.codecs.recode import DEFAULT_QUALITY, ImageFormat, encoder_versions, recode_image
@@ -15,7 +17,6 @@ from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.keys import check_member_name
 from wdskit.errors import PROCESS_ERRORS, DecodeError, PackError
 from wdskit.limits import MAX_PIXELS
-from wdskit.text import as_int
 
 MapFunction = Callable[[str, dict[str, bytes]], Mapping[str, bytes]]
 """Takes the key and the fields of a sample, and returns the fields to pack. Its attribute `version` says which."""
@@ -32,25 +33,20 @@ class Change:
         resize: Length of the shorter side of images in pixels; None keeps sizes.
         format: Format of images; None keeps theirs.
         quality: 1 to 100, of new jpg and webp; None for 90.
-        keeps_json: Whether JSON with numbers is packed beside a changed image: none of them describes its pixels.
+        keep_json: Whether JSON with numbers is packed beside a changed image: none of them describes its pixels.
         map: A function of the user; None for no function. It runs after the change of the image.
         checks: Names of the fields that are checked if nothing is changed; None for all.
     """
 
-    validate: str = "structure"
-    resize: int | None = None
+    validate: ImageCheck = "structure"
+    resize: Annotated[int, Field(strict=True, ge=1, le=1 << 16)] | None = None
     format: ImageFormat | None = None
-    quality: int | None = None
-    keeps_json: bool = False
+    quality: Annotated[int, Field(strict=True, ge=1, le=100)] | None = None
+    keep_json: bool = False
     map: MapFunction | None = None
     checks: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
-        check_choice("validate", self.validate, IMAGE_CHECKS)
-        if self.format is not None:
-            check_choice("format", self.format, get_args(ImageFormat))
-        check_number("resize", self.resize, least=1, most=1 << 16)
-        check_number("quality", self.quality, least=1, most=100)
         if self.map is not None and not str(getattr(self.map, "version", "")):
             msg = "map: the function has no `version`. Set one, such as `shrink.version = '1'`, and change it whenever"
             raise PackError(f"{msg} the results change: shards of another version are filled again.")
@@ -67,7 +63,7 @@ class Change:
 
     def to_json(self) -> list[Any]:
         """Return everything that decides the bytes of a changed sample, as JSON."""
-        image = [self.resize, self.format, self.quality, self.keeps_json, encoder_versions()]
+        image = [self.resize, self.format, self.quality, self.keep_json, encoder_versions()]
         owner: Any = self.map if hasattr(self.map, "__qualname__") else type(self.map)
         function = [owner.__module__, owner.__qualname__, str(getattr(self.map, "version", ""))]
         return [self.validate, image if self.changes_images else None, function if self.map else None]
@@ -75,7 +71,7 @@ class Change:
     def check(self, name: str, data: bytes | memoryview) -> None:
         """Check one field as a loader decodes it. DecodeError: It cannot be decoded, or does not fit its name."""
         if is_image_field(name):
-            check_image_field(name, data, self.validate, max_pixels=MAX_PIXELS)  # type: ignore[arg-type]
+            check_image_field(name, data, self.validate, max_pixels=MAX_PIXELS)
         else:
             decode_field(name, data)
 
@@ -110,7 +106,7 @@ class Change:
             return fields
         if len(images) > 1:
             raise DecodeError(f"it has {len(images)} images ({', '.join(images)}). Change them with a `map`")
-        for name in fields if not self.keeps_json else ():
+        for name in fields if not self.keep_json else ():
             if name not in {images[0], CLASS_FIELD} and may_describe_pixels(name, fields):
                 msg = f"its {name} has numbers, or data that wdskit does not read"
                 way = (
@@ -127,18 +123,6 @@ class Change:
         if name in fields:
             raise DecodeError(f"{image}: it would become {name!r}, which the sample already has", field=image)
         return {**fields, name: data}
-
-
-def check_choice(name: str, value: str, known: Sequence[str]) -> None:
-    """Raise PackError if the value of the option `name` is not one of `known`."""
-    if value not in known:
-        raise PackError(f"{name}: {value!r} is not one of {', '.join(known)}.")
-
-
-def check_number(name: str, value: Any, *, least: int, most: int = (1 << 64) - 1) -> None:
-    """Raise PackError if the value of the option `name` is neither None nor a whole number from `least` to `most`."""
-    if value is not None and (type(as_int(value)) is not int or not least <= value <= most):
-        raise PackError(f"{name}: {value!r} is not a whole number from {least} to {most}.")
 
 
 def may_describe_pixels(name: str, fields: Mapping[str, bytes]) -> bool:

@@ -95,10 +95,11 @@ class Filler:
                 changed.
         """
         name = ""  # of the field that is checked
+        row = with_dtypes(row, self.dtypes)
         try:
-            read = iter(files.read([data for data in row.fields.values() if type(data) is File]))
             fields = {
-                name: next(read) if type(data) is File else self._encode(row, data) for name, data in row.fields.items()
+                name: files.read(data) if type(data) is File else self._encode(row, data)
+                for name, data in row.fields.items()
             }
             if self.change.changes_bytes:
                 return self.change.apply(row.key, fields)
@@ -125,21 +126,19 @@ class Filler:
         return self.class_numbers[label.value] if isinstance(label.value, str) else label.value
 
     def find_bad(self, rows: Rows) -> list[RowError | None]:
-        """Return the error of each row that cannot be packed, and None for each other row. `pack.leave_out_bad` lists
-        them in `rejected.jsonl`.
-        """
+        """Return the error of each row that cannot be packed, and None for each other row."""
         found: list[RowError | None] = []
         with contextlib.closing(SourceFiles()) as files:
             for row in rows:
                 try:
-                    self.read(with_dtypes(row, self.dtypes), files)
+                    self.read(row, files)
                     found.append(None)
                 except RowError as err:
                     found.append(err)
         return found
 
     def fill(self, job: ShardJob) -> Filled:
-        """Fill a shard, unless it is filled already.
+        """Fill a shard, unless it is filled already. A shared lock on the folder `work` is held meanwhile.
 
         Raises:
             RowError: A row cannot be packed.
@@ -147,15 +146,16 @@ class Filler:
             SelectionError: A sample has no valid value for a column.
             FolderIndexError: An entry of this job is damaged.
         """
-        known = read_filled(self.work, job.name, job.digest)
-        if known is not None:
-            return known
+        with share_lock(self.work):
+            return read_filled(self.work, job.name, job.digest) or self._fill(job)
+
+    def _fill(self, job: ShardJob) -> Filled:
         tar = self.work / f"{job.digest}.tar"
         names, offsets, columns = set[str](), [0], ColumnBuilder(self.columns, job.name)
         with contextlib.closing(SourceFiles()) as files, publish(tar, disk=self.disk) as temp:
             writer = TarWriter(temp.write)
             for row in job.rows:
-                fields = self.read(with_dtypes(row, self.dtypes), files)
+                fields = self.read(row, files)
                 names |= fields.keys()
                 for name, data in fields.items():
                     writer.add(f"{row.key}.{name}", data)
@@ -174,12 +174,6 @@ class Filler:
         return filled
 
 
-def fill_in_worker(job: ShardJob, *, filler: Filler) -> Filled:
-    """Fill a shard in a worker process, which holds a shared lock on the folder meanwhile."""
-    with share_lock(filler.work):
-        return filler.fill(job)
-
-
 def _failed(row: Row, name: str, err: Exception) -> RowError:
     """Return the error of a row. It names the file of the field `name`, if `row.where` does not."""
     problem = f"{err.filename}: {err.strerror}" if isinstance(err, OSError) and err.filename else str(err)
@@ -195,7 +189,8 @@ def read_filled(work: Path, name: str, digest: str, *, has_files: bool = True) -
     Raises:
         FolderIndexError: The entry is damaged, foreign or of another version.
     """
-    note = read_note(work / f"{digest}.json")
+    path = work / f"{digest}.json"
+    note = parse_note(read_own(path), path)
     if note is None:
         return None
     entry = ShardEntry(**note["entry"] | {"name": name, "fields": tuple(note["entry"]["fields"])})
@@ -214,14 +209,9 @@ def is_whole(tar: Path, idx: Path, entry: ShardEntry) -> bool:
 
 
 def publish_note(path: Path, values: Mapping[str, Any], *, disk: Disk) -> None:
-    """Publish a JSON file with its own digest, for `read_note`. OSError: An operation of `disk` fails."""
+    """Publish a JSON file with its own digest, for `parse_note`. OSError: An operation of `disk` fails."""
     document = {"version": _NOTE_VERSION, **values}
     publish_bytes(path, json.dumps({**document, "check": _check_of(document)}).encode(), disk=disk)
-
-
-def read_note(path: Path) -> dict[str, Any] | None:
-    """Return the values in a file of `publish_note`; None without a file. FolderIndexError: As for `parse_note`."""
-    return parse_note(read_own(path), path)
 
 
 def parse_note(data: bytes | None, path: Path) -> dict[str, Any] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import filecmp
-import functools
 import hashlib
 import os
 import re
@@ -37,7 +36,7 @@ from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.shard import offsets_path
 from wdskit.errors import FolderIndexError, PackError
 from wdskit.files import Disk, describe_foreign, make_folders, publish_bytes, read_own, remove_temp_files
-from wdskit.packing.fill import Filled, is_whole, parse_note, publish_note, read_filled, read_note
+from wdskit.packing.fill import Filled, is_whole, parse_note, publish_note, read_filled
 from wdskit.packing.plan import SPOOL_PREFIX
 from wdskit.shards.make_columns import pack_columns
 from wdskit.storage.urls import LocalFile
@@ -83,16 +82,10 @@ class Folder:
             self.entries = read_index(self.path).entries if has_index(str(self.path)) else ()
             self.classes = read_classes(self.path)
 
-    def shard_name(self, prefix: str, number: int) -> str:
-        """Return the file name of a new shard. The numbers follow those of the folder's shards."""
-        return f"{prefix}-{number + self._next_numbers.get(prefix, 0):06d}.tar"
-
-    @functools.cached_property
-    def _next_numbers(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for match in filter(None, (_SHARD.fullmatch(entry.name) for entry in self.entries)):
-            found[match[1]] = max(found.get(match[1], 0), int(match[2]) + 1)
-        return found
+    def first_number(self, prefix: str) -> int:
+        """Return the number of the next shard with this prefix. The numbers follow those of the folder's shards."""
+        found = (_SHARD.fullmatch(entry.name) for entry in self.entries)
+        return max((int(match[2]) + 1 for match in found if match and match[1] == prefix), default=0)
 
     @property
     def has_labels(self) -> bool:
@@ -124,14 +117,12 @@ class Folder:
             raise FolderIndexError(msg, folder=self.shown)
         return entries
 
-    def check_names(self, shards: Iterable[tuple[str, str]]) -> None:
-        """Raise PackError if a file that is not part of the data has the name of a new one. `shards` are the names of
-        the new shards, and the digests of their jobs.
-        """
-        files = {f"{name}{last}": self.work / f"{digest}{end}" for name, digest in shards for end, last in ENDS}
-        for name in sorted((files.keys() if self.entries else files.keys() | LISTS) & self._others()):
-            if name not in files or not is_same(files[name], self.path / name):
-                raise PackError(f"{self.shown}: {name} exists already and is not part of its index. Move it away.")
+    def check_names(self, shards: Iterable[str]) -> None:
+        """Raise PackError if a file that is not part of the data has the name of a new one: of a shard or a list."""
+        names = {f"{shard}{last}" for shard in shards for _, last in ENDS} | (set() if self.entries else LISTS)
+        taken = names & self._others()
+        if taken:
+            raise PackError(f"{self.shown}: {min(taken)} exists already and is not part of its index. Move it away.")
 
     def _others(self) -> set[str]:
         """Return the names of all files in the folder; of a bucket, of the objects that the run did not write."""
@@ -229,11 +220,9 @@ class Folder:
         if not (self.work / INDEX_NAME).exists():
             return
         self.disk.fsync_folder(self.work)
-        note, index = read_note(self.work / _MOVES_NAME), (self.work / INDEX_NAME).read_bytes()
-        if note is None:  # somebody removed it: the commit begins again
-            self.disk.remove(self.work / INDEX_NAME)
-            return
-        if note["done"]["index"] != hashlib.sha256(index).hexdigest():
+        moves, index = self.work / _MOVES_NAME, (self.work / INDEX_NAME).read_bytes()
+        note = parse_note(read_own(moves), moves)
+        if note is None or note["done"]["index"] != hashlib.sha256(index).hexdigest():
             raise FolderIndexError(describe_foreign(self.work / INDEX_NAME, "is damaged"), folder=self.shown)
         for source, target in note["moves"]:
             self._move(self.work / source, self.path / target)

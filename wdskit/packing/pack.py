@@ -10,19 +10,19 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any
 
-from typing_extensions import Unpack
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict, Unpack
 
-from wdskit.dataset.classes import CLASSES_NAME, classes_json
+from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, classes_json
 from wdskit.dataset.index import ShardEntry
 from wdskit.errors import PackError, RowError, WdskitError
 from wdskit.files import DISK, Disk, describe_os_error, read_own
 from wdskit.limits import MAX_SHARD_BYTES
-from wdskit.packing.change import Change, MapFunction, check_choice, check_number
-from wdskit.packing.fill import Filled, Filler, ShardJob, fill_in_worker
+from wdskit.packing.change import Change, MapFunction
+from wdskit.packing.fill import Filled, Filler, ShardJob
 from wdskit.packing.folder import REJECTED_NAME, Folder, open_folder
 from wdskit.packing.labels import ClassesOption, ClassNames, find_class_names
 from wdskit.packing.plan import MAX_BYTES, MAX_SAMPLES, NO_LIMIT, Limits, Plan, PlannedShard
@@ -37,10 +37,11 @@ from wdskit.shards.parallel import choose_workers, map_shards
 from wdskit.shards.shares import parse_shares
 from wdskit.storage.urls import is_local, local_path
 from wdskit.tar.writer import END_BYTES
-from wdskit.text import parse_bytes
+from wdskit.text import as_int, parse_bytes
 
 _CHECK_ROWS = 256  # rows per task of a process that checks rows
 _SHOWN = 3
+_MIN_BYTES = END_BYTES + 1024  # of a shard: one sample with one small field
 _UNSAFE = re.compile(r"[%/\\{}\[\]*?:\x00-\x1f\x7f]")  # in names of shards: patterns have these characters
 
 
@@ -81,49 +82,65 @@ class PackResult:
     seconds: float
 
 
+def parse_size(size: int | str) -> int:
+    """Return the bytes of a shard, such as 200MB. ValueError: It is no size, or out of range."""
+    num_bytes = parse_bytes(size) if isinstance(size, str) else size
+    if not _MIN_BYTES <= num_bytes < MAX_SHARD_BYTES:
+        raise ValueError(f"it is not from {_MIN_BYTES} to {MAX_SHARD_BYTES - 1} bytes")
+    return num_bytes
+
+
+Count = Annotated[int, BeforeValidator(as_int), Field(strict=True, ge=1)]
+Seed = Annotated[int, BeforeValidator(as_int), Field(strict=True, ge=0, le=(1 << 63) - 1)]
+
+
+@with_config(ConfigDict(extra="forbid", arbitrary_types_allowed=True))
 class RunOptions(TypedDict, total=False):
     """The options of a run, which `pack` and `reshard` share and `pack` documents: how rows are divided into shards,
     and who fills them.
     """
 
-    max_samples: int | None
-    max_bytes: int | str | None
-    num_shards: int | None
-    shuffle: int | None
+    max_samples: Count | None
+    max_bytes: Annotated[int | str, AfterValidator(parse_size)] | None
+    num_shards: Count | None
+    shuffle: Seed | None
     split: str | Mapping[str, object] | None
     columns: str | Sequence[str]
     append: bool
-    part: str | None
+    part: Annotated[str, Field(pattern="^[0-9]{1,9}/[0-9]{1,9}$")] | None
     on: str | None
-    workers: int | None
+    workers: Count | None
     dry_run: bool
     progress: OnProgress | None
     disk: Disk
 
 
-def parse_part(part: str | None) -> tuple[int, int]:
-    """Return the number of a part, from 0, and the number of parts; (0, 1) without one. PackError: It is not I/N."""
-    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", "0/1" if part is None else str(part))
-    if match is None or not int(match[1]) < int(match[2]):
+def check_options(kind: Any, options: Mapping[str, Any]) -> Any:
+    """Return options as an object of the class `kind`. PackError: An option has another type, or is unknown."""
+    try:
+        return TypeAdapter(kind).validate_python(options)
+    except ValidationError as err:
+        first = err.errors()[0]
+        raise PackError(f"{first['loc'][0]}: {first['msg']}, not {first['input']!r}.") from err
+
+
+def find_part(part: str | None) -> tuple[int, int]:
+    """Return the number of a part, from 0, and the number of parts; (0, 1) without one. PackError: There is no such."""
+    number, num_parts = map(int, (part or "0/1").split("/"))
+    if number >= num_parts:
         raise PackError(f"part: {part!r} is not I/N with I from 0 to N - 1, such as 0/8.")
-    return int(match[1]), int(match[2])
+    return number, num_parts
 
 
 def find_limits(run: RunOptions, change: Change) -> Limits:
     """Return the limits of a shard. The sizes of changed samples are known too late for a limit of bytes.
 
-    PackError: An option is out of range, or there is a number of shards and a limit.
+    PackError: There is a number of shards and a limit.
     """
-    num_shards, max_samples = run.get("num_shards"), run.get("max_samples")
-    size: Any = run.get("max_bytes")
-    if isinstance(size, str):
-        with contextlib.suppress(ValueError):
-            size = parse_bytes(size)
-    check_number("num_shards", num_shards, least=1)
-    check_number("max_samples", max_samples, least=1)
-    check_number("max_bytes", size, least=END_BYTES + 1024, most=MAX_SHARD_BYTES - 1)
+    num_shards, max_samples, size = run.get("num_shards"), run.get("max_samples"), run.get("max_bytes")
     if num_shards is None:
-        return Limits(max_samples or MAX_SAMPLES, NO_LIMIT if change.changes_bytes else size or MAX_BYTES, None)
+        max_bytes = NO_LIMIT if change.changes_bytes else int(size or MAX_BYTES)
+        return Limits(max_samples or MAX_SAMPLES, max_bytes, None)
     if max_samples is not None or size is not None:
         raise PackError("num_shards: it takes the place of max_samples and max_bytes. Give one of them.")
     return Limits(NO_LIMIT, NO_LIMIT, num_shards)
@@ -212,17 +229,20 @@ def pack(
         StorageError: A bucket cannot be read or written, or the folder cannot be locked.
         WdskitError: A worker process was killed.
     """
-    check_choice("keys", keys, ("clean", "given", "hashed"))
-    how = Reading(
-        image=image,
-        key=key,
-        fields={SAME_FIELD.get(name, name): column for name, column in parse_pairs(fields, "field").items()},
-        keys=keys,
-        sidecars=parse_names(sidecars),
-        files=parse_names(files),
-        images=None if images is None else os.fspath(images),
+    how = check_options(
+        Reading,
+        {
+            "image": image,
+            "key": key,
+            "fields": {SAME_FIELD.get(name, name): column for name, column in parse_pairs(fields, "field").items()},
+            "keys": keys,
+            "sidecars": parse_names(sidecars),
+            "files": parse_names(files),
+            "images": None if images is None else os.fspath(images),
+        },
     )
-    change = Change(validate, resize, format, quality, keep_json, map)  # type: ignore[arg-type]
+    own = {"validate": validate, "resize": resize, "format": format, "quality": quality, "keep_json": keep_json}
+    change = check_options(Change, {**own, "map": map})
     return fill_folder(find_source(source, how), dest, change, run, classes=classes, skip_bad=skip_bad)
 
 
@@ -241,27 +261,35 @@ def fill_folder(
     if not dest.strip():
         raise PackError("DEST is an empty path. Write . for the current folder.")
     dest = local_path(dest) if is_local(dest) else dest
-    on_progress, is_part = run.get("progress") or (lambda *_: None), run.get("part") is not None
-    check_number("workers", run.get("workers"), least=1)
-    check_number("shuffle", run.get("shuffle"), least=0)
+    run = check_options(RunOptions, run)
+    on_progress, is_part, append = run.get("progress") or (lambda *_: None), run.get("part"), run.get("append")
     if (on := run.get("on")) is not None:
         check_address(on)
-    part, num_parts = parse_part(run.get("part"))
+    part, num_parts = find_part(run.get("part"))
     limits = find_limits(run, change)
     columns: Mapping[str, Mapping[str, Any]] = parse_columns(run.get("columns", ()))
     split = run.get("split")
     shares = {} if split is None else parse_shares(split)
     disk = run.get("disk", DISK)
+    splits: Mapping[str, Sequence[PlannedShard]] = {}
     try:
-        with open_destination(dest, run, disk) as folder, contextlib.closing(Plan(folder.work, shares, disk)) as plan:
-            allowed = find_classes(classes, folder, source, append=run.get("append", False))
-            reads_labels = not source.copies
-            plan.read(source.rows(), allowed, skip_bad=skip_bad, reads_labels=reads_labels, on_progress=on_progress)
-            if run.get("append") and folder.has_labels and folder.classes is None and plan.class_numbers:
-                raise PackError(f"{folder.shown}: its labels are numbers, but those of the new rows are names.")
-            if run.get("append") and folder.entries:
-                given, columns = columns, folder.column_sources()
-                if given and given != columns:
+        with (
+            open_destination(dest, run, disk) as folder,
+            contextlib.closing(Plan(folder.work, shares, skips_bad=skip_bad, disk=disk)) as plan,
+        ):
+            own = ClassNames(folder.classes, folder.shown) if append and folder.classes else None
+            given = ClassNames(source.classes, source.path) if source.classes else None
+            given = given if classes is None else find_class_names(classes)
+            allowed = given if given or source.copies else own
+            plan.read(source.rows(), allowed, reads_labels=not source.copies, on_progress=on_progress)
+            has_both = append and folder.has_labels and CLASS_FIELD in plan.fields
+            if has_both and plan.class_numbers != (own.numbers if own else {}):
+                raise PackError(
+                    f"{folder.shown}: its classes are not those of the new rows, so a label would mean two."
+                )
+            if append and folder.entries:
+                asked, columns = columns, folder.column_sources()
+                if asked and asked != columns:
                     raise PackError(f"{folder.shown}: columns: new shards get those of the folder: {[*columns]}.")
             filler = Filler(folder.work, change, plan.class_numbers, plan.dtypes, columns, disk)
             if skip_bad:
@@ -270,21 +298,21 @@ def fill_folder(
             if not len(plan.kept):
                 first = "".join(f"\n  {err.where}: {err.problem}" for err in rejected[:_SHOWN])
                 raise PackError(f"{source.path or 'the rows'}: there is nothing to pack: no row is valid.{first}")
-            seed = filler.digest_options()
-            digest = plan.digest_all(seed + json.dumps([*limits, run.get("shuffle"), split], default=str).encode())
+            options = filler.digest_options()
+            digest = plan.digest_all(options + json.dumps([*limits, run.get("shuffle"), split], default=str).encode())
             entries = folder.done(digest)
             was_done = bool(entries)
-            splits: Mapping[str, Sequence[PlannedShard]] = {}
             if not was_done:
-                if folder.entries and not run.get("append"):
+                if folder.entries and not append:
                     way = "Pack into a new folder, or add to this one with --append."
                     raise PackError(f"{folder.shown}: another data set is here. {way}")
                 plan.check_keys(folder.key_hashes(), folder.find_key)
                 name = _UNSAFE.sub("_", Path(dest).resolve().name).lstrip(".") or "shard"
-                names = lambda split, number: folder.shard_name(split or name, number)  # noqa: E731
-                splits = plan.divide(limits, names, shuffle=run.get("shuffle"))
-            todo = [(shard, plan.digest(shard.numbers, seed)) for found in splits.values() for shard in found]
-            folder.check_names((shard.name, digest) for shard, digest in todo)
+                first_of = {each: folder.first_number(each or name) for each in shares or ("",)}
+                names = lambda split, at: f"{split or name}-{first_of[split] + at:06d}.tar"  # noqa: E731
+                splits = plan.divide(limits, names, shuffle=run.get("shuffle"), options=options)
+            todo = [shard for shards in splits.values() for shard in shards]
+            folder.check_names(shard.name for shard in todo)
             if todo and not run.get("dry_run"):
                 filled = [*fill_all(plan, filler, folder, todo[part::num_parts], run, on_progress)]
                 entries = tuple(each.entry for each in filled)
@@ -294,7 +322,7 @@ def fill_folder(
                 folder.clean()
     except OSError as err:
         raise PackError(f"{err.filename2 or err.filename or dest}: {describe_os_error(err)}") from err
-    written: Sequence[ShardEntry | PlannedShard] = [shard for shard, _ in todo] if run.get("dry_run") else entries
+    written: Sequence[ShardEntry | PlannedShard] = todo if run.get("dry_run") else entries
     return PackResult(
         folder=dest if not is_local(dest) else Path(dest),
         entries=entries,
@@ -329,22 +357,6 @@ def open_destination(dest: str, run: RunOptions, disk: Disk) -> Iterator[Folder]
             yield stack.enter_context(open_folder(Path(dest), is_part=is_part, disk=disk))
 
 
-def find_classes(classes: ClassesOption | None, folder: Folder, source: Source, *, append: bool) -> ClassNames | None:
-    """Return the allowed classes: of the folder that is added to, of the option or of the source; None for any.
-
-    PackError: The folder has labels, and other classes than the option or the source.
-    """
-    given = ClassNames(source.classes, source.path) if source.classes else None
-    given = given if classes is None else find_class_names(classes)
-    if not append or not folder.has_labels:
-        return given
-    own = None if folder.classes is None else ClassNames(folder.classes, str(folder.path / CLASSES_NAME))
-    if (given or source.copies) and (given and given.numbers) != (own and own.numbers):
-        where = given.where if given else source.path
-        raise PackError(f"{folder.shown}: its classes are not those of {where}, so the names of labels would mean two.")
-    return own
-
-
 def find_lists(plan: Plan, folder: Folder, rejected: Sequence[RowError]) -> dict[str, bytes]:
     """Return the bytes of `classes.json` and `rejected.jsonl` by name, without files that would be empty."""
     lists = {}
@@ -370,7 +382,7 @@ def leave_out_bad(plan: Plan, filler: Filler, workers: int | None, on_progress: 
                 raise errors
             for err, number in zip(errors, numbers, strict=False):
                 if err is not None:
-                    plan.rejected[number] = err
+                    plan.reject(number, err)
             done += len(errors)
             on_progress("checking", done, len(kept))
 
@@ -379,7 +391,7 @@ def fill_all(
     plan: Plan,
     filler: Filler,
     folder: Folder,
-    shards: Sequence[tuple[PlannedShard, str]],
+    shards: Sequence[PlannedShard],
     run: RunOptions,
     on_progress: OnProgress,
 ) -> Iterator[Filled]:
@@ -389,13 +401,12 @@ def fill_all(
         WdskitError: A shard cannot be filled, or a worker process was killed. If several shards cannot be filled, the
             error of the first of them is raised.
     """
-    known = [folder.known(shard.name, digest) for shard, digest in shards]
-    num_new, done, total = known.count(None), 0, sum(shard.num_samples for shard, _ in shards)
+    known = [folder.known(shard.name, shard.digest) for shard in shards]
+    num_new, done, total = known.count(None), 0, sum(shard.num_samples for shard in shards)
     todo = (shard for shard, filled in zip(shards, known, strict=True) if filled is None)
-    new = (ShardJob(shard.name, plan.rows(shard.numbers), digest) for shard, digest in todo)
+    new = (ShardJob(shard.name, plan.rows(shard.numbers), shard.digest) for shard in todo)
     workers = run.get("workers") or choose_workers(num_new, plan.num_bytes * num_new // max(1, len(known)))
-    fill = filler.fill if min(workers, num_new) < 2 else partial(fill_in_worker, filler=filler)
-    filling = map_shards(fill, new, workers=workers, user=filler.change.map)
+    filling = map_shards(filler.fill, new, workers=workers, user=filler.change.map)
     if (on := run.get("on")) is not None:
         filling = fill_on_ray(new, filler, on)
     with contextlib.closing(filling):

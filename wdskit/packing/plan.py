@@ -15,7 +15,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +57,6 @@ _DIGEST_BYTES = 16
 _FLUSH_BYTES = 1 << 20
 _REPORT_ROWS = 1000
 _MAX_DIGITS = 20  # of a class number, with its sign
-_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +92,13 @@ class PlannedShard(NamedTuple):
         name: File name.
         numbers: Numbers of its rows in the spool, in order, int64 (n,).
         num_bytes: Bytes of the file, before samples are changed.
+        digest: 32 hex digits that identify everything that decides the bytes of the shard.
     """
 
     name: str
     numbers: Ints
     num_bytes: int
+    digest: str
 
     @property
     def num_samples(self) -> int:
@@ -112,6 +112,7 @@ class Plan:
     Args:
         folder: Folder for the spool.
         shares: Share of each split by its name; empty for no splits.
+        skips_bad: Whether bad rows are left out; otherwise the first of them is an error.
         disk: Performs the file operations.
 
     Attributes:
@@ -124,7 +125,7 @@ class Plan:
         num_cleaned: Rows whose keys were changed.
     """
 
-    def __init__(self, folder: Path, shares: Mapping[str, Fraction], disk: Disk = DISK) -> None:
+    def __init__(self, folder: Path, shares: Mapping[str, Fraction], *, skips_bad: bool, disk: Disk = DISK) -> None:
         self._path = folder / f"{SPOOL_PREFIX}{secrets.token_hex(4)}"
         self._disk = disk
         self._fd = disk.open(self._path)
@@ -132,6 +133,7 @@ class Plan:
         self._digest = hashlib.sha256()
         self._ends, self._blocks, self._hashes = array("q", [0]), array("I"), array("Q")
         self._shares, self._draws, self._draw = shares, bytearray(), make_draw(SPLIT_SEED)
+        self._skips_bad = skips_bad
         self._unsure: list[int] = []  # rows whose blocks depend on the digits of their class number
         self._first_label: tuple[Label, str] | None = None
         self._files = SourceFiles()
@@ -151,21 +153,25 @@ class Plan:
         """Return the number of rows in the spool, including rows that are left out."""
         return len(self._blocks)
 
+    def reject(self, number: int, err: RowError) -> None:
+        """Leave out a row. RowError: Bad rows are not left out, so `err` is raised."""
+        if not self._skips_bad:
+            raise err
+        self.rejected[number] = err
+
     def read(
         self,
         rows: Iterable[Row | RowError],
         classes: ClassNames | None,
         *,
-        skip_bad: bool,
         reads_labels: bool,
         on_progress: OnProgress,
     ) -> None:
         """Write all rows to the spool.
 
         Args:
-            rows: The rows. An error in place of a row is raised, or kept in `rejected` with `skip_bad`.
+            rows: The rows. An error stands for a bad row.
             classes: The allowed classes; None numbers the names of all rows in sorted order.
-            skip_bad: Whether bad rows are left out.
             reads_labels: Whether the field `cls` is a label; False copies it.
             on_progress: Called from time to time.
 
@@ -173,63 +179,56 @@ class Plan:
             RowError: A row cannot be packed.
             OSError: The spool cannot be written.
         """
-        natural: dict[str, set[np.dtype[Any]]] = {}
+        dtypes: dict[str, set[np.dtype[Any]]] = {}
         names: set[str] = set()
-        for row in rows:
+        for given in rows:
             if len(self) % _REPORT_ROWS == 0:
                 on_progress("reading", len(self), None)
-            try:
-                if isinstance(row, RowError):
-                    raise row
-                row = self._with_label(row, classes) if reads_labels else row
-            except RowError as err:
-                if not skip_bad:
-                    raise
-                self.rejected[len(self)] = err
-                row = Row("", {}, err.where)
+            row = self._with_label(given, classes) if reads_labels and isinstance(given, Row) else given
+            if isinstance(row, RowError):
+                self.reject(len(self), row)
+                row = Row("", {}, row.where)
             for name, data in row.fields.items():
                 if type(data) is Label and isinstance(data.value, str):
                     names.add(data.value)
                 elif type(data) is Values:
-                    natural.setdefault(name, set()).add(data.array.dtype)
+                    dtypes.setdefault(name, set()).add(data.array.dtype)
             self._add(row)
         self._flush()
         numbers = classes.numbers if classes else {name: at for at, name in enumerate(sorted(names, key=str.encode))}
         self.class_numbers = dict(numbers) if CLASS_FIELD in self.fields else {}
-        self.dtypes = {name: np.result_type(*found) for name, found in natural.items()}
-        has_mixed = any(len(found) > 1 for found in natural.values())
+        self.dtypes = {name: np.result_type(*found) for name, found in dtypes.items()}
+        has_mixed = any(len(found) > 1 for found in dtypes.values())
         changed = np.arange(len(self)) if has_mixed else np.array(self._unsure, np.int64)
         for number, row in zip(changed.tolist(), self.rows(changed), strict=True):
             try:
                 self._count_blocks(number, with_dtypes(row, self.dtypes))
             except RowError as err:
-                if not skip_bad:
-                    raise
-                self.rejected[number] = err
+                self.reject(number, err)
 
-    def _with_label(self, row: Row, classes: ClassNames | None) -> Row:
+    def _with_label(self, row: Row, classes: ClassNames | None) -> Row | RowError:
         """Return the row with a `Label` in place of the bytes or the file of its field `cls`, without a blank `cls`. Of
         `classes`, the label is a number.
 
-        RowError: It is not a label, is not one of `classes`, or is a name where others are numbers.
+        Return an error if it is not a label, is not one of `classes`, or is a name where others are numbers.
         """
         data = row.fields.get(CLASS_FIELD)
         if data is None:
             return row
         try:
-            value = self._files.read([data])[0] if isinstance(data, File) else data
+            value = self._files.read(data) if isinstance(data, File) else data
             label = value if isinstance(value, Label) else read_label(value)
             if label is not None and classes is not None:
                 label = Label(classes.number(label))
         except (OSError, ValueError) as err:
-            raise bad_row(row.where, f"its field {CLASS_FIELD!r}: {err}") from err
+            return bad_row(row.where, f"its field {CLASS_FIELD!r}: {err}")
         if label is None:
             return row._replace(fields={name: data for name, data in row.fields.items() if name != CLASS_FIELD})
         if label.value != NO_CLASS:
             first, place = self._first_label = self._first_label or (label, row.where)
             if type(label.value) is not type(first.value):
                 problem = f"labels are all numbers or all names, but its label is {label.value!r} after {first.value!r}"
-                raise bad_row(row.where, f"{problem} ({place}). If all are names, list them in --classes FILE")
+                return bad_row(row.where, f"{problem} ({place}). If all are names, list them in --classes FILE")
         return row if label is data else row._replace(fields={**row.fields, CLASS_FIELD: label})
 
     def _add(self, row: Row) -> None:
@@ -274,7 +273,7 @@ class Plan:
         hashes = np.frombuffer(self._hashes, np.uint64)
         repeated = find_repeated(hashes[self.kept] if self.rejected else hashes, existing)
         first_with: dict[str, int] = {}
-        for number in np.flatnonzero(np.isin(hashes, repeated)).tolist() if len(repeated) else ():
+        for number in np.flatnonzero(np.isin(hashes, repeated)).tolist():
             if number in self.rejected:
                 continue
             row = self.row(number)
@@ -303,9 +302,6 @@ class Plan:
         """Return one row."""
         return next(iter(self.rows(np.array([number]))))
 
-    def _where(self, numbers: Ints, at: int) -> str:
-        return self.row(int(numbers[at])).where
-
     def digest_all(self, options: bytes) -> str:
         """Return 32 hex digits that identify the options and the content of all rows that are not left out."""
         digest = self._digest.copy()
@@ -325,7 +321,7 @@ class Plan:
         return digest.hexdigest()[:32]
 
     def divide(
-        self, limits: Limits, names: Callable[[str, int], str], *, shuffle: int | None
+        self, limits: Limits, names: Callable[[str, int], str], *, shuffle: int | None, options: bytes
     ) -> dict[str, list[PlannedShard]]:
         """Divide the rows into shards. Call it once, after all checks of keys.
 
@@ -333,6 +329,7 @@ class Plan:
             limits: The limits of a shard.
             names: Takes the name of a split and the number of a shard in it, and returns the shard's file name.
             shuffle: Seed of the order of the rows; None keeps the order of the source.
+            options: All options that decide the bytes of a shard, for its digest.
 
         Returns:
             The shards of each split, in order; without splits, of the split "".
@@ -342,25 +339,29 @@ class Plan:
             PackError: A split gets no row, or there are fewer rows than shards.
         """
         self._hashes = array("Q")  # freed: divided arrays take as much
-        kept = self.kept
-        parts = {"": kept}
+        blocks = np.frombuffer(self._blocks, np.uint32)
+        largest = int(blocks.argmax())
+        if blocks[largest] > limits.max_blocks:
+            size = int(blocks[largest]) * BLOCK_BYTES + END_BYTES
+            problem = f"even alone in its shard it takes {size} bytes, more than max_bytes {limits.max_bytes}"
+            raise bad_row(self.row(largest).where, problem)
+        parts = {"": self.kept}
         if self._shares:
-            chosen = choose_splits(np.frombuffer(self._draws, "<u8"), self._shares)[kept]
-            parts = {name: kept[chosen == number] for number, name in enumerate(self._shares)}
+            chosen = choose_splits(np.frombuffer(self._draws, "<u8"), self._shares)
+            chosen[[*self.rejected]] = -1
+            parts = {name: np.flatnonzero(chosen == number) for number, name in enumerate(self._shares)}
             empty = next((name for name, numbers in parts.items() if not len(numbers)), None)
             if empty is not None:
-                raise PackError(f"split: none of the {len(kept)} samples is in {empty!r}.")
-            del kept, chosen  # each array has 80 MB for ten million rows
-        blocks = np.frombuffer(self._blocks, np.uint32)
+                raise PackError(f"split: none of the {len(self) - len(self.rejected)} samples is in {empty!r}.")
+            del chosen  # 80 MB for ten million rows
         divided = {}
         for split, part in parts.items():
             numbers = part if shuffle is None else part[permutation(len(part), "pack-shuffle", shuffle)]
             ends = blocks[numbers].astype(np.int64)
             np.cumsum(ends, out=ends)  # in place: `dtype=` would double the memory
-            found = limits.divide(ends, partial(self._where, numbers))
             divided[split] = [
-                PlannedShard(names(split, number), numbers[start:stop], size)
-                for number, (start, stop, size) in enumerate(found)
+                PlannedShard(names(split, at), numbers[start:stop], size, self.digest(numbers[start:stop], options))
+                for at, (start, stop, size) in enumerate(limits.divide(ends))
             ]
         return divided
 
@@ -378,30 +379,24 @@ class Limits(NamedTuple):
     max_bytes: int
     num_shards: int | None
 
-    def divide(self, ends: Ints, where: Callable[[int], str]) -> Iterator[tuple[int, int, int]]:
-        """Yield (start, stop, bytes of the file) of each shard.
+    @property
+    def max_blocks(self) -> int:
+        """Most blocks of 512 bytes of the samples in a shard."""
+        return (self.max_bytes - END_BYTES) // BLOCK_BYTES
 
-        Args:
-            ends: Blocks of 512 bytes of the rows 0 to i together, int64 (n,).
-            where: Returns the place of the row at a position, for messages.
+    def divide(self, ends: Ints) -> Iterator[tuple[int, int, int]]:
+        """Yield (start, stop, bytes of the file) of each shard. `ends` has the blocks of rows 0 to i together, int64
+        (n,); no row has more than `max_blocks`.
         """
         least, more = divmod(len(ends), self.num_shards or 1)
         if not least:
             raise PackError(f"num_shards: {len(ends)} samples cannot fill {self.num_shards} shards.")
-        most = (self.max_bytes - END_BYTES) // BLOCK_BYTES
         start = done = number = 0
         while start < len(ends):
-            if self.num_shards is None:
-                fit = ends[start : start + self.max_samples].searchsorted(done + most, side="right")
-                stop = start + max(1, int(fit))
-            else:
-                stop = start + least + (number < more)
+            most = self.max_samples if self.num_shards is None else least + (number < more)
+            stop = start + int(ends[start : start + most].searchsorted(done + self.max_blocks, side="right"))
             last = int(ends[stop - 1])
-            size = (last - done) * BLOCK_BYTES + END_BYTES
-            if self.num_shards is None and size > self.max_bytes:
-                problem = f"even alone in its shard it takes {size} bytes, more than max_bytes {self.max_bytes}"
-                raise bad_row(where(start), problem)
-            yield start, stop, size
+            yield start, stop, (last - done) * BLOCK_BYTES + END_BYTES
             start, done, number = stop, last, number + 1
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from wdskit import __version__
-from wdskit.dataset.lock import share_lock
 from wdskit.errors import PackError, WdskitError
 from wdskit.packing.fill import Filled, Filler, ShardJob
 from wdskit.pipeline.ray_connection import ADDRESS, connect, last_line
@@ -72,8 +71,7 @@ def fill_on_node(job: ShardJob, filler: Filler, folder: str, version: str) -> Fi
         return PackError(f"on: host {host} has wdskit {__version__}, but the run has {version}. Install that one.")
     try:
         os.chdir(folder)
-        with share_lock(filler.work):
-            return filler.fill(job)
+        return filler.fill(job)
     except OSError as err:
         return PackError(f"on host {host}: {err.filename}: {err.strerror}.")
     except WdskitError as err:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import marshal
 import os
 import stat
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +29,6 @@ SAME_FIELD = {"jpeg": "jpg"}
 _SHOWN_CHARS = 1000  # of a problem that quotes a large value
 _MAX_OPEN = 128
 _MAX_HELD_BYTES = (1 << 31) - 1  # of a field in memory, which marshal can write
-_GAP_BYTES = 4 << 10  # parts of one file are read together if at most this lies between two of them
 _MARSHAL = 2  # this version writes equal values as equal bytes; later ones depend on reference counts
 
 
@@ -106,7 +104,7 @@ class Reading:
     image: str | None = None
     key: str | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
-    keys: str = "clean"
+    keys: Literal["clean", "given", "hashed"] = "clean"
     sidecars: Sequence[str] = ()
     files: Sequence[str] = ()
     images: str | None = None
@@ -133,7 +131,7 @@ def bad_row(where: str, problem: str) -> RowError:
     where = where.replace("\n", "\\n")
     problem = problem.removeprefix(f"{where}: ").rstrip(".")
     if len(problem) > _SHOWN_CHARS:
-        problem = f"{problem[: _SHOWN_CHARS // 2]} ... {problem[-_SHOWN_CHARS // 4 :]}"
+        problem = f"{problem[:_SHOWN_CHARS]}..."
     return RowError(f"{where}: {problem}.", where=where, problem=problem)
 
 
@@ -189,21 +187,19 @@ def size_of(data: Field) -> int:
 
 def encode_row(row: Row) -> tuple[bytes, bytes]:
     """Return (places, content) of a row. Rows with equal content give equal samples."""
-    paths: list[str] = []
-    fields: list[tuple[Any, ...]] = []
-    for name, data in row.fields.items():
-        if isinstance(data, File):
-            paths.append(data.path)
-            fields.append((name, *data[1:]))
-        elif isinstance(data, Label):
-            fields.append((name, data.value))
-        elif isinstance(data, Values):
-            fields.append((name, encode_field("npy", data.array), data.array.dtype.str))
-        elif isinstance(data, LabelledJson):
-            fields.append((name, bytes(data), None))
-        else:
-            fields.append((name, data))
-    return marshal.dumps([row.where, *paths], _MARSHAL), marshal.dumps((row.key, fields), _MARSHAL)
+    paths = [data.path for data in row.fields.values() if isinstance(data, File)]
+    content = row.key, [(name, *_encode(data)) for name, data in row.fields.items()]
+    return marshal.dumps([row.where, *paths], _MARSHAL), marshal.dumps(content, _MARSHAL)
+
+
+def _encode(data: Field) -> tuple[Any, ...]:
+    if isinstance(data, File):
+        return data[1:]
+    if isinstance(data, Label):
+        return (data.value,)
+    if isinstance(data, Values):
+        return encode_field("npy", data.array), data.array.dtype.str
+    return (bytes(data), None) if isinstance(data, LabelledJson) else (data,)
 
 
 def decode_row(places: bytes, content: bytes) -> Row:
@@ -212,15 +208,14 @@ def decode_row(places: bytes, content: bytes) -> Row:
     key, encoded = marshal.loads(content)  # noqa: S302
     at = iter(paths)
     fields: dict[str, Field] = {}
-    for name, *data in encoded:
-        if len(data) == 4:
-            fields[name] = File(next(at), *data)
-        elif len(data) == 2:
-            fields[name] = (
-                LabelledJson(data[0]) if data[1] is None else Values(np.asarray(decode_field("npy", data[0])))
-            )
+    for name, value, *more in encoded:
+        if len(more) == 3:
+            fields[name] = File(next(at), value, *more)
+        elif more:
+            is_json = more[0] is None
+            fields[name] = LabelledJson(value) if is_json else Values(np.asarray(decode_field("npy", value)))
         else:
-            fields[name] = data[0] if isinstance(data[0], bytes) else Label(data[0])
+            fields[name] = value if isinstance(value, bytes) else Label(value)
     return Row(key, fields, where)
 
 
@@ -228,51 +223,33 @@ class SourceFiles:
     """Reads fields from files. Files that hold many fields, such as tars, stay open until `close`."""
 
     def __init__(self) -> None:
-        self._fds: OrderedDict[str, int] = OrderedDict()
+        self._fds: dict[str, int] = {}
 
     def close(self) -> None:
         """Close all files."""
         while self._fds:
             os.close(self._fds.popitem()[1])
 
-    def read(self, parts: Sequence[File]) -> list[bytes]:
-        """Return the bytes of each part, in order; with one read if they lie side by side in one file.
+    def read(self, part: File) -> bytes:
+        """Return the bytes of a field.
 
         Raises:
-            OSError: A file cannot be read.
-            ValueError: A file changed since the row was made.
+            OSError: The file cannot be read.
+            ValueError: The file changed since the row was made.
         """
-        if len(parts) > 1 and len({part.path for part in parts}) == 1:
-            start = min([part.offset for part in parts])
-            size = max([part.offset + part.num_bytes for part in parts]) - start
-            if size <= sum([part.num_bytes for part in parts]) + _GAP_BYTES * len(parts):
-                data = self._read(parts[0]._replace(offset=start, num_bytes=size))
-                return [data[part.offset - start : part.offset - start + part.num_bytes] for part in parts]
-        return [self._read(part) for part in parts]
-
-    def _read(self, part: File) -> bytes:
         path, offset, num_bytes, file_bytes, mtime_ns = part
-        is_whole = num_bytes == file_bytes
-        fd = None if is_whole else self._fds.get(path)
+        fd = self._fds.get(path)
         if fd is None:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            if not is_whole:
-                if len(self._fds) == _MAX_OPEN:
-                    os.close(self._fds.popitem(last=False)[1])
-                self._fds[path] = fd
-        try:
-            data = os.pread(fd, min(num_bytes, MAX_READ_BYTES), offset)
-            if len(data) < num_bytes:  # one read may return less: a network disk, or over `MAX_READ_BYTES`
-                memory = bytearray(data)
-                while more := os.pread(fd, min(num_bytes - len(memory), MAX_READ_BYTES), offset + len(memory)):
-                    memory += more
-                if len(memory) < num_bytes:
-                    raise ValueError(f"{path}: the file stops at byte {offset + len(memory)}")
-                data = bytes(memory)
-            status = os.fstat(fd)
-        finally:
-            if is_whole:
-                os.close(fd)
-        if (status.st_size, status.st_mtime_ns) != (file_bytes, mtime_ns):
+            if len(self._fds) == _MAX_OPEN:
+                os.close(self._fds.pop(next(iter(self._fds))))
+            fd = self._fds[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        data = os.pread(fd, min(num_bytes, MAX_READ_BYTES), offset)
+        if len(data) < num_bytes:  # one read may return less: a network disk, or over `MAX_READ_BYTES`
+            memory = bytearray(data)
+            while more := os.pread(fd, min(num_bytes - len(memory), MAX_READ_BYTES), offset + len(memory)):
+                memory += more
+            data = bytes(memory)
+        status = os.fstat(fd)
+        if (len(data), status.st_size, status.st_mtime_ns) != (num_bytes, file_bytes, mtime_ns):
             raise ValueError(f"{path}: the file was changed after packing began")
         return data

@@ -17,9 +17,9 @@ from wdskit.dataset.index import INDEX_NAME, join_url, read_index
 from wdskit.dataset.patterns import split_url
 from wdskit.dataset.remote import user_cache
 from wdskit.errors import PackError
-from wdskit.files import Disk, make_folders, publish_bytes
+from wdskit.files import Disk, make_folders, publish_bytes, read_own
 from wdskit.limits import MAX_INDEX_BYTES
-from wdskit.packing.fill import Filled, publish_note, read_filled, read_note
+from wdskit.packing.fill import Filled, parse_note, publish_note, read_filled
 from wdskit.packing.folder import ENDS, LISTS, RUN_NAME, Folder, open_folder
 from wdskit.storage.urls import read_bytes
 
@@ -42,7 +42,7 @@ class Bucket(Folder):
     def __init__(self, url: str, local: Folder) -> None:
         super().__init__(local.path, local.work, local.disk)
         self.shown = url
-        self._puts = {path.stem: read_note(path) for path in self.work.glob(f"*{_PUT}")}
+        self._puts = {path.stem: parse_note(read_own(path), path) for path in self.work.glob(f"*{_PUT}")}
         self._list()
         self.entries = read_index(url).entries if INDEX_NAME in self._objects else ()
 

@@ -92,7 +92,7 @@ def read_json(field: Field, *, limit: int = MAX_ROW_BYTES) -> Any:
         if size_of(field) > limit:
             raise ValueError(f"it has more than the {limit} bytes that are read at once")  # noqa: TRY301
         with contextlib.closing(SourceFiles()) as files:
-            data = files.read([field])[0] if isinstance(field, File) else field
+            data = files.read(field) if isinstance(field, File) else field
         assert isinstance(data, bytes)
         return parse_json(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as err:
