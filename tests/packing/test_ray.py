@@ -16,7 +16,6 @@ from rays import FakeRay, RayTaskError
 
 from wdskit import PackError, pack
 from wdskit.packing import ray as on_ray
-from wdskit.packing.ray import check_address
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "disk": HastyDisk()}
 
@@ -52,11 +51,6 @@ def test_a_cluster_writes_the_bytes_of_a_local_run(tmp_path: Path, ray: FakeRay,
     check_same(photos, tmp_path, shuffle=3, **options)
     assert ray.calls == [("init", None), "shutdown"]
     assert ray.options == {"max_retries": 3, "num_cpus": 1}
-
-
-def test_more_shards_than_wait_at_a_time(tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_ray, "_MIN_SUBMITTED", 2)
-    check_same(rows(11), tmp_path)
 
 
 def test_a_task_runs_in_another_process_with_relative_paths(
@@ -173,6 +167,5 @@ def test_a_cluster_that_cannot_be_reached_or_a_missing_ray_is_an_error(
 
 @pytest.mark.parametrize("on", ["", "Ray", "ray:", "ray://", "ray://head", "ray://:1", "head:1", "ray://a:1 b"])
 def test_another_address_is_refused(tmp_path: Path, on: str) -> None:
-    with pytest.raises(PackError, match="is neither ray nor the address of a cluster"):
+    with pytest.raises(PackError, match=r"^on: String should match pattern"):
         pack(rows(3), tmp_path / "d", on=on)
-    check_address("ray://head.example.org:10001")

@@ -75,7 +75,7 @@ class Filler:
 
     work: Path
     change: Change
-    class_numbers: Mapping[str, int] = field(default_factory=dict)
+    class_numbers: Mapping[Any, int] = field(default_factory=dict)
     dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
     columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     disk: Disk = DISK
@@ -113,28 +113,22 @@ class Filler:
         """Return the bytes of a field that is not a file."""
         if type(data) is bytes:
             return data
-        if isinstance(data, LabelledJson):
-            label = row.fields[CLASS_FIELD]
-            assert isinstance(label, Label)
-            return data.replace(b"\0", b"%d" % self._number(label))
-        if isinstance(data, Label):
-            return b"%d" % self._number(data)
-        assert isinstance(data, Values)
-        return encode_field("npy", data.array)
+        if isinstance(data, Values):
+            return encode_field("npy", data.array)
+        label = row.fields[CLASS_FIELD]
+        assert isinstance(label, Label)
+        number = str(self.class_numbers.get(label.value, label.value)).encode()
+        return data.replace(b"\0", number) if isinstance(data, LabelledJson) else number
 
-    def _number(self, label: Label) -> int:
-        return self.class_numbers[label.value] if isinstance(label.value, str) else label.value
-
-    def find_bad(self, rows: Rows) -> list[RowError | None]:
-        """Return the error of each row that cannot be packed, and None for each other row."""
-        found: list[RowError | None] = []
+    def find_bad(self, rows: Rows) -> dict[int, RowError]:
+        """Return the error of each row that cannot be packed, by its position in `rows`."""
+        found: dict[int, RowError] = {}
         with contextlib.closing(SourceFiles()) as files:
-            for row in rows:
+            for at, row in enumerate(rows):
                 try:
                     self.read(row, files)
-                    found.append(None)
                 except RowError as err:
-                    found.append(err)
+                    found[at] = err
         return found
 
     def fill(self, job: ShardJob) -> Filled:

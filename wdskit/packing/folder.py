@@ -37,7 +37,7 @@ from wdskit.dataset.shard import offsets_path
 from wdskit.errors import FolderIndexError, PackError
 from wdskit.files import Disk, describe_foreign, make_folders, publish_bytes, read_own, remove_temp_files
 from wdskit.packing.fill import Filled, is_whole, parse_note, publish_note, read_filled
-from wdskit.packing.plan import SPOOL_PREFIX
+from wdskit.packing.plan import SPOOL_PREFIX, PlannedShard
 from wdskit.shards.make_columns import pack_columns
 from wdskit.storage.urls import LocalFile
 
@@ -117,12 +117,14 @@ class Folder:
             raise FolderIndexError(msg, folder=self.shown)
         return entries
 
-    def check_names(self, shards: Iterable[str]) -> None:
-        """Raise PackError if a file that is not part of the data has the name of a new one: of a shard or a list."""
-        names = {f"{shard}{last}" for shard in shards for _, last in ENDS} | (set() if self.entries else LISTS)
-        taken = names & self._others()
-        if taken:
-            raise PackError(f"{self.shown}: {min(taken)} exists already and is not part of its index. Move it away.")
+    def check_names(self, shards: Iterable[PlannedShard]) -> None:
+        """Raise PackError if a file that is not part of the data has the name of a new shard or list, and other bytes
+        than the shard.
+        """
+        files = {f"{one.name}{last}": self.work / f"{one.digest}{end}" for one in shards for end, last in ENDS}
+        for name in sorted((files.keys() if self.entries else files.keys() | LISTS) & self._others()):
+            if name not in files or not is_same(files[name], self.path / name):
+                raise PackError(f"{self.shown}: {name} exists already and is not part of its index. Move it away.")
 
     def _others(self) -> set[str]:
         """Return the names of all files in the folder; of a bucket, of the objects that the run did not write."""
@@ -222,7 +224,10 @@ class Folder:
         self.disk.fsync_folder(self.work)
         moves, index = self.work / _MOVES_NAME, (self.work / INDEX_NAME).read_bytes()
         note = parse_note(read_own(moves), moves)
-        if note is None or note["done"]["index"] != hashlib.sha256(index).hexdigest():
+        if note is None:  # the user removed it, because it was damaged: the commit begins again
+            self.disk.remove(self.work / INDEX_NAME)
+            return
+        if note["done"]["index"] != hashlib.sha256(index).hexdigest():
             raise FolderIndexError(describe_foreign(self.work / INDEX_NAME, "is damaged"), folder=self.shown)
         for source, target in note["moves"]:
             self._move(self.work / source, self.path / target)
@@ -290,7 +295,6 @@ def open_folder(path: Path, *, is_part: bool, disk: Disk) -> Iterator[Folder]:
     is_shared = is_part and not (work / INDEX_NAME).exists()
     with lock_folder(path, shared=is_shared):
         make_folders(work, disk=disk)
-        check_work(work)
         folder = Folder(path, work, disk)
         if not is_shared:
             wait_for_workers(work)

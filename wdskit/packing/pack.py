@@ -26,18 +26,18 @@ from wdskit.packing.fill import Filled, Filler, ShardJob
 from wdskit.packing.folder import REJECTED_NAME, Folder, open_folder
 from wdskit.packing.labels import ClassesOption, ClassNames, find_class_names
 from wdskit.packing.plan import MAX_BYTES, MAX_SAMPLES, NO_LIMIT, Limits, Plan, PlannedShard
-from wdskit.packing.ray import check_address, fill_on_ray
+from wdskit.packing.ray import fill_on_ray
 from wdskit.packing.row import SAME_FIELD, OnProgress, Reading
 from wdskit.packing.sources import find_source
-from wdskit.packing.sources.base import Source
-from wdskit.packing.sources.records import parse_pairs
+from wdskit.packing.sources.records import Source, parse_pairs
 from wdskit.packing.upload import open_bucket
+from wdskit.pipeline.ray_connection import ADDRESS
 from wdskit.shards.make_columns import parse_columns, parse_names
 from wdskit.shards.parallel import choose_workers, map_shards
 from wdskit.shards.shares import parse_shares
 from wdskit.storage.urls import is_local, local_path
 from wdskit.tar.writer import END_BYTES
-from wdskit.text import as_int, parse_bytes
+from wdskit.text import as_int, hide_secrets, parse_bytes
 
 _CHECK_ROWS = 256  # rows per task of a process that checks rows
 _SHOWN = 3
@@ -107,8 +107,8 @@ class RunOptions(TypedDict, total=False):
     split: str | Mapping[str, object] | None
     columns: str | Sequence[str]
     append: bool
-    part: Annotated[str, Field(pattern="^[0-9]{1,9}/[0-9]{1,9}$")] | None
-    on: str | None
+    part: Annotated[str, Field(pattern="^[0-9]{1,9}/[1-9][0-9]{0,8}$")] | None
+    on: Annotated[str, Field(pattern=f"^{ADDRESS.pattern}$")] | None
     workers: Count | None
     dry_run: bool
     progress: OnProgress | None
@@ -121,15 +121,7 @@ def check_options(kind: Any, options: Mapping[str, Any]) -> Any:
         return TypeAdapter(kind).validate_python(options)
     except ValidationError as err:
         first = err.errors()[0]
-        raise PackError(f"{first['loc'][0]}: {first['msg']}, not {first['input']!r}.") from err
-
-
-def find_part(part: str | None) -> tuple[int, int]:
-    """Return the number of a part, from 0, and the number of parts; (0, 1) without one. PackError: There is no such."""
-    number, num_parts = map(int, (part or "0/1").split("/"))
-    if number >= num_parts:
-        raise PackError(f"part: {part!r} is not I/N with I from 0 to N - 1, such as 0/8.")
-    return number, num_parts
+        raise PackError(f"{first['loc'][0]}: {first['msg']}, not {hide_secrets(repr(first['input']))}.") from err
 
 
 def find_limits(run: RunOptions, change: Change) -> Limits:
@@ -229,18 +221,9 @@ def pack(
         StorageError: A bucket cannot be read or written, or the folder cannot be locked.
         WdskitError: A worker process was killed.
     """
-    how = check_options(
-        Reading,
-        {
-            "image": image,
-            "key": key,
-            "fields": {SAME_FIELD.get(name, name): column for name, column in parse_pairs(fields, "field").items()},
-            "keys": keys,
-            "sidecars": parse_names(sidecars),
-            "files": parse_names(files),
-            "images": None if images is None else os.fspath(images),
-        },
-    )
+    named = {SAME_FIELD.get(name, name): column for name, column in parse_pairs(fields, "field").items()}
+    columns = {"image": image, "key": key, "fields": named, "keys": keys, "images": images and os.fspath(images)}
+    how = check_options(Reading, {**columns, "sidecars": parse_names(sidecars), "files": parse_names(files)})
     own = {"validate": validate, "resize": resize, "format": format, "quality": quality, "keep_json": keep_json}
     change = check_options(Change, {**own, "map": map})
     return fill_folder(find_source(source, how), dest, change, run, classes=classes, skip_bad=skip_bad)
@@ -263,9 +246,7 @@ def fill_folder(
     dest = local_path(dest) if is_local(dest) else dest
     run = check_options(RunOptions, run)
     on_progress, is_part, append = run.get("progress") or (lambda *_: None), run.get("part"), run.get("append")
-    if (on := run.get("on")) is not None:
-        check_address(on)
-    part, num_parts = find_part(run.get("part"))
+    part, num_parts = map(int, (run.get("part") or "0/1").split("/"))
     limits = find_limits(run, change)
     columns: Mapping[str, Mapping[str, Any]] = parse_columns(run.get("columns", ()))
     split = run.get("split")
@@ -312,7 +293,7 @@ def fill_folder(
                 names = lambda split, at: f"{split or name}-{first_of[split] + at:06d}.tar"  # noqa: E731
                 splits = plan.divide(limits, names, shuffle=run.get("shuffle"), options=options)
             todo = [shard for shards in splits.values() for shard in shards]
-            folder.check_names(shard.name for shard in todo)
+            folder.check_names(todo)
             if todo and not run.get("dry_run"):
                 filled = [*fill_all(plan, filler, folder, todo[part::num_parts], run, on_progress)]
                 entries = tuple(each.entry for each in filled)
@@ -372,19 +353,16 @@ def find_lists(plan: Plan, folder: Folder, rejected: Sequence[RowError]) -> dict
 def leave_out_bad(plan: Plan, filler: Filler, workers: int | None, on_progress: OnProgress) -> None:
     """Read each row as it would be packed, and leave out those that cannot be."""
     kept = plan.kept
-    batches = (plan.rows(kept[start : start + _CHECK_ROWS]) for start in range(0, len(kept), _CHECK_ROWS))
-    workers = workers or choose_workers(-(-len(kept) // _CHECK_ROWS), plan.num_bytes)
-    numbers = iter(kept.tolist())
-    done = 0
+    starts = range(0, len(kept), _CHECK_ROWS)
+    batches = (plan.rows(kept[start : start + _CHECK_ROWS]) for start in starts)
+    workers = workers or choose_workers(len(starts), plan.num_bytes)
     with contextlib.closing(map_shards(filler.find_bad, batches, workers=workers, user=filler.change.map)) as found:
-        for errors in found:
+        for start, errors in zip(starts, found, strict=True):
             if isinstance(errors, WdskitError):
                 raise errors
-            for err, number in zip(errors, numbers, strict=False):
-                if err is not None:
-                    plan.reject(number, err)
-            done += len(errors)
-            on_progress("checking", done, len(kept))
+            for at, err in errors.items():
+                plan.reject(int(kept[start + at]), err)
+            on_progress("checking", min(start + _CHECK_ROWS, len(kept)), len(kept))
 
 
 def fill_all(

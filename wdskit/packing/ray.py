@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 from collections import deque
 from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import Any
 
 from wdskit import __version__
 from wdskit.errors import PackError, WdskitError
 from wdskit.packing.fill import Filled, Filler, ShardJob
-from wdskit.pipeline.ray_connection import ADDRESS, connect, last_line
+from wdskit.pipeline.ray_connection import connect, last_line
 
 _MAX_TRIES = 4
-_MIN_SUBMITTED = 64  # tasks that wait or run: an autoscaling cluster adds nodes for waiting tasks
 _CANCEL_S = 10  # the wait for cancelled tasks
-
-
-def check_address(on: str) -> None:
-    """Raise PackError if `on` is neither `ray` nor `ray://HOST:PORT`."""
-    if not ADDRESS.fullmatch(on):
-        shown = "an address with a user or password" if "@" in on else repr(on)
-        raise PackError(f"on: {shown} is neither ray nor the address of a cluster, such as ray://head:10001.")
 
 
 def fill_on_ray(jobs: Iterable[ShardJob], filler: Filler, on: str) -> Generator[Filled | WdskitError, None, None]:
@@ -38,28 +28,23 @@ def fill_on_ray(jobs: Iterable[ShardJob], filler: Filler, on: str) -> Generator[
             shard died four times.
     """
     ray, is_new = connect(on, PackError, starts_cluster=True)
-    pending: deque[tuple[str, Any]] = deque()
+    task = ray.remote(max_retries=_MAX_TRIES - 1, num_cpus=1)(fill_on_node)
+    running = deque((job.name, task.remote(job, filler, str(Path.cwd()), __version__)) for job in jobs)
     try:
-        task = ray.remote(max_retries=_MAX_TRIES - 1, num_cpus=1)(fill_on_node)
-        submitted = ((job.name, task.remote(job, filler, str(Path.cwd()), __version__)) for job in jobs)
-        while True:
-            ahead = max(_MIN_SUBMITTED, 2 * int(ray.cluster_resources().get("CPU", 0)))
-            pending.extend(itertools.islice(submitted, max(0, ahead - len(pending))))
-            if not pending:
-                return
-            name, running = pending[0]
+        while running:
+            name, result = running[0]
             try:
-                filled = ray.get(running)
+                filled = ray.get(result)
             except ray.exceptions.RayError as err:
                 msg = f"{filler.work.parent}: {name}: a node of the cluster cannot fill it: {last_line(err)}."
                 raise PackError(f"{msg}\n  Run the same command again to continue.") from err
-            pending.popleft()
+            running.popleft()
             yield filled
     finally:
-        for _, running in pending:
-            ray.cancel(running, force=True)
-        if pending:
-            ray.wait([running for _, running in pending], num_returns=len(pending), timeout=_CANCEL_S)
+        for _, result in running:
+            ray.cancel(result, force=True)
+        if running:
+            ray.wait([result for _, result in running], num_returns=len(running), timeout=_CANCEL_S)
         if is_new:
             ray.shutdown()
 

@@ -1,21 +1,22 @@
-"""Find the kind of a source, such as an image folder or a table, by its name and by the names in a folder."""
+"""Find the kind of a source, such as an image folder or a table, by its name and by the names in a folder. Rows from
+Python are a source of their own.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.patterns import split_parts
-from wdskit.errors import PackError
-from wdskit.packing.row import Reading, field_of
-from wdskit.packing.sources.base import Source
+from wdskit.errors import PackError, RowError
+from wdskit.packing.row import SAME_FIELD, Field, File, Reading, Row, field_of
 from wdskit.packing.sources.coco import Coco
 from wdskit.packing.sources.folder import ImageFolder, list_names
 from wdskit.packing.sources.parquet import Parquet
-from wdskit.packing.sources.python import Python
+from wdskit.packing.sources.records import Source, add_field, make_field, read_document
 from wdskit.packing.sources.table import SUFFIXES, Table
 from wdskit.packing.sources.tars import Tars
 from wdskit.storage.urls import is_local
@@ -53,10 +54,8 @@ def find_source(source: Any, how: Reading) -> Source:
 
 
 def _table_or_coco(path: str, how: Reading) -> Source:
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        if file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-            return Table(path, how)
-    return Coco(path, how)
+    document = read_document(path)
+    return Table(path, how, items=document) if isinstance(document, list) else Coco(path, how, document)
 
 
 _KINDS: Mapping[str, Callable[[str, Reading], Source]] = {
@@ -65,3 +64,34 @@ _KINDS: Mapping[str, Callable[[str, Reading], Source]] = {
     ".parquet": Parquet,
     ".tar": Tars,
 }
+
+
+class Python(Source):
+    """An iterable of `{"__key__": key, field: value, ...}`.
+
+    Names of fields become lower case, and `jpeg` becomes `jpg`. Names that begin with two underscores are skipped. A
+    value is bytes, a `pathlib.Path` whose file is packed, or a value that `records.make_field` takes for the name.
+    """
+
+    keeps_keys: ClassVar[bool] = True
+
+    def __init__(self, rows: Iterable[Any], how: Reading) -> None:
+        super().__init__("", how)
+        self._rows = rows
+
+    def rows(self) -> Iterator[Row | RowError]:
+        """Yield one row per dict. An error of the iterable is raised."""
+        for number, row in enumerate(self._rows):
+            made = self.row(f"row {number}", self._fields, row)
+            yield made._replace(where=f"row {number} ({row['__key__']!r})") if isinstance(made, Row) else made
+
+    def _fields(self, row: Any) -> tuple[str, dict[str, Field]]:
+        key = row.get("__key__") if isinstance(row, Mapping) else None
+        if not isinstance(key, str) or not all(isinstance(name, str) for name in row):
+            raise TypeError("it is not a dict of fields by name with a text `__key__`")
+        fields: dict[str, Field] = {}
+        for given, value in row.items():
+            name = SAME_FIELD.get(given.lower(), given.lower())
+            if not name.startswith("__"):
+                add_field(fields, name, File.whole(str(value)) if isinstance(value, Path) else make_field(name, value))
+        return key, fields

@@ -10,14 +10,14 @@ from typing import Any
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import PackError, RowError
 from wdskit.packing.row import Field, Label, Reading, Row
-from wdskit.packing.sources.base import Source
-from wdskit.packing.sources.records import Records, add_field, key_of_path, read_document, to_json
+from wdskit.packing.sources.records import Records, Source, add_field, key_of_path, to_json
 
 _CATEGORY, _CAPTION = "category", "caption"
 
 
 class Coco(Source):
-    """A file of COCO annotations, held in memory. It may lack `annotations` and `categories`; ids are numbers or texts.
+    """A file of COCO annotations, with the JSON `document`. It may lack `annotations` and `categories`; ids are numbers
+    or texts.
 
     `how.fields` makes fields of the members of an image's object, of `category` (the name of the category of all its
     annotations) and of `caption` (its captions, one per line).
@@ -26,13 +26,12 @@ class Coco(Source):
         classes: All category names in sorted order if `cls` is made from `category`; None otherwise.
 
     Raises:
-        PackError: The file cannot be read or has no list `images`, or a category's id appears twice.
+        PackError: The document has no list `images`, or a category's id appears twice.
     """
 
-    def __init__(self, path: str, how: Reading) -> None:
+    def __init__(self, path: str, how: Reading, document: object) -> None:
         super().__init__(path, how)
         self._records = Records(os.path.dirname(path) if how.images is None else how.images, how)
-        document = read_document(path)
         found = document if isinstance(document, dict) else {}
         self._images, annotations, categories = (found.get(n, []) for n in ("images", "annotations", "categories"))
         if "images" not in found or not all(isinstance(each, list) for each in (self._images, annotations, categories)):

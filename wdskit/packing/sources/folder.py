@@ -11,8 +11,7 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import PackError, RowError
 from wdskit.packing.row import SAME_FIELD, Field, File, Label, Reading, Row, field_of
-from wdskit.packing.sources.base import Source
-from wdskit.packing.sources.records import add_field, labelled_json, read_object
+from wdskit.packing.sources.records import Source, add_field, labelled_json, read_object
 
 _SPLIT = re.compile(r"(?i)(?<![a-z])(train|training|val|valid|validation|dev|eval|test|testing)(?![a-z])")
 """The part of a folder's name that says which split it holds, in published data sets: `train`, `seg_test`."""

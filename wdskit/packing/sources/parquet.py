@@ -13,8 +13,7 @@ from wdskit.codecs.fields import NPY_FIELDS
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
 from wdskit.packing.row import Field, Reading, Row
-from wdskit.packing.sources.base import Source
-from wdskit.packing.sources.records import IMAGE_COLUMNS, Records, to_array
+from wdskit.packing.sources.records import IMAGE_COLUMNS, Records, Source, to_array
 from wdskit.text import install_extra
 
 if TYPE_CHECKING:

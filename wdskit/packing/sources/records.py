@@ -1,4 +1,6 @@
-"""Fields from records, such as the rows of a table: an image, a key, and columns that become the sample's JSON."""
+"""The class of all sources, and fields from records, such as the rows of a table: an image, a key, and columns that
+become the sample's JSON.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,9 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +18,22 @@ from numpy.typing import NDArray
 from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, NPY_FIELDS, TEXT_FIELDS, encode_field
 from wdskit.codecs.formats import field_of_bytes, is_image_field
 from wdskit.dataset.classes import CLASS_FIELD
-from wdskit.errors import PackError
+from wdskit.errors import DecodeError, KeyRuleError, PackError, RowError
 from wdskit.limits import MAX_COCO_BYTES, MAX_ROW_BYTES
 from wdskit.packing.labels import read_label
-from wdskit.packing.row import Field, File, LabelledJson, Reading, Row, SourceFiles, Values, field_of, size_of
+from wdskit.packing.row import (
+    Field,
+    File,
+    LabelledJson,
+    Reading,
+    Row,
+    SourceFiles,
+    Values,
+    bad_row,
+    field_of,
+    make_row,
+    size_of,
+)
 from wdskit.shards.make_columns import parse_names
 
 IMAGE_COLUMNS = ("image", "file_name", "path", "filepath")
@@ -50,10 +65,10 @@ def to_json(value: Any, text: str | None = None) -> bytes:
         RecursionError: The value is nested too deeply.
     """
     try:
-        encoded = _encode(value).encode()
+        encoded = _encode(value)
     except ValueError:
         return _encode(without_nan(value)).encode()
-    return encoded if text is None else text.encode()
+    return (encoded if text is None else text).encode()
 
 
 def without_nan(value: Any) -> Any:
@@ -208,18 +223,69 @@ def parse_pairs(pairs: Mapping[str, str] | str | Iterable[str], option: str) -> 
     """
     if isinstance(pairs, Mapping):
         return dict(pairs)
-    found: dict[str, str] = {}
-    for pair in parse_names(pairs):
-        name, _, other = (part.strip() for part in pair.partition("="))
-        if not name or not other or name in found:
-            raise PackError(f"{option}: {pair!r} is not NAME=NAME with a first name of its own.")
-        found[name] = other
-    return found
+    found = [[name.strip() for name in pair.split("=", 1)] for pair in parse_names(pairs)]
+    if not all(len(names) == 2 and all(names) for names in found) or len({names[0] for names in found}) < len(found):
+        raise PackError(f"{option}: {pairs!r} is not a list of NAME=NAME, each with a first name of its own.")
+    return dict(found)
 
 
 def key_of_path(path: str) -> str:
     """Return the normalized path without its last suffix: `./a//b.jpg` gives `a/b`, and `b.seg.png` gives `b.seg`."""
     return os.path.splitext(os.path.normpath(path))[0]
+
+
+class Source(ABC):
+    """A source of rows. It knows no option of the run.
+
+    Args:
+        path: Path, URL or pattern of the source; "" for rows from Python.
+        how: How it becomes rows.
+
+    Attributes:
+        copies: Whether fields are copied as they are, also `cls`.
+        keeps_keys: Whether `json` gets the key of the source, if the key is changed. Other sources have the path there.
+        classes: Class names of the source's labels in the order of their numbers; None if its rows name them.
+        num_other: Files or members so far that belong to no row.
+        notes: Sentences for the user, complete after the last row.
+    """
+
+    copies: ClassVar[bool] = False
+    keeps_keys: ClassVar[bool] = False
+
+    def __init__(self, path: str, how: Reading) -> None:
+        self.path = path
+        self.how = how
+        self.name = os.path.basename(os.path.normpath(path)) if path else ""
+        self.classes: Sequence[str] | None = None
+        self.num_other = 0
+        self.notes: list[str] = []
+
+    @abstractmethod
+    def rows(self) -> Iterator[Row | RowError]:
+        """Yield each row, or the error of a row that cannot be packed, in an order that depends on the source alone.
+
+        Raises:
+            PackError: The source cannot be read as a whole.
+        """
+
+    def row(
+        self, where: str, make: Callable[..., tuple[str, dict[str, Field]]], *args: Any, name: str | None = None
+    ) -> Row | RowError:
+        """Return the row at `where` with the key and the fields that `make(*args)` returns. Any error of its values
+        becomes the error of this row.
+
+        `name` is the name of the file that holds the row; None for the name of the source.
+        """
+        try:
+            key, fields = make(*args)
+            row = make_row(key, fields, where, keys=self.how.keys, source=self.name if name is None else name)
+            return keep_key(row, key) if self.keeps_keys else row
+        except KeyError as err:
+            return bad_row(where, f"it has no {err}")
+        except OSError as err:
+            return bad_row(where, f"{err.filename}: {err.strerror}")
+        except (DecodeError, KeyRuleError, RecursionError, TypeError, ValueError) as err:
+            return bad_row(where, str(err))
 
 
 class Records:
@@ -240,16 +306,13 @@ class Records:
         self._others = tuple(name for name in IMAGE_COLUMNS if name in files)  # such as sounds
         self._has_images = True if how.image else None
 
-    def row(
-        self, record: Any, number: int, text: str | None = None, shown: Mapping[str, Any] | None = None
-    ) -> tuple[str, dict[str, Field]]:
+    def row(self, record: Any, number: int, shown: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Field]]:
         """Return key and fields of a record: `json` with its columns, the image, the further fields, and `cls` from a
         column `cls`.
 
         Args:
-            record: Values by column. An image is a path, or bytes.
+            record: Values by column, or their JSON text, which is stored as `json`. An image is a path, or bytes.
             number: Number of the record, for a row without another key.
-            text: The JSON text of the record, stored as `json`; None if there is no such text.
             shown: The columns for `json`; None for all columns.
 
         Raises:
@@ -257,12 +320,13 @@ class Records:
             DecodeError, OSError, TypeError, ValueError: A value does not fit its field or JSON, a file cannot be found,
                 two columns make one field, or the record has no image although the table has images.
         """
+        text = record if isinstance(record, str) else None
+        record = record if text is None else parse_json(text)
         if not isinstance(record, Mapping):
             raise TypeError(f"it holds a {type(record).__name__}, not an object of columns")
-        columns = [name for name in self._images if name in record]
         if self._has_images is None:
-            self._has_images = bool(columns)
-        image = next((record[name] for name in columns if record[name] not in (None, "")), None)
+            self._has_images = any(name in record for name in self._images)
+        image = next((record[name] for name in self._images if record.get(name) not in (None, "")), None)
         if (image is not None) != self._has_images:
             raise ValueError(f"it has {'no' if image is None else 'an'} image, unlike the first row of the table")
         fields = {} if image is None else self.image(image)

@@ -9,15 +9,14 @@ import io
 import itertools
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_ROW_BYTES
 from wdskit.packing.row import Field, Reading, Row, field_of
-from wdskit.packing.sources.base import Source
-from wdskit.packing.sources.records import Records, parse_json, read_document
+from wdskit.packing.sources.records import Records, Source
 
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 SUFFIXES = tuple(f"{each}{gz}" for gz in ("", ".gz") for each in (*_JSON_SUFFIXES, ".csv", ".tsv"))
@@ -27,10 +26,11 @@ csv.field_size_limit(max(MAX_ROW_BYTES, csv.field_size_limit()))
 
 
 class Table(Source):
-    """A table. Paths in it are relative to its folder."""
+    """A table. Paths in it are relative to its folder. `items` are the items of a .json with a list, else None."""
 
-    def __init__(self, path: str, how: Reading) -> None:
+    def __init__(self, path: str, how: Reading, *, items: Sequence[object] | None = None) -> None:
         super().__init__(path, how)
+        self._items = items
         self._records = Records(os.path.dirname(path), how)
 
     def rows(self) -> Iterator[Row | RowError]:
@@ -39,12 +39,12 @@ class Table(Source):
         Raises:
             PackError: The file cannot be read, its header is invalid, a line is too long, or it is not CSV or TSV.
         """
+        for number, item in enumerate(self._items or ()):
+            yield self.row(f"{self.path}, item {number}", self._records.row, item, number)
+        if self._items is not None:
+            return
         lower = self.path.lower()
         suffix = os.path.splitext(lower.removesuffix(".gz"))[1]
-        if suffix == ".json":
-            for number, item in enumerate(read_document(self.path)):
-                yield self.row(f"{self.path}, item {number}", self._records.row, item, number)
-            return
         try:
             with contextlib.ExitStack() as stack:
                 file: Any = stack.enter_context(open(self.path, "rb"))
@@ -61,10 +61,7 @@ class Table(Source):
     def _json(self, file: IO[str]) -> Iterator[Row | RowError]:
         texts = ((line, text.strip()) for line, text in enumerate(self._lines(file), start=1) if not text.isspace())
         for number, (line, text) in enumerate(texts):
-            yield self.row(f"{self.path}:{line}", self._of_text, text, number)
-
-    def _of_text(self, text: str, number: int) -> tuple[str, dict[str, Field]]:
-        return self._records.row(parse_json(text), number, text)
+            yield self.row(f"{self.path}:{line}", self._records.row, text, number)
 
     def _lines(self, file: IO[str]) -> Iterator[str]:
         for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES + 1), ""), start=1):

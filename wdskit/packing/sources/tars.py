@@ -19,8 +19,7 @@ from wdskit.dataset.samples import HeaderReader, ShardReader
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import FolderIndexError, PackError, RowError, ShardError
 from wdskit.packing.row import SAME_FIELD, Field, File, Reading, Row, bad_row
-from wdskit.packing.sources.base import Source
-from wdskit.packing.sources.records import Records, add_field, read_object
+from wdskit.packing.sources.records import Records, Source, add_field, read_object
 from wdskit.storage.urls import LocalFile, is_local, local_path, shown_url
 from wdskit.tar.walk import Span
 
