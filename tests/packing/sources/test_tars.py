@@ -143,7 +143,7 @@ def test_reshard_chooses_samples_and_fields_and_copies_bytes(tmp_path: Path, nam
         ({"drop": "nope"}, "nope"),
         ({"rename": "nope=x"}, "nope"),
         ({"rename": "txt=bin"}, "'bin'"),
-        ({"rename": "txt"}, "'txt' is not NAME=NAME"),
+        ({"rename": "txt"}, "'txt' is not a list of NAME=NAME"),
         ({"rename": "txt=npy"}, "npy"),
         ({"where": "nope > 1"}, "nope"),
         ({"where": "cls > 100"}, "cls > 100"),

@@ -65,10 +65,10 @@ def to_json(value: Any, text: str | None = None) -> bytes:
         RecursionError: The value is nested too deeply.
     """
     try:
-        encoded = _encode(value)
+        encoded = _encode(value).encode()
     except ValueError:
         return _encode(without_nan(value)).encode()
-    return (encoded if text is None else text).encode()
+    return encoded if text is None else text.encode()
 
 
 def without_nan(value: Any) -> Any:
