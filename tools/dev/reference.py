@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import typing
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 import typer.main
@@ -150,6 +153,12 @@ def summary(value: Any) -> str:
     return " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
 
 
+def plain_name(module: ModuleType, name: re.Match[str]) -> str:
+    """Return the name of a type, or the type that `Annotated` checks: `int` for `Count`."""
+    kind = getattr(module, name[0], None)
+    return inspect.formatannotation(get_args(kind)[0]) if get_origin(kind) is Annotated else name[0]
+
+
 def signature(name: str, function: Any) -> str:
     """Return the signature of a function as Python; a long one has one parameter on a line."""
     whole = inspect.signature(function)
@@ -159,8 +168,10 @@ def signature(name: str, function: Any) -> str:
             shown.append("*")
         options = re.fullmatch(r"Unpack\[(\w+)\]", str(parameter.annotation))
         if options:  # the options that `pack` and `reshard` share
-            found = function.__globals__[options[1]].__annotations__
-            shown += [f"{each}: {kind.__forward_arg__} = ..." for each, kind in found.items()]
+            found = function.__globals__[options[1]]
+            for each, kind in found.__annotations__.items():
+                text = re.sub(r"\w+", partial(plain_name, sys.modules[found.__module__]), kind.__forward_arg__)
+                shown.append(f"{each}: {text} = ...")
         else:
             default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
             stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""

@@ -92,6 +92,9 @@ def parse_size(size: int | str) -> int:
 
 Count = Annotated[int, BeforeValidator(as_int), Field(strict=True, ge=1)]
 Seed = Annotated[int, BeforeValidator(as_int), Field(strict=True, ge=0, le=(1 << 63) - 1)]
+Size = Annotated[int | str, AfterValidator(parse_size)]
+Part = Annotated[str, Field(pattern="^[0-9]{1,9}/[1-9][0-9]{0,8}$")]
+Address = Annotated[str, Field(pattern=f"^{ADDRESS.pattern}$")]
 
 
 @with_config(ConfigDict(extra="forbid", arbitrary_types_allowed=True))
@@ -101,14 +104,14 @@ class RunOptions(TypedDict, total=False):
     """
 
     max_samples: Count | None
-    max_bytes: Annotated[int | str, AfterValidator(parse_size)] | None
+    max_bytes: Size | None
     num_shards: Count | None
     shuffle: Seed | None
     split: str | Mapping[str, object] | None
     columns: str | Sequence[str]
     append: bool
-    part: Annotated[str, Field(pattern="^[0-9]{1,9}/[1-9][0-9]{0,8}$")] | None
-    on: Annotated[str, Field(pattern=f"^{ADDRESS.pattern}$")] | None
+    part: Part | None
+    on: Address | None
     workers: Count | None
     dry_run: bool
     progress: OnProgress | None
