@@ -36,7 +36,6 @@ from wdskit.files import (
     publish_bytes,
     read_own,
     remove_temp_files,
-    temp_path,
 )
 from wdskit.shards.index import index_folder
 
@@ -61,6 +60,10 @@ def _write(fd: int, disk: Disk) -> None:
         rest = memoryview(part)
         while rest:
             rest = rest[disk.write(fd, rest) :]
+
+
+def temp_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}{TEMP_SUFFIX}")
 
 
 def _publish_wrongly(path: Path, disk: Disk, steps: str, temp: Path | None = None) -> None:

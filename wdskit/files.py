@@ -212,11 +212,6 @@ def describe_os_error(err: OSError) -> str:
     return f"{problem}\n  Free some space and run the same command again: it continues after the last complete shard."
 
 
-def temp_path(path: Path) -> Path:
-    """Return the path of the temporary file for `path`: the same in all processes. The caller must hold a lock."""
-    return path.with_name(f"{TEMP_PREFIX}{path.name}{TEMP_SUFFIX}")
-
-
 @contextlib.contextmanager
 def publish(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
     """Return a context with a `TempFile`, which becomes the file `path` when the block ends without an error.
@@ -291,20 +286,6 @@ def describe_foreign(path: Path, problem: str) -> str:
     `problem` is the reason and follows "this" in the message, for example "is a link".
     """
     return f"{path}: this {problem}, so wdskit did not write it. Nothing was changed.\n  Look at it, then remove it."
-
-
-def explain_unwritable(path: Path) -> str | None:
-    """Return why no file can be written at `path`; None if no reason is known. Nothing is written."""
-    try:
-        if path.is_dir():
-            return os.strerror(errno.EISDIR)
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            return "a link or a device is here"
-        if not path.parent.is_dir():
-            return os.strerror(errno.ENOENT)
-    except OSError as err:
-        return err.strerror
-    return None if os.access(path.parent, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
 
 
 def describe_missing(path: str, what: str) -> str:

@@ -27,7 +27,7 @@ from wdskit.config.types import parse_settings
 from wdskit.dataset.classes import CLASS_FIELD, read_classes
 from wdskit.engine.reader import SampleReader
 from wdskit.errors import DecodeError, PipelineError, StorageError, WdskitError
-from wdskit.files import explain_unwritable, publish_bytes
+from wdskit.files import publish_bytes
 from wdskit.limits import MAX_SHOWN_PIXELS
 from wdskit.order.base import Ints
 from wdskit.pipeline.builder import Pipeline, open_pipeline
@@ -42,7 +42,6 @@ MAX_BOXES, MAX_IMAGES = 100, 4
 MAX_CHARS = 4000
 """Most characters of a field that are shown."""
 
-_LISTS = ("annotations", "objects")
 _NAMES = ("category", "label", "class", "name", "category_name", "category_id")
 
 
@@ -83,9 +82,8 @@ def view(
     """
     check_seed(seed)
     target = Path(tempfile.mkdtemp(prefix="wdskit-")) / "view.html" if out is None else Path(out)
-    problem = explain_unwritable(target) or ("" if target.suffix == ".html" else "its name does not end in .html")
-    if problem:
-        raise StorageError(f"{target}: the page cannot be written: {problem}.", url=str(target))
+    if target.suffix != ".html":
+        raise StorageError(f"{target}: the name of a page ends in .html.", url=str(target))
     is_folder = isinstance(data, str | os.PathLike) and not str(data).endswith((".yaml", ".yml"))
     if is_folder and (pipeline is not None or overrides):
         raise PipelineError(f"{data}: `pipeline` and `overrides` belong to a configuration, a .yaml file.")
@@ -179,14 +177,12 @@ def _card(
     masks: list[bytes] = []
     label, size, texts, fields = "", "", [], []
     for name, value in values.items():
-        array = _array(value) if hasattr(value, "shape") else np.zeros(())
-        if isinstance(value, bytes | memoryview) and is_image_field(name):
+        pixels = _pixels(value) if hasattr(value, "shape") else None
+        if pixels is not None:
+            (masks if pixels.ndim == 2 else images).append(_netpbm(pixels))
+        elif isinstance(value, bytes | memoryview) and is_image_field(name):
             (masks if may_be_mask(value, max_pixels=MAX_SHOWN_PIXELS) else images).append(bytes(value))
-        elif (mask := _as_mask(array)) is not None:
-            masks.append(_netpbm(mask))
-        elif (image := _as_image(array)) is not None:
-            images.append(_netpbm(image))
-        if name.partition(";")[0] == CLASS_FIELD and not array.shape:
+        if name.partition(";")[0] == CLASS_FIELD and not getattr(value, "shape", ()):
             label = class_name(str(int(value)) if hasattr(value, "item") else str(value), classes)
         elif isinstance(value, str) and not name.startswith("__"):
             texts.append(("text", value[:MAX_CHARS]))
@@ -211,19 +207,27 @@ def _figure(pictures: str, lines: Iterable[tuple[str, str]], fields: Sequence[tu
     """Return a card as HTML: pictures, lines as (CSS class, text), and the fields, which can be opened."""
     details = "".join(f"<div>{_escape(name)}</div><pre tabindex=0>{_escape(text)}</pre>" for name, text in fields)
     if details:
-        details = (
-            f"<details><summary>{_escape(', '.join(name for name, _ in fields)[:60])}</summary>{details}</details>"
-        )
+        names = _escape(", ".join(name for name, _ in fields)[:60])
+        details = f"<details><summary>{names}</summary>{details}</details>"
     caption = "".join(f'<p class="{kind}"><bdi>{_escape(text)}</bdi></p>' for kind, text in lines if text)
     frame = f'<div class="frame">{pictures}</div>' if pictures else ""
     return f"<figure>{frame}<figcaption>{caption}{details}</figcaption></figure>\n"
 
 
-def _as_mask(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Return the numbers of a mask as (height, width); None for another array. A channel may be first or last."""
-    if array.ndim == 3 and array.dtype.kind in "iu" and array.itemsize > 1 and 1 in {array.shape[0], array.shape[2]}:
-        array = array[0] if array.shape[0] == 1 else array[..., 0]
-    return array if array.ndim == 2 and array.dtype.kind in "iub" and array.size else None
+def _pixels(value: Any) -> np.ndarray[Any, Any] | None:
+    """Return an array or tensor as an image, uint8 (height, width, 3), or as a mask, whole numbers (height, width).
+    Return None if its shape or type is neither's. Channels may be first.
+    """
+    array = _array(value)
+    if array.ndim == 3 and array.shape[0] in {1, 3, 4} and array.shape[2] not in {1, 3, 4}:
+        array = array.transpose(1, 2, 0)
+    if array.ndim == 3 and array.shape[2] == 1 and array.dtype.kind in "iu" and array.itemsize > 1:
+        array = array[..., 0]
+    if array.ndim == 2 and array.size and array.dtype.kind in "iub":
+        return array
+    if array.ndim != 3 or array.shape[2] not in {1, 3, 4} or not array.size or array.dtype.kind not in "fiub":
+        return None
+    return np.broadcast_to(_stretch(array[..., :3]), (*array.shape[:2], 3))
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
@@ -233,26 +237,17 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
         return np.asarray(value.float())
 
 
-def _as_image(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Return an array as RGB, uint8 (height, width, 3); None if its shape is not an image's. Channels may be first."""
-    if array.ndim == 3 and array.shape[0] in {1, 3, 4} and array.shape[2] not in {1, 3, 4}:
-        array = array.transpose(1, 2, 0)
-    if array.ndim != 3 or array.shape[2] not in {1, 3, 4} or not array.size or array.dtype.kind not in "fiub":
-        return None
-    return np.broadcast_to(_stretch(array[..., :3]), (*array.shape[:2], 3))
-
-
 def _stretch(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return values as uint8. Floats outside 0..1, and whole numbers outside 0..255, are stretched to 0..255."""
+    """Return values as uint8. Values outside 0..1 (floats) or 0..255 (whole numbers) are stretched to 0..255."""
     if array.dtype == np.uint8:
         return array
-    low, high = float(np.fmin.reduce(array, axis=None)), float(np.fmax.reduce(array, axis=None))
-    most = 1.0 if array.dtype.kind == "f" else 255.0
+    low, high, most = np.fmin.reduce(array, axis=None), np.fmax.reduce(array, axis=None), 255.0
+    if array.dtype.kind == "f":
+        most = 1.0
     if low >= 0 and high <= most:
         low, high = 0.0, most
-    scaled = (array.astype(np.float64) - low) * (255 / ((high - low) or 1.0))
-    pixels: np.ndarray[Any, Any] = np.nan_to_num(scaled, posinf=255).clip(0, 255).round().astype(np.uint8)
-    return pixels
+    scaled = np.interp(array, (low, high), (0, 255)) if low < high else np.zeros(array.shape)
+    return np.asarray(np.nan_to_num(scaled).round().astype(np.uint8))
 
 
 def _netpbm(pixels: np.ndarray[Any, Any]) -> bytes:
@@ -289,19 +284,19 @@ def _picture(
 def _boxes(value: Any) -> Iterator[tuple[list[float], str]]:
     """Yield (x, y, width, height) in pixels and the label of each box in a JSON value.
 
-    A box is `bbox` of the value, or of an item of its lists `annotations` and `objects`, as in COCO. `boxes` is a list
-    of boxes, whose labels are the list `labels`.
+    A box is `bbox` of the value, or of an item of its list `annotations`, as in COCO. `boxes` is a list of boxes, whose
+    labels are the list `labels`.
     """
-    found: list[tuple[Any, object]] = []
     value = value if isinstance(value, Mapping) else {}
-    names = value.get("categories") if isinstance(value.get("categories"), Mapping) else {}
-    items = [item for name in _LISTS if isinstance(value.get(name), list) for item in value[name]]
-    for item in (item for item in (value, *items) if isinstance(item, Mapping)):
-        label = next((item[key] for key in _NAMES if isinstance(item.get(key), str | int)), "")
-        found.append((item.get("bbox"), names.get(str(label), label)))
-        boxes, labels = item.get("boxes"), item.get("labels")
-        if isinstance(boxes, list):
-            found += zip_longest(boxes, labels[: len(boxes)] if isinstance(labels, list) else (), fillvalue="")
+    names, items, boxes, labels = (value.get(name) for name in ("categories", "annotations", "boxes", "labels"))
+    names = names if isinstance(names, Mapping) else {}
+    boxes = boxes if isinstance(boxes, list) else []
+    labels = labels[: len(boxes)] if isinstance(labels, list) else []
+    found: list[tuple[Any, object]] = [*zip_longest(boxes, labels, fillvalue="")]
+    for item in (value, *items) if isinstance(items, list) else (value,):
+        if isinstance(item, Mapping):
+            label = next((item[key] for key in _NAMES if isinstance(item.get(key), str | int)), "")
+            found.append((item.get("bbox"), names.get(str(label), label)))
     for box, label in found:
         is_box = isinstance(box, list) and len(box) == 4 and all(type(each) in {int, float} for each in box)
         if is_box and all(abs(each) < 1e9 for each in box) and min(box[2:]) > 0:
@@ -336,16 +331,14 @@ def _page(title: str, total: int, shown: Sequence[str]) -> str:
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     facts = f"{plural(len(shown), 'sample')}{f' of {format_count(total)}' if total else ''} shown"
-    switches = "".join(
-        f'<label><input type="checkbox" id="{name}" checked> {name}</label>' for name in ("masks", "boxes")
-    )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="referrer" content="no-referrer"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{_escape(title)} · wdskit view</title><style>{style}</style></head>
 <body><header><h1><bdi>{_escape(title)}</bdi></h1><p>{facts}</p></header>
-<div class="switches">{switches}</div>
+<div class="switches"><label><input type="checkbox" id="masks" checked> masks</label>
+<label><input type="checkbox" id="boxes" checked> boxes</label></div>
 <main class="grid">
 {"".join(shown)}</main></body></html>
 """

@@ -57,18 +57,21 @@ def assert_resumes_exactly(
     stops = sorted(range(len(whole)) if steps is None else set(steps))
     if stops and not 0 <= stops[0] <= stops[-1] < len(whole):
         raise AssertionError(f"steps={stops}: {num_epochs} epochs of this loader have {len(whole) - 1} steps.")
-    passing = _states_in_passing(make_loader, whole, set(stops))
-    chained, before = passing[0], 0
+    loader = make_loader()
+    saved = {0: _saved(loader)}
+    way = "in a second run without a stop, whose states were saved during the run"
+    for at in _follow(loader, whole, 0, max(stops, default=0), way):
+        saved[at] = _saved(loader) if at in stops else ""
+    chained, before = saved[0], 0
     for stop in stops:
         loader = _resumed(make_loader, chained)
-        for at, step in enumerate(itertools.islice(_epochs(loader), stop - before), before):
-            _compare(step, whole[at], at, f"resumed after step {before}")
+        list(_follow(loader, whole, before, stop, f"resumed after step {before}"))
         chained, before = _saved(loader), stop
-        ways = {passing[stop]: "saved during the run"}
+        ways = {saved[stop]: "saved during the run"}
         ways.setdefault(chained, "saved by a loader that was resumed before")
-        ways.setdefault(_saved(_resumed(make_loader, passing[stop])), "saved again before the first batch")
-        for state, way in ways.items():
-            _check_rest(_resumed(make_loader, state), whole, stop, f"resumed after step {stop}, {way}")
+        ways.setdefault(_saved(_resumed(make_loader, saved[stop])), "saved again before the first batch")
+        for state, how in ways.items():
+            list(_follow(_resumed(make_loader, state), whole, stop, len(whole), f"resumed after step {stop}, {how}"))
 
 
 def _take(loader: Any, *, num_epochs: int) -> Iterator[_Step]:
@@ -96,26 +99,17 @@ def _epochs(loader: Any) -> Iterator[_Step]:
             return
 
 
-def _states_in_passing(make_loader: Callable[[], Any], whole: list[_Step], stops: set[int]) -> dict[int, str]:
-    """Run a new loader up to the last of `stops`, and return the saved states.
+def _follow(loader: Any, whole: list[_Step], at: int, stop: int, way: str) -> Iterator[int]:
+    """Compare the next items of a loader with `whole[at:stop]`, and yield the number of compared items after each.
 
-    Returns:
-        Maps a number of yielded items to the loader's state after these items, as JSON. The numbers are 0 and `stops`.
-
-    Raises:
-        AssertionError: An item differs from the item of the first run, `whole`, the run ends before a stop, or a state
-            is not plain JSON.
+    `way` says how the loader came here, for messages. Raises AssertionError if an item differs or is missing.
     """
-    loader = make_loader()
-    states = {0: _saved(loader)}
-    for at, step in enumerate(itertools.islice(_epochs(loader), max(stops, default=0))):
-        _compare(step, whole[at], at, "in a second run without a stop, whose states were saved during the run")
-        if at + 1 in stops:
-            states[at + 1] = _saved(loader)
-    missing = sorted(stops - set(states))
-    if missing:
-        raise AssertionError(f"a second run without a stop has no step {missing[0]}, but the first run has it")
-    return states
+    for step in itertools.islice(_epochs(loader), stop - at):
+        _compare(step, whole[at], at, way)
+        at += 1
+        yield at
+    if at < stop:
+        raise AssertionError(f"{way}: nothing comes after step {at}, but an uninterrupted run continues.")
 
 
 def _saved(loader: Any) -> str:
@@ -130,19 +124,6 @@ def _resumed(make_loader: Callable[[], Any], state: str) -> Any:
     loader = make_loader()
     loader.load_state_dict(json.loads(state))
     return loader
-
-
-def _check_rest(loader: Any, whole: list[_Step], stop: int, way: str) -> None:
-    """Compare the items of a resumed loader with `whole[stop:]`, the rest of the first run.
-
-    `way` says how the loader was resumed, for messages. Raises AssertionError if an item differs or is missing.
-    """
-    num_steps = stop
-    for at, step in enumerate(itertools.islice(_epochs(loader), len(whole) - stop), stop):
-        _compare(step, whole[at], at, way)
-        num_steps += 1
-    if num_steps < len(whole):
-        raise AssertionError(f"{way}: nothing comes after step {num_steps}, but an uninterrupted run continues.")
 
 
 def _compare(found: _Step, expected: _Step, at: int, way: str) -> None:
