@@ -359,12 +359,10 @@ def steps_of(loaders, num_epochs: int, limit: int | None = None) -> list:
     return steps
 
 
-def test_a_global_batch_that_does_not_divide_is_refused_with_those_that_do(numbers):
+def test_a_global_batch_that_does_not_divide_is_refused(numbers):
     pipe = labels(Pipeline().exact(numbers)).batched(global_size=10)
-    with pytest.raises(PipelineError, match=r"global_size 10 is not a multiple of 4 ranks\.\n  8 and 12 are\."):
+    with pytest.raises(PipelineError, match=r"global_size 10 is not a multiple of 4 ranks\.\n  Choose"):
         pipe.loader(rank=0, world_size=4, workers=0)
-    with pytest.raises(PipelineError, match=r"of 16 ranks\.\n  16 is\."):
-        pipe.loader(rank=0, world_size=16, workers=0)
     with pytest.raises(PipelineError, match="global_size 10 is not a multiple of 4 ranks"):
         Pipeline().stream(numbers).split_by_node().batched(global_size=10).with_epoch(2).loader(rank=0, world_size=4)
 

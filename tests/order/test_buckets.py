@@ -319,7 +319,7 @@ def test_what_meets_buckets_and_cannot_is_refused(folder: Path):
             lambda: Pipeline().resampled(str(folder), weights="tokens").bucketed(**shapes).loader(workers=0),
             PipelineError, "drawn by weights",
         ),
-        (lambda: source.bucketed(**{**shapes, "global_size": 400}).loader(workers=0), PipelineError, "no bucket of"),
+        (lambda: source.bucketed(**{**shapes, "global_size": 400}).loader(workers=0), PipelineError, "cannot fill"),
         (
             lambda: Pipeline().stream(str(folder)).bucketed(**shapes).loader(workers=0),
             (PipelineError, ConfigError), "needs a source that knows its samples",

@@ -55,9 +55,8 @@ class Batched(StageSpec):
         assert self.global_size is not None
         size, rest = divmod(self.global_size, world_size)
         if rest:
-            near = [each * world_size for each in (size, size + 1) if each]
             msg = f"batched: global_size {self.global_size} is not a multiple of {world_size} ranks."
-            raise PipelineError(f"{msg}\n  {' and '.join(map(str, near))} {'is' if len(near) == 1 else 'are'}.")
+            raise PipelineError(f"{msg}\n  Choose a multiple of the ranks that you will ever use.")
         return size
 
     def make_batcher(self, context: Context) -> Batcher:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.columns import ColumnView
+from wdskit.dataset.shard_table import ShardTable
 from wdskit.dataset.subset import Subset
 from wdskit.errors import PipelineError, SelectionError
 from wdskit.order.base import Tail
@@ -93,21 +93,30 @@ def plan_epoch(stages: Sequence[Any], world_size: int) -> tuple[PlannedData, Epo
     bucketed = next((stage for stage in stages if isinstance(stage, Bucketed)), None)
     if bucketed is None:
         data = source.plan()
-        return data, _lay_out(stages, data, world_size)
+        layout = _lay_out(stages, data, world_size)
+        num_samples, least = layout.num_samples, layout.batch * world_size
+    else:
+        _check_bucketed(stages)
+        batch = bucketed.size_on(world_size)
+        data, buckets = _divide(source, source.plan(has_columns=True), bucketed)
+        layout = EpochLayout(source.tail, batch, buckets.plan.num_samples, data.fingerprint, buckets)
+        num_samples, least = sum(buckets.plan.counts), min(buckets.plan.sizes)
+    if source.tail == "drop" and layout.num_samples < least:
+        msg = f"{num_samples} samples cannot fill one batch of {layout.batch} on each of {world_size} ranks, which "
+        msg += f"takes {least}, and `tail: drop` drops an incomplete batch."
+        raise PipelineError(f"{msg}\n  Use `tail: pad`, smaller batches or fewer ranks.")
+    return data, layout
+
+
+def _check_bucketed(stages: Sequence[Any]) -> None:
+    """Raise PipelineError if an epoch of a pipeline with `bucketed` is not one pass over the data."""
+    source = stages[0]
     if any(stage.name == "with_epoch" for stage in stages):
         msg = "with_epoch: an epoch of `bucketed` is one pass over the data, whose batches differ in size."
         raise PipelineError(f"{msg}\n  Leave `with_epoch` out.")
     if source.is_weighted or (isinstance(source, Resampled) and source.reads_columns):
         msg = "bucketed: samples that are drawn by weights have no epoch that could be divided into buckets."
         raise PipelineError(f"{msg}\n  Use `exact`, with `repeat` for samples that should come more often.")
-    batch = bucketed.size_on(world_size)
-    data = source.plan(has_columns=True)
-    data, buckets = _divide(source, data, bucketed)
-    if not buckets.plan.num_samples:
-        sizes = ", ".join(map(str, dict.fromkeys(bucketed.sizes)))
-        msg = f"bucketed: no bucket of {sum(buckets.plan.counts)} samples fills a global batch of {sizes}, and "
-        raise PipelineError(f"{msg}`tail: drop` drops an incomplete batch.\n  Use `tail: pad`, or smaller batches.")
-    return data, EpochLayout(source.tail, batch, buckets.plan.num_samples, data.fingerprint, buckets)
 
 
 def _lay_out(stages: Sequence[Any], data: PlannedData, world_size: int) -> EpochLayout:
@@ -115,8 +124,8 @@ def _lay_out(stages: Sequence[Any], data: PlannedData, world_size: int) -> Epoch
     `plan_epoch`. `data` is the result of the source's `plan`.
 
     Raises:
-        PipelineError: The samples of `with_epoch` are not a whole number of batches. Or `tail` is "drop", and the
-            samples cannot fill one batch on each rank. Or the global batch is not a multiple of `world_size`.
+        PipelineError: The samples of `with_epoch` are not a whole number of batches, or the global batch is not a
+            multiple of `world_size`.
     """
     source, num_samples = stages[0], data.num_samples
     names = [stage.name for stage in stages]
@@ -126,16 +135,10 @@ def _lay_out(stages: Sequence[Any], data: PlannedData, world_size: int) -> Epoch
         n = stages[names.index("with_epoch")].n
         counts_batches = "batched" in names[: names.index("with_epoch")]
         if not counts_batches and n % batch:
-            near = " and ".join(str(each) for each in (n - n % batch, n - n % batch + batch) if each)
             msg = f"with_epoch: {n} samples per rank are not a whole number of batches of {batch}."
-            raise PipelineError(f"{msg}\n  {near} are; or count batches, with `with_epoch` after `batched`.")
+            raise PipelineError(f"{msg}\n  Write a multiple; or count batches, with `with_epoch` after `batched`.")
         num_samples = n * world_size * (batch if counts_batches else 1)
     assert num_samples is not None  # rules: a mixture by weights has with_epoch
-    whole = batch * world_size
-    if source.tail == "drop" and num_samples < whole:
-        msg = f"{num_samples} samples cannot fill one batch of {batch} on each of {world_size} ranks, which "
-        msg += f"takes {whole}, and `tail: drop` drops an incomplete batch."
-        raise PipelineError(f"{msg}\n  Use `tail: pad`, smaller batches or fewer ranks.")
     # `with_epoch` is always present: torch.distributed.checkpoint loads only keys that the loader's own state has.
     return EpochLayout(source.tail, batch, num_samples, {**data.fingerprint, "with_epoch": n})
 
@@ -145,15 +148,7 @@ def _divide(source: Any, data: PlannedData, bucketed: Bucketed) -> tuple[Planned
     that have samples; buckets without samples are left out. `data` is the result of `source.plan`, with the columns.
     SelectionError: A sample fits in no bucket, or a column is missing, damaged or text.
     """
-    by_part: dict[int, NDArray[np.uint8]] = {}
-    for number, table in zip(data.parts, data.tables, strict=True):
-        if number not in by_part:
-            found = [table.column(name) for name in bucketed.columns]
-            for column in itertools.chain.from_iterable(columns for _, columns in found):
-                if column.values is not None:
-                    raise column.unfit("`bucketed` needs numbers, and its values are text")
-            by_part[number] = _assign(bucketed, [view for view, _ in found], table.used(), table.folders[0])
-    bucket_numbers = np.concatenate([by_part[number] for number in data.parts])
+    bucket_numbers = np.concatenate([_assign(bucketed, table) for table in data.tables])
     counts = np.concatenate([table.counts for table in data.tables])
     times = source.times(data.tables[0]) if isinstance(source, Exact) and source.repeat else None
     orders: list[PickedOrder] = []
@@ -182,17 +177,21 @@ def _divide(source: Any, data: PlannedData, bucketed: Bucketed) -> tuple[Planned
     return replace(data, order=order, num_samples=plan.num_samples, fingerprint=fingerprint), Buckets(plan, labels)
 
 
-def _assign(bucketed: Bucketed, views: Sequence[ColumnView], used: NDArray[np.bool_], folder: str) -> NDArray[np.uint8]:
-    """Return the bucket of each used sample, uint8 (num_used,). `views` are the columns of `bucketed`, and `used` is
-    True for each used sample. The message of an error starts with `folder`. SelectionError: A sample fits in no bucket.
+def _assign(bucketed: Bucketed, table: ShardTable) -> NDArray[np.uint8]:
+    """Return the bucket of each used sample of a table, uint8 (num_used,). SelectionError: A sample fits in no bucket,
+    or a column is missing, damaged or text.
     """
-    parts = []
+    views, columns = zip(*(table.column(name) for name in bucketed.columns), strict=True)
+    for column in itertools.chain(*columns):
+        if column.values is not None:
+            raise column.unfit("`bucketed` needs numbers, and its values are text")
+    used, parts = table.used(), [np.zeros(0, np.uint8)]
     for first in range(0, len(used), _CHUNK):
         numbers = first + np.flatnonzero(used[first : first + _CHUNK])
         try:
             parts.append(bucketed.assign([view.take(numbers) for view in views]).astype(np.uint8))
         except ValueError as err:
             problem, at = err.args
-            msg = f"{folder}: bucketed: sample {numbers[at]} (counted over all shards from 0): {problem}."
-            raise SelectionError(msg, folder=folder) from err
-    return np.concatenate([np.zeros(0, np.uint8), *parts])
+            msg = f"{table.folders[0]}: bucketed: sample {numbers[at]} (counted over all shards from 0): {problem}."
+            raise SelectionError(msg, folder=table.folders[0]) from err
+    return np.concatenate(parts)

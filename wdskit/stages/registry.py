@@ -16,38 +16,17 @@ from wdskit.stages.images import transforms
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_SOURCES = sources.Exact, sources.Resampled, sources.Sequential, streaming.Stream
+_OF_STREAMS = streaming.SplitByNode, streaming.SplitByWorker, streaming.Shuffle, streaming.Select
+_OF_FIELDS = fields.Decode, fields.Map, fields.MapDict, fields.MapTuple, fields.Rename
+_MOVES = transforms.Resize, transforms.CenterCrop, transforms.RandomResizedCrop, transforms.RandomFlip
+_OF_IMAGES = transforms.Normalize, transforms.ToTensor, buckets.ResizeToBucket, vision.Torchvision
+_OF_OUTPUT = fields.MultiHot, fields.ToTuple, fields.ToDict, batching.Batched, buckets.Bucketed
+_OF_EPOCHS = streaming.WithEpoch, streaming.WithLength
+
 STAGES: dict[str, type[StageSpec]] = {
     stage.name: stage
-    for stage in (
-        sources.Exact,
-        sources.Resampled,
-        sources.Sequential,
-        streaming.Stream,
-        streaming.SplitByNode,
-        streaming.SplitByWorker,
-        streaming.Shuffle,
-        streaming.Select,
-        fields.Decode,
-        fields.Map,
-        fields.MapDict,
-        fields.MapTuple,
-        fields.Rename,
-        transforms.Resize,
-        transforms.CenterCrop,
-        transforms.RandomResizedCrop,
-        transforms.RandomFlip,
-        transforms.Normalize,
-        transforms.ToTensor,
-        buckets.ResizeToBucket,
-        vision.Torchvision,
-        fields.MultiHot,
-        fields.ToTuple,
-        fields.ToDict,
-        batching.Batched,
-        buckets.Bucketed,
-        streaming.WithEpoch,
-        streaming.WithLength,
-    )
+    for stage in (*_SOURCES, *_OF_STREAMS, *_OF_FIELDS, *_MOVES, *_OF_IMAGES, *_OF_OUTPUT, *_OF_EPOCHS)
 }
 """Maps the name of each stage of wdskit to its class."""
 
@@ -106,10 +85,10 @@ def resolve(name: str, extra: Mapping[str, Callable[..., Any]]) -> Callable[...,
     Raises:
         PipelineError: The name is unknown. The message suggests the most similar name.
     """
-    known = _FUNCTIONS | {**extra}
-    if name in known:
-        return known[name]
-    msg = f"{name}: no function with this name is registered.{did_you_mean(name, known)}"
+    for known in (extra, _FUNCTIONS):
+        if name in known:
+            return known[name]
+    msg = f"{name}: no function with this name is registered.{did_you_mean(name, [*extra, *_FUNCTIONS])}"
     way_out = (
         f'Register it with @wdskit.register("{name}"), or pass it: make_loader(..., transforms={{"{name}": ...}}).'
     )
