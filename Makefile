@@ -98,9 +98,9 @@ peers: $(STAMP)
 	OMP_NUM_THREADS=1 WDSKIT_ALL_PEERS=1 $(BIN)/python -m pytest tests/test_peers.py tests/test_bench_peers.py tests/peers/test_webdataset.py tests/peers/check_readers.py tests/peers/check_ray.py tests/peers/check_loader_ray.py tests/peers/check_recipes.py tests/peers/check_training.py
 
 # `make test` uses two of the servers. A server that cannot be installed is listed, and its tests are skipped by name.
-# The servers in Node.js need npm; nginx is taken from the PATH, or needs apt-get.
+# Azurite needs npm; nginx is taken from the PATH, or needs apt-get.
 remote: $(STAMP)
-	-$(BIN)/python tools/bench/environments.py $(VENV)/peers moto fake_gcs s3rver azurite nginx
+	-$(BIN)/python tools/bench/environments.py $(VENV)/peers moto fake_gcs azurite nginx
 	OMP_NUM_THREADS=1 WDSKIT_ALL_REMOTE=1 $(BIN)/python -m pytest tests/test_servers.py tests/storage tests/dataset/test_remote.py tests/loader/test_remote.py \
 		tests/loader/test_planned.py
 

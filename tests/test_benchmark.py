@@ -18,7 +18,6 @@ from shards import draw, fail_on_7, key_of, write_numbers, write_pictures
 
 import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, SampleError, ShardError, benchmark
-from wdskit.benchmark import measure_loader
 from wdskit.pipeline import settings as settings_module
 from wdskit.shards.index import index_folder
 
@@ -179,24 +178,9 @@ def test_errors_of_reading_and_of_loaders_arrive(numbers: str, tmp_path: Path) -
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize("wrong", [{"repeats": 0}, {"seconds": 0}, {"seconds": float("nan")}], ids=str)
-def test_arguments_out_of_range_are_refused(wrong: dict[str, Any], numbers: str) -> None:
-    with pytest.raises(PipelineError, match=r"^bench\("):
-        wdskit.bench(Pipeline().exact(numbers), **wrong)
-
-
 @pytest.mark.parametrize(
     "wrong", [{"workers": [-1]}, {"workers": [True]}, {"threads": [0]}, {"threads": [1.5]}], ids=str
 )
 def test_numbers_of_a_list_are_checked_as_those_of_a_loader(wrong: dict[str, Any], numbers: str) -> None:
     with pytest.raises(ConfigError, match=rf"^make_loader: {next(iter(wrong))}: "):
         wdskit.bench(Pipeline().exact(numbers), **wrong)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_rate_of_a_loader_counts_samples(workers: int, numbers: str) -> None:
-    pipe = Pipeline().exact(numbers).decode().batched(4).with_epoch(10**9)
-    samples_per_s, cpu_ms, first_batch_s = measure_loader(pipe.loader(workers=workers), 0.01)
-    assert samples_per_s > 0
-    assert cpu_ms > 0
-    assert first_batch_s > 0

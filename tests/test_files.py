@@ -17,11 +17,9 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 import pytest
 from disks import FailingDisk, KillingDisk, PowerLossDisk, SlowDisk, Stopped, StoppingDisk, WatchedDisk, run_child
-from leaks import open_things
 from shards import write_shard
 
 from wdskit.dataset.index import INDEX_NAME
@@ -29,12 +27,10 @@ from wdskit.files import (
     TEMP_SUFFIX,
     THREAD_BYTES,
     Disk,
-    TempFile,
     describe_missing,
     make_folders,
     publish,
     publish_bytes,
-    read_own,
     remove_temp_files,
 )
 from wdskit.shards.index import index_folder
@@ -359,16 +355,6 @@ def test_folders_that_are_not_flushed_are_caught(tmp_path: Path) -> None:
     assert disk.survivors(tmp_path / "a" / "file") == {None, NEW}
 
 
-def test_a_folder_that_stands_below_one_that_cannot_be_opened_is_fine(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    disk = FailingDisk(0, errno.EACCES)
-    make_folders(folder, disk=disk)
-    assert disk.operations == ["fsync_folder"]
-    with pytest.raises(PermissionError):  # a new folder in it is not certain to stay
-        make_folders(folder / "a", disk=FailingDisk(2, errno.EACCES))
-
-
 def test_every_operation_that_fails_while_folders_are_made_is_told(tmp_path: Path) -> None:
     disk = WatchedDisk()
     make_folders(tmp_path / "right" / "b", disk=disk)
@@ -382,21 +368,6 @@ def test_every_operation_that_fails_while_folders_are_made_is_told(tmp_path: Pat
 
 
 # Real disks.
-
-
-def test_a_disk_that_is_full_is_told_and_leaves_nothing(tmp_path: Path) -> None:
-    """/dev/full is a device on which every write fails because it is full."""
-
-    class FullDisk(Disk):
-        def open(self, path):
-            return os.open("/dev/full", os.O_WRONLY)
-
-    path = tmp_path / "a"
-    path.write_bytes(OLD)
-    with pytest.raises(OSError, match="No space left"):
-        publish_bytes(path, NEW, disk=FullDisk())
-    assert [*tmp_path.iterdir()] == [path]
-    assert held(path) == OLD
 
 
 @pytest.mark.parametrize("old", [None, OLD])
@@ -441,44 +412,6 @@ def test_macos_is_asked_to_empty_the_cache_of_the_device(tmp_path: Path, monkeyp
     assert called == {None: [51, 51], errno.ENOTSUP: [51, "fsync"] * 2, errno.EIO: [51]}[refusal]
 
 
-def test_a_write_that_a_signal_cuts_short_is_continued() -> None:
-    """A pipe is not read until the signal has come: the kernel returns the number of bytes that it took so far."""
-    data = os.urandom(THREAD_BYTES - 1)  # three times a pipe's size, and too few for a thread, which no signal reaches
-    read_end, write_end = os.pipe()
-    interrupted = threading.Event()
-    received = bytearray()
-    counts: list[int] = []
-
-    class Counting(Disk):
-        def write(self, fd, data):
-            counts.append(super().write(fd, data))
-            return counts[-1]
-
-    def on_alarm(number: int, frame: FrameType | None) -> None:
-        interrupted.set()
-
-    def receive() -> None:
-        interrupted.wait()
-        while part := os.read(read_end, 1 << 16):
-            received.extend(part)
-
-    before = signal.signal(signal.SIGALRM, on_alarm)
-    thread = threading.Thread(target=receive)
-    thread.start()
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
-        TempFile(write_end, Counting()).write(data)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        os.close(write_end)
-        thread.join()
-        os.close(read_end)
-    assert bytes(received) == data
-    assert len(counts) > 1
-    assert sum(counts) == len(data)
-
-
 LARGE = [os.urandom(size) for size in (THREAD_BYTES, 10, THREAD_BYTES + 1, 3 * THREAD_BYTES, 0, THREAD_BYTES)]
 
 
@@ -503,17 +436,6 @@ def test_large_pieces_are_written_in_their_order_by_one_thread_and_digested(tmp_
     assert not any(thread.name.startswith("wdskit-write") for thread in threading.enumerate())
 
 
-class HeldDisk(Disk):
-    """A disk whose writes wait until the test releases them, as on a slow disk."""
-
-    def __init__(self) -> None:
-        self.go = threading.Event()
-
-    def write(self, fd, data):
-        self.go.wait()
-        return super().write(fd, data)
-
-
 @pytest.mark.parametrize("kind", [bytearray, lambda data: memoryview(bytearray(data)).toreadonly()])
 def test_what_can_change_is_written_before_write_returns(tmp_path: Path, kind) -> None:
     with publish(tmp_path / "large") as temp:
@@ -523,23 +445,6 @@ def test_what_can_change_is_written_before_write_returns(tmp_path: Path, kind) -
             (data if isinstance(data, bytearray) else data.obj)[:] = bytes(len(part))
     assert (tmp_path / "large").read_bytes() == b"".join(LARGE)
     assert temp.sha256 == hashlib.sha256(b"".join(LARGE)).hexdigest()
-
-
-def test_the_device_is_given_each_large_piece_at_once(tmp_path: Path) -> None:
-    """Errors of these early flushes do not matter: only the flush at the end counts."""
-    begun: list[bytes] = []
-
-    class Eager(Disk):
-        def begin_flush(self, fd, start, num_bytes):
-            [temp] = tmp_path.glob(f".large.*{TEMP_SUFFIX}")
-            begun.append(temp.read_bytes()[start : start + num_bytes])
-            super().begin_flush(-1, start, num_bytes)  # a descriptor that is not a file
-
-    with publish(tmp_path / "large", disk=Eager()) as temp:
-        for part in LARGE:
-            temp.write(part)
-    assert begun == [part for part in LARGE if len(part) >= THREAD_BYTES]
-    assert (tmp_path / "large").read_bytes() == b"".join(LARGE)
 
 
 @pytest.mark.parametrize("fail_at", range(9))
@@ -714,13 +619,6 @@ def test_files_are_made_with_the_users_umask_and_are_not_inherited(tmp_path: Pat
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
     assert not os.get_inheritable(fd)
     os.close(fd)
-
-
-def test_an_own_file_that_is_a_folder_leaves_no_descriptor_open(tmp_path) -> None:
-    before = open_things()
-    with pytest.raises(IsADirectoryError):
-        read_own(tmp_path)
-    assert open_things() == before
 
 
 @pytest.mark.parametrize(

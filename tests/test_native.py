@@ -442,49 +442,6 @@ def test_samples_that_are_not_plain_or_not_alike_are_left_to_python(tmp_path):
 
 
 @needs_native
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="nothing counts the bytes that are read")
-@pytest.mark.parametrize(
-    ("fields", "most_ratios"),
-    [
-        ({"bin": 100_000}, (1.2, 1.1)),
-        ({"a": 1, "bin": 40_000}, (1.4, 1.2)),
-        ({"left.bin": 50_000, "right.bin": 50_000}, (2.2, 1.1)),
-    ],
-    ids=str,
-)
-def test_large_samples_are_read_once_and_are_those_of_python(tmp_path, fields, most_ratios):
-    """If the start of a sample is not verified yet, the headers of the sample before it are read too; if that has
-    several large fields, it is read completely.
-    """
-    from wdskit.dataset.sample_columns import read_natively
-    from wdskit.dataset.shard import LocalShard
-
-    chance = np.random.default_rng(1)
-    rows = [
-        {"__key__": f"k{number:03d}", **{name: chance.bytes(size + number) for name, size in fields.items()}}
-        for number in range(60)
-    ]
-    pack(rows, tmp_path / "large", max_samples=100)
-    [path] = (tmp_path / "large").glob("*.tar")
-    numbers = chance.permutation(60)
-    with LocalShard(path) as shard:
-        for most_ratio in most_ratios:
-            before = read_bytes()
-            found = read_natively([shard], np.zeros_like(numbers), numbers)
-            num_bytes = read_bytes() - before
-            assert found is not None
-            assert found.keys == [rows[number]["__key__"] for number in numbers]
-            for name in fields:
-                assert found.fields[name] == [rows[number][name] for number in numbers]
-            assert num_bytes < most_ratio * path.stat().st_size
-
-
-def read_bytes() -> int:
-    """Return the bytes that this process has read so far."""
-    return int(Path("/proc/self/io").read_text().split()[1])
-
-
-@needs_native
 def test_memory_does_not_grow(folder):
     """The test reads 4,000 images and 60,000 samples, refused ones included."""
     from wdskit.dataset.sample_columns import read_natively

@@ -24,13 +24,10 @@ from hypothesis import strategies as st
 from images import image_bytes
 
 from tests.peers.packed import KINDS, Packed, Samples, pack_all
-from tests.peers.reading import check_read, fields_of
-from wdskit import Pipeline, ShardError, WdskitError
-from wdskit.dataset.samples import ShardReader
-from wdskit.shards.index import index_folder
+from tests.peers.reading import check_read
+from wdskit import WdskitError
 from wdskit.tar import reader
 from wdskit.tar.header import GNU_LONG_NAME_TYPE, Header, Overrides, parse_header
-from wdskit.tar.reader import TarReader
 
 OLD_WEBDATASET = Path(sys.prefix, "peers", "webdataset-0.2.86")  # installed by `make`; this environment has a newer one
 ALL_PEERS = "WDSKIT_ALL_PEERS" in os.environ  # set by `make peers`
@@ -227,144 +224,6 @@ def test_what_any_tar_program_writes_by_default_is_read(tmp_path, program, leaf)
     files = [f"./{key}.{name}" for key, fields in samples.items() for name in fields]
     tar("-cf", "../out/a.tar", *files, cwd=tmp_path / "tree", program=program)
     check_read(tmp_path / "out", samples)
-
-
-@pytest.mark.parametrize("format_", FORMATS)
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--owner=jürgen:1000", "--group=büro:3000000", "--mtime=2001-01-01 00:00:00.25"],
-        ["--numeric-owner", "--mode=0", "--mtime=@-1"],
-        ["--blocking-factor=1"],
-        ["--blocking-factor=200"],
-        ["--transform=s/^/a/", "--show-transformed-names"],
-    ],
-    ids=" ".join,
-)
-def test_gnu_tars_options_change_nothing(tmp_path, format_, options):
-    if format_ in {"ustar", "v7"}:  # these formats hold no large numbers, negative numbers or fractions
-        options = [option.replace("3000000", "3000").replace("@-1", "@0") for option in options]
-    samples = tree(tmp_path / "tree", "%03d")
-    (tmp_path / "out").mkdir()
-    tar(f"--format={format_}", *options, "--sort=name", "-cf", "../out/a.tar", ".", cwd=tmp_path / "tree")
-    prefix = "a./" if options[0].startswith("--transform") else ""
-    check_read(tmp_path / "out", {prefix + key: fields for key, fields in samples.items()})
-
-
-def test_archives_that_gnu_tar_added_to_joined_or_deleted_from_are_read(tmp_path):
-    samples = tree(tmp_path, "%03d", num_samples=6)
-    files = {key: [f"{key}.{name}" for name in fields] for key, fields in samples.items()}
-    (tmp_path / "out").mkdir()
-    tar("-cf", "out/a.tar", *files["000"], *files["005"], cwd=tmp_path)
-    tar("-rf", "out/a.tar", *files["001"], cwd=tmp_path)
-    tar("-cf", "b", *files["002"], *files["003"], cwd=tmp_path)
-    tar("-Af", "out/a.tar", "b", cwd=tmp_path)
-    tar("--delete", "-f", "out/a.tar", *files["005"], cwd=tmp_path)
-    check_read(tmp_path / "out", {key: samples[key] for key in ("000", "001", "002", "003")})
-
-
-def test_global_headers_and_attributes_are_passed_over(tmp_path):
-    samples = tree(tmp_path / "tree", "%03d")
-    (tmp_path / "out").mkdir()
-    keywords = "comment=a note,exthdr.name=%d/x/%f,globexthdr.name=/g,VENDOR.thing:=thing"
-    tar(f"--pax-option={keywords}", "--sort=name", "-cf", "../out/a.tar", ".", cwd=tmp_path / "tree")
-    data = (tmp_path / "out" / "a.tar").read_bytes()
-    assert data[156:157] == b"g"
-    assert b"VENDOR.thing=thing" in data
-    check_read(tmp_path / "out", samples)
-
-
-@pytest.mark.parametrize("format_", FORMATS)
-def test_tars_are_read_from_pipes(tmp_path, format_):
-    samples = tree(tmp_path, "%03d", num_samples=9)
-    os.mkfifo(tmp_path / "pipe.tar")
-    files = [f"{key}.{name}" for key, fields in samples.items() for name in fields]
-    command = [GNU_TAR, f"--format={format_}", "-cf", "-", *files]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
-        found = list(ShardReader(process.stdout.read1, shard="standard output"))
-    assert list(map(fields_of, found)) == list(samples.items())
-    command[3] = str(tmp_path / "pipe.tar")
-    with subprocess.Popen(command, cwd=tmp_path):
-        found = list(Pipeline().stream(str(tmp_path / "pipe.tar")).loader(workers=0))
-    assert list(map(fields_of, found)) == list(samples.items())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "is a symbolic link"),
-        (["--exclude=link.*"], "is a hard link"),
-        (["--exclude=link.*", "--hard-dereference", "-S"], "is a sparse file"),
-        (["--exclude=link.*", "--hard-dereference", "-S", "--format=pax"], "is a sparse file by its pax header"),
-        (["--exclude=link.*", "--hard-dereference", "--exclude=hole.*", "-z"], "this is a gzip file, not a tar"),
-    ],
-)
-def test_what_is_no_plain_file_is_refused_by_name(tmp_path, options, message):
-    tree(tmp_path / "tree", "%03d")
-    (tmp_path / "tree" / "link.txt").symlink_to("000.txt")
-    (tmp_path / "tree" / "same.txt").hardlink_to(tmp_path / "tree" / "000.jpg")
-    with (tmp_path / "tree" / "hole.bin").open("wb") as file:
-        file.truncate(1 << 20)
-        file.seek(1 << 19)
-        file.write(b"x")
-    tar("--sort=name", *options, "-cf", "../a.tar", ".", cwd=tmp_path / "tree")
-    with pytest.raises(ShardError, match=message):
-        list(Pipeline().stream(str(tmp_path / "a.tar")).loader(workers=0))
-    with pytest.raises(ShardError, match=message):
-        index_folder(tmp_path)
-
-
-def test_names_in_another_encoding_are_refused(tmp_path):
-    (tmp_path / os.fsdecode(b"gr\xfc\xdfe.txt")).write_bytes(b"x")
-    for format_ in FORMATS:
-        tar(f"--format={format_}", "-cf", "a.tar", "--exclude=a.tar", ".", cwd=tmp_path)
-        with pytest.raises(ShardError, match=r"a file whose name is not UTF-8: '.*e.txt'"):
-            list(Pipeline().stream(str(tmp_path / "a.tar")).loader(workers=0))
-
-
-@pytest.mark.parametrize("format_", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-@pytest.mark.parametrize("mode", ["w", "w|"])
-def test_what_tarfile_wrote_is_read(tmp_path, format_, mode):
-    """The members are made in memory, with fractional times, or from a folder of files."""
-    leaves = [leaf for leaf in LEAVES if format_ != tarfile.USTAR_FORMAT or leaf not in TOO_LONG_FOR["ustar"]]
-    samples = {}
-    (tmp_path / "out").mkdir()
-    with tarfile.open(tmp_path / "out" / "a.tar", mode, format=format_) as archive:
-        for number, leaf in enumerate(leaves):
-            key = LEAVES[leaf] % number
-            samples[key] = {"jpg": image_bytes(number=number), "json": b"%d" % number, "txt": b""}
-            for name, data in samples[key].items():
-                info = tarfile.TarInfo(f"{key}.{name}")
-                info.size, info.mtime, info.uname, info.gname = len(data), 1700000000.25 + number, "jürgen", "büro"
-                archive.addfile(info, io.BytesIO(data))
-        files = tree(tmp_path / "tree", "one/%03d")
-        archive.add(tmp_path / "tree", arcname="below")  # sorted by tarfile, folders included
-    samples |= {f"below/{key}": fields for key, fields in files.items()}
-    check_read(tmp_path / "out", samples)
-
-
-NAMES = st.from_regex(r"\A[a-z0-9_-]{1,8}(/[a-z0-9_-]{1,8}){0,2}\.[a-z]{1,5}(\.[a-z]{1,5})?\Z")
-MEMBERS = st.lists(st.tuples(NAMES, st.binary(max_size=1600)), max_size=8)
-
-
-@given(
-    members=MEMBERS,
-    format_=st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
-    mtime=st.one_of(st.integers(0, 2**33 - 1), st.floats(0, 2**33 - 1)),
-    deep=st.booleans(),
-)
-@settings(max_examples=100)
-def test_what_tarfile_writes_is_read(members, format_, mtime, deep):
-    """The archives have tarfile's three formats, float times and names of 130 bytes."""
-    members = [("x" * 60 + "/" + "y" * 60 + "/" + name if deep else name, data) for name, data in members]
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=format_) as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size, info.mtime = len(data), mtime
-            archive.addfile(info, io.BytesIO(data))
-    buffer.seek(0)
-    assert [(name, data) for name, _, data in TarReader(buffer.read, shard="x")] == members
 
 
 def without_pax(data: bytes) -> Overrides:

@@ -119,11 +119,6 @@ def test_a_mixture_has_the_length_of_its_epoch(folder):
     assert (found.num_samples, found.num_shards) == (240, 11)
 
 
-def test_ranks_per_node_divide_all_ranks(folder):
-    found = [plan(folder, world_size=12, gpus_per_node=most, batch=1).gpus_per_node for most in (3, 1, 99, 8)]
-    assert found == [3, 1, 12, 6]
-
-
 def test_global_sizes_that_do_not_divide_are_refused(folder):
     with pytest.raises(PipelineError, match=r"global_size 32 is not a multiple of 6 ranks\.\n  Choose"):
         plan(folder, batch={"global_size": 32}, world_size=6)

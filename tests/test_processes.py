@@ -63,13 +63,6 @@ def test_ctrl_c_waits_for_the_end_of_a_block(has_thread):
     stop.set()
 
 
-def test_an_error_in_a_block_and_ctrl_c_are_both_seen():
-    with pytest.raises(KeyboardInterrupt) as caught, block_sigint():
-        os.kill(os.getpid(), signal.SIGINT)
-        raise ValueError
-    assert isinstance(caught.value.__context__, ValueError)
-
-
 def test_a_process_that_is_forked_in_a_block_of_another_thread_gets_ctrl_c(tmp_path):
     code = f"""
 import os, signal, sys, threading

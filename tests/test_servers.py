@@ -211,16 +211,6 @@ def test_a_bucket_that_is_not_there_is_named(server, monkeypatch):
 # Credentials.
 
 
-@contextlib.contextmanager
-def server_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    if not (ALL_REMOTE or name in FAIR_PART):
-        pytest.skip("only in `make remote`")
-    with SERVERS[name]() as server:
-        for variable, value in server.environment.items():
-            monkeypatch.setenv(variable, value)
-        yield server
-
-
 # Credentials.
 
 
@@ -320,13 +310,6 @@ def test_a_private_bucket_is_not_read_without_credentials(run_server, monkeypatc
     assert "the server answered 403 Forbidden" in problem(begin, f"{server.url}/open/a.tar")
     put(f"{server.endpoint}/shards/open/b.tar", BODY, x_amz_acl="public-read")
     assert begin(f"{server.url}/open/b.tar") == BODY[:9]
-
-
-def test_a_key_that_is_not_known_is_an_error(run_server, monkeypatch):
-    server = run_server("s3rver")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    assert "the server answered 403 Forbidden (InvalidAccessKeyId)" in problem(begin, f"{server.url}/open/a.tar")
 
 
 def test_azure_takes_a_signature_until_it_expires(run_server, monkeypatch):

@@ -8,10 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from shards import draw, write_numbers
 
-from wdskit import Pipeline
-from wdskit.shards.index import index_folder
 from wdskit.testing import _difference, assert_resumes_exactly
 
 
@@ -260,42 +257,3 @@ def test_equal_values_are_equal_and_so_is_nan():
 
 
 # --- wdskit's loaders
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Two indexed folders of uneven shards, one of them empty."""
-    folder = tmp_path_factory.mktemp("numbers")
-    patterns = [write_numbers(folder / name, counts) for name, counts in {"a": [4, 0, 5, 2], "b": [6, 1]}.items()]
-    for name in "ab":
-        index_folder(folder / name)
-    return patterns
-
-
-PIPES = {
-    "exact": lambda a, b: Pipeline().exact(a, seed=1, window=4).map(draw).batched(2),
-    "padded": lambda a, b: Pipeline().exact(a, seed=1, tail="pad").map(draw).batched(4),
-    "samples": lambda a, b: Pipeline().exact(a, seed=1).map(draw),
-    "resampled": lambda a, b: Pipeline().resampled(a, seed=1, chunk=2).map(draw).batched(3),
-    "mixture": lambda a, b: (
-        Pipeline()
-        .exact(mixture=[{"shards": a, "weight": 2.0}, {"shards": b, "weight": 1.0}])
-        .map(draw)
-        .batched(3)
-        .with_epoch(4)
-    ),
-    "sequential": lambda a, b: Pipeline().sequential(b).map(draw).batched(2),
-}
-
-
-@pytest.mark.parametrize("name", PIPES)
-def test_every_source_of_wdskit_passes(folders, name):
-    assert_resumes_exactly(lambda: PIPES[name](*folders).loader(workers=0))
-
-
-@pytest.mark.parametrize("persistent", [True, False])
-def test_so_it_does_with_worker_processes(folders, persistent):
-    def make():
-        return PIPES["exact"](*folders).loader(workers=2, persistent_workers=persistent)
-
-    assert_resumes_exactly(make, steps=[0, 1, 5, 6])

@@ -169,17 +169,6 @@ def moto() -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def s3rver() -> Iterator[Server]:
-    """Run an S3 server without If-Match, with one pair of keys."""
-    [port] = free_ports(1)
-    endpoint = f"http://127.0.0.1:{port}"
-    program = installed("s3rver", "node_modules", ".bin", "s3rver")
-    command = ["node", "--openssl-legacy-provider", program, "--no-vhost-buckets", "-a", "127.0.0.1"]
-    with running([*command, "-d", "{folder}/data", "-p", str(port)], lambda: is_ready(endpoint)):
-        yield speaks_s3(endpoint, AWS_ACCESS_KEY_ID="S3RVER", AWS_SECRET_ACCESS_KEY="S3RVER")
-
-
-@contextlib.contextmanager
 def azurite() -> Iterator[Server]:
     """Run an emulator of Azure Blob Storage."""
     [port] = free_ports(1)
@@ -257,7 +246,7 @@ def nginx() -> Iterator[Server]:
             yield Server(endpoint, endpoint, {}, write)
 
 
-SERVERS = {each.__name__: each for each in (seaweedfs, moto, s3rver, azurite, fake_gcs, nginx)}
+SERVERS = {each.__name__: each for each in (seaweedfs, moto, azurite, fake_gcs, nginx)}
 
 
 def read_ranges(file, ranges):

@@ -33,7 +33,7 @@ REQUIREMENTS = {
     "timm": ("timm==1.0.31",),
     "wids": ("wids==0.1.11",),
 }
-NODE = {"azurite": "azurite@3.35.0", "s3rver": "s3rver@3.7.1"}
+NODE = {"azurite": "azurite@3.35.0"}
 DEBIAN = {"nginx": "nginx"}
 _LIST_REQUIREMENTS = """
 import sys
