@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,10 @@ import numpy as np
 import pytest
 import torch
 from leaks import leftovers, memory_of, open_things, opened_since, start_endless
-from shards import fail_on_7, number_of, write_numbers, write_shard
+from shards import fail_on_7, number_of, write_numbers
 
-import wdskit
 from wdskit import DecodeError, Pipeline, PipelineError, SampleError, ShardError, StorageError
-from wdskit.engine.batch import BatchMaker
 from wdskit.engine.outcome import Outcome, WorkerTraceback
-from wdskit.engine.program import Job
-from wdskit.loader import worker
-from wdskit.loader.worker import Request
-from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
 
 WAYS = [{"workers": 0, "threads": 2}, {"workers": 2}, {"workers": 1, "threads": 2, "persistent_workers": False}]
@@ -48,14 +41,6 @@ def split(pattern, **options):
 
 
 # --- workers that die
-
-
-def die_once(marker: str, how: Callable[[], object], sample: Any) -> int:
-    """End the process at sample 5, the first time only."""
-    if int(sample["cls"]) == 5 and not Path(marker).exists():
-        Path(marker).touch()
-        how()
-    return int(sample["cls"])
 
 
 def planned(pattern: str) -> Pipeline:
@@ -92,39 +77,6 @@ def test_a_worker_that_is_killed_between_epochs_is_named_by_the_next_one(six, is
     assert not set(multiprocessing.active_children()) - others
     assert sorted(loader) == list(range(39))
     assert loader.epoch == 2
-
-
-def test_a_worker_that_is_killed_in_the_consumers_own_code_is_named_by_the_loader(six):
-    loader = planned(six).map(number_of).loader(workers=1, prefetch=2, start_method="fork")
-    others = set(multiprocessing.active_children())
-    items = iter(loader)
-    next(items)
-    [worker] = set(multiprocessing.active_children()) - others
-    kill(worker.pid)
-    with pytest.raises(PipelineError, match=r"^a worker process died"):
-        list(items)
-    assert sorted(loader) == list(range(39))
-
-
-def kill_me() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.parametrize(
-    ("start_method", "persistent"), [("fork", True), ("fork", False), ("forkserver", True)], ids=str
-)
-def test_a_killed_worker_is_an_error_and_then_replaced(six, tmp_path, start_method, persistent):
-    """A kill like that of the kernel for memory is an error, not a hang; the same epoch then runs in new processes."""
-    function = functools.partial(die_once, str(tmp_path / "died"), kill_me)
-    loader = planned(six).map(function).loader(workers=2, start_method=start_method, persistent_workers=persistent)
-    others = set(multiprocessing.active_children())
-    with pytest.raises(PipelineError, match=r"^a worker process died: .*worker.*\.\n  Often memory ran out"):
-        list(loader)
-    assert (tmp_path / "died").exists()
-    assert not set(multiprocessing.active_children()) - others, "the other worker goes on while the error is held"
-    loader.set_epoch(0)
-    assert sorted(loader) == list(range(39))
-    assert loader.epoch == 1
 
 
 LATE = """
@@ -516,16 +468,6 @@ def fail_while(flag: str, sample: Any) -> int:
     return int(sample["cls"])
 
 
-def test_a_damaged_shard_keeps_its_facts_from_a_worker(tmp_path):
-    path = write_shard(tmp_path / "a.tar", {f"k{at}": {"cls": b"%d" % at} for at in range(5)})
-    data = bytearray(path.read_bytes())
-    data[3 * 1024 + 150] ^= 1  # in the checksum of the fourth header
-    path.write_bytes(data)
-    with pytest.raises(ShardError) as caught:
-        list(Pipeline().stream(path).loader(workers=1))
-    assert (caught.value.shard, caught.value.offset, caught.value.samples_read) == (str(path), 3 * 1024, 2)
-
-
 class Unsendable:
     def __init__(self):
         self.lock = threading.Lock()
@@ -580,74 +522,6 @@ class Picky:
 def test_a_function_that_raises_anything_when_it_is_pickled_is_named(six):
     with pytest.raises(PipelineError, match=r"cannot reach workers under 'spawn': RuntimeError: not me"):
         split(six).map(Picky()).loader(workers=1, start_method="spawn")
-
-
-def test_a_batch_that_is_finished_while_it_is_forgotten_does_not_end_its_worker(tmp_path, monkeypatch):
-    """The thread that made the batch removes its ticket between the lookup and the removal by the receiving thread."""
-
-    class Ticket(int):
-        """A number that lets the batch finish while the number is looked up."""
-
-        looks = 0
-
-        def __hash__(self):
-            self.looks += 1
-            if self.looks == 1:
-                go_on.set()
-                assert finished.wait(30)
-            return int.__hash__(self)
-
-    go_on, finished = threading.Event(), threading.Event()
-    pattern = write_numbers(tmp_path / "shards", [4])
-    index_folder(tmp_path / "shards")
-
-    def wait(sample):
-        assert go_on.wait(30)
-        return int(sample["cls"])
-
-    built = Pipeline().sequential(pattern, tail="drop").map(wait).batched(4).build(threads=2)
-    ticket = Ticket(1)
-    requests = iter([Request((), (), 1, Job(0, Steps(4, 4, 1, "drop"), 0, 1)), Request((ticket,), ()), None])
-    ours, theirs = multiprocessing.Pipe()
-
-    class Connection:
-        """The worker's end of a pipe on which the main process sends nothing more."""
-
-        def poll(self):
-            return True
-
-        def recv(self):
-            return next(requests)
-
-        def send(self, reply):
-            theirs.send(reply)
-
-    channel = worker._Channel(Connection(), BatchMaker(built), 0)
-    assert not channel._received
-    channel._receive()
-    [task] = channel._received.values()
-    answered = channel._answer
-
-    def answer(task, outcome, arena):
-        answered(task, outcome, arena)
-        finished.set()
-
-    tasks = iter([task, None])
-    arguments = (lambda: next(tasks), channel._maker, channel._arenas, answer)
-    thread = threading.Thread(target=worker.work, args=arguments)
-    thread.start()
-    channel._receive()  # the ticket is taken out while the batch is answered
-    channel._receive()
-    thread.join(30)
-    assert not thread.is_alive()
-    assert channel._received == {}
-    assert ours.poll()
-
-
-def test_no_queue_is_asked_for_its_size():
-    """The size of a queue does not exist on macOS."""
-    package = Path(wdskit.__file__).parent
-    assert [path for path in package.rglob("*.py") if "qsize" in path.read_text()] == []
 
 
 # --- Ctrl-C during a slow function
@@ -725,39 +599,6 @@ def test_the_check_of_leftovers_catches_an_error_that_holds_its_loader(six, monk
     assert left.keys() >= {"loader", "children", "files"}
 
 
-def hold_error(pipe: Pipeline) -> SampleError:
-    """Return a loader's error in a cycle with the frame that holds both, as in `except Error as e: saved = e`."""
-    loader = pipe.loader(workers=1)
-    try:
-        list(loader)
-    except SampleError as err:
-        saved = err
-    return saved
-
-
-def killed_workers(six: str, monkeypatch) -> list[int]:
-    """The workers that are killed when a loader is freed, because they did not end on request."""
-    killed = []
-    monkeypatch.setattr(multiprocessing.process.BaseProcess, "kill", lambda worker: killed.append(worker.pid))
-    gc.collect()
-    gc.disable()
-    try:
-        kept = hold_error(planned(six).map(fail_on_7))
-        workers = multiprocessing.active_children()
-        assert len(workers) == 1
-        del kept
-        assert multiprocessing.active_children() == workers
-    finally:
-        gc.enable()
-    gc.collect()
-    assert multiprocessing.active_children() == []
-    return killed
-
-
-def test_workers_of_a_loader_that_is_garbage_are_asked_to_end(six, monkeypatch):
-    assert killed_workers(six, monkeypatch) == []
-
-
 @pytest.mark.parametrize("end", ["with_epoch", "a planned epoch"])
 @pytest.mark.parametrize("settings", WAYS, ids=str)
 def test_many_epochs_leak_nothing(six, settings, end):
@@ -779,25 +620,6 @@ def test_many_epochs_leak_nothing(six, settings, end):
         assert memory_of(each.pid) - size < 4 << 20
         assert len(list(Path(f"/proc/{each.pid}/fd").iterdir())) < 40
     assert loader.epoch == 5 + num
-
-
-def test_a_loader_used_in_another_thread_works_and_leaves_nothing(six):
-    items: list[int] = []
-
-    def work() -> None:
-        items.extend(planned(six).map(number_of).loader(workers=1))
-
-    def run() -> None:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-
-    run()
-    before = open_things()
-    run()
-    assert not opened_since(before)
-    assert items == [*range(39), *range(39)]
-    assert wdskit.Pipeline is Pipeline
 
 
 # --- kept batches, cancelled jobs, forks, hangs
@@ -839,32 +661,6 @@ def test_a_forked_process_is_refused_and_the_other_goes_on(tmp_path, workers, th
     assert found + [batch.tolist() for batch in items] == expected
 
 
-NONE_SEEN = []
-
-
-def noting_none(values: list[Any]) -> list[Any]:
-    NONE_SEEN.extend(value for value in values if value is None)
-    return values
-
-
-def slow_number(sample: dict[str, Any]) -> int:
-    select.select([], [], [], 0.005)
-    return int(sample["cls"])
-
-
-def test_a_job_that_nobody_wants_any_more_is_not_collated(tmp_path):
-    """Some samples of such a job are never made."""
-    write_numbers(tmp_path, [200])
-    index_folder(tmp_path, workers=1)
-    pipe = Pipeline().exact(str(tmp_path)).map(slow_number).batched(32, collate=noting_none)
-    loader = pipe.loader(workers=0, threads=2)
-    for epoch in range(4):
-        loader.set_epoch(epoch)
-        next(iter(loader))
-    del loader
-    assert NONE_SEEN == []
-
-
 def hang(sample: dict[str, Any]) -> int:
     select.select([], [], [], 1000)
     return int(sample["cls"])
@@ -886,26 +682,6 @@ def test_a_loader_ends_while_its_worker_hangs_however_many_jobs_wait(tmp_path):
     del loader
     gc.collect()
     assert multiprocessing.active_children() == []
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_stream_that_ran_here_runs_in_workers_of_torch(six, workers):
-    """Workers are forked from this process, and must not continue its stream."""
-
-    def build() -> Any:
-        pipe = Pipeline().stream(six, shuffle_shards=False).split_by_worker().map(number_of).with_epoch(10)
-        return pipe.build()
-
-    def epoch_1(built: Any) -> list[int]:
-        built.set_epoch(1)
-        return list(torch.utils.data.DataLoader(built, batch_size=None, num_workers=workers, timeout=60))
-
-    used = build()
-    assert len(list(used)) == 10
-    if workers > 1:  # a single worker has the position of one reader, and continues it
-        assert epoch_1(used) == epoch_1(build())
-    else:
-        assert len(epoch_1(used)) == 10
 
 
 def lambda_at_40(sample: dict[str, Any]) -> Any:
@@ -968,33 +744,3 @@ def test_a_batch_that_the_budget_refuses_is_not_counted(tmp_path):
     loader.load_state_dict(state)
     assert len(list(loader)) == 4
     assert len((tmp_path / "bad-pipeline-rank00000.jsonl").read_text().splitlines()) == 3
-
-
-def test_a_loader_that_is_dropped_in_the_midst_of_a_sample_leaves_nothing(six):
-    """The abandoned job's error refers to the job's objects, but no cycle keeps the shards open."""
-    index_folder(Path(six).parent, workers=1)
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait_at_9(sample: dict[str, Any]) -> int:
-        if int(sample["cls"]) == 9:
-            begun.set()
-            go_on.wait(30)
-        return int(sample["cls"])
-
-    def make() -> Any:
-        return Pipeline().sequential(str(Path(six).parent)).map(wait_at_9).batched(4).loader(workers=0, threads=2)
-
-    gc.collect()
-    gc.disable()
-    try:
-        before = open_things()
-        loader = make()
-        for number, _ in enumerate(loader):
-            if number == 1:
-                assert begun.wait(30)
-                threading.Timer(0.5, go_on.set).start()
-                break
-        del loader
-        assert not opened_since(before)
-    finally:
-        gc.enable()

@@ -6,7 +6,6 @@ import functools
 import json
 import logging
 import multiprocessing
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, count, islice
@@ -461,57 +460,6 @@ def test_half_of_torchruns_environment_is_an_error(config, monkeypatch, environm
 # --- two ranks of two workers
 
 
-SCRIPT = '''
-"""Run by torchrun: writes what this rank was given."""
-import json, os, sys
-import torch.distributed as dist
-from torch.utils.data import get_worker_info
-import wdskit
-
-def note(sample):
-    info = get_worker_info()
-    return int(sample["cls"]), 0 if info is None else info.id, "RANK" in os.environ
-
-def main():
-    config, out = sys.argv[1:]
-    rank = int(os.environ["RANK"])
-    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(1 - rank)
-    wrong = wdskit.make_loader(config, transforms={"note": note}, workers=0)
-    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
-    dist.init_process_group("gloo")
-
-    def epochs(num, *overrides, **settings):
-        loader = wdskit.make_loader(config, transforms={"note": note}, overrides=overrides, **settings)
-        launcher = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE")}
-        try:
-            return [list(loader) for _ in range(num)]
-        finally:
-            os.environ.update(launcher)
-
-    told = {"epochs": epochs(8, workers=2), "again": epochs(2, workers=2)}
-    told["other seed"] = epochs(2, "pipeline.stream.seed=9", workers=2)
-    told["start method"] = epochs(2, workers=2, start_method=("spawn", "forkserver")[rank])
-    told["counts"] = [[len(epoch) for epoch in epochs(2, workers=workers)] for workers in (0, 1, 2, 3)]
-    try:
-        next(iter(wrong))
-    except wdskit.RankError as err:
-        told["wrong rank"] = str(err)
-    with open(f"{out}/{rank}.json", "w") as file:
-        json.dump(told, file)
-    os._exit(0)  # of the usual end, with or without wdskit, gloo aborts about one in a hundred on a busy machine
-
-if __name__ == "__main__":
-    main()
-'''
-RESAMPLED = """\
-version: 1
-pipeline:
-  - stream: {shards: "${NUMBERS}", seed: 1, resampled: true}
-  - split_by_node
-  - split_by_worker
-  - map: note
-  - with_epoch: 24
-"""
 SAMPLES = [list(range(sum(COUNTS[:at]), sum(COUNTS[: at + 1]))) for at in range(6)]
 
 
@@ -543,30 +491,6 @@ def samples_of_draws(seed: int, first: int, step: int) -> Iterator[int]:
     )
     for draw_ in islice(source(), first, None, step):
         yield from SAMPLES[int(draw_["url"])]
-
-
-def test_two_ranks_of_two_workers_under_torchrun(tmp_path, six, script_environment):
-    """A resampled stream in YAML, gloo, and every start method; workers have no RANK in their environment."""
-    (tmp_path / "config.yaml").write_text(RESAMPLED)
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = ["torchrun", "--standalone", "--nproc-per-node", "2", "script.py", "config.yaml", "."]
-    environment = {**script_environment, "NUMBERS": six}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    epochs = [one["epochs"] for one in told]
-    assert faults_of(epochs, seed=1) == set()
-    assert faults_of([one["other seed"] for one in told], seed=9) == set()
-    for rank, one in enumerate(told):
-        assert one["again"] == one["start method"] == epochs[rank][:2]
-        assert one["other seed"] != epochs[rank][:2]
-        assert one["counts"] == [[24, 24]] * 4
-        assert not any(has_rank for epoch in epochs[rank] + one["start method"] for _, _, has_rank in epoch)
-        assert one["wrong rank"].startswith(
-            f"this loader reads for rank {1 - rank} of 2, but the process group has rank {rank} of 2."
-        )
 
 
 def note(sample):

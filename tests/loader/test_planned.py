@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from pkgutil import resolve_name
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from masks import mask_of
-from object_server import BUCKET, put, read_from, s3_server
 from shards import png_of, write_numbers, write_pictures, write_shard
 
 from wdskit import (
@@ -25,57 +23,31 @@ from wdskit import (
     PipelineError,
     SampleError,
     ShardError,
-    StateError,
-    StorageError,
     load_config,
     make_loader,
 )
 from wdskit.shards.index import index_folder
-from wdskit.storage import requests
 
-ALL_REMOTE = "WDSKIT_ALL_REMOTE" in os.environ  # set by `make remote`
 COUNTS = [5, 1, 9, 0, 4, 7, 3]
 NUM = sum(COUNTS)
 
 
-@pytest.fixture(scope="module", params=["disk", "bucket"])
-def place(request, tmp_path_factory):
-    """A function that returns the place of a folder, on the disk or in a store: all promises hold for both."""
-    if request.param == "disk":
-        yield str
-        return
-    with pytest.MonkeyPatch.context() as patch, s3_server() as endpoint:
-        read_from(endpoint, patch, tmp_path_factory.mktemp("cache"))
-
-        def upload(folder: Path) -> str:
-            for path in sorted(folder.iterdir()):
-                put(f"{endpoint}/{BUCKET}/{folder.name}/{path.name}", path.read_bytes())
-            return f"s3://{BUCKET}/{folder.name}"
-
-        yield upload
-        requests.loop_of_this_process("").stores.clear()
-
-
 @pytest.fixture(scope="module")
-def numbers(place, tmp_path_factory) -> str:
+def numbers(tmp_path_factory) -> str:
     """Indexed shards of uneven size with samples `cls`, numbered over all shards."""
     folder = tmp_path_factory.mktemp("numbers")
     write_numbers(folder, COUNTS)
     index_folder(folder)
-    return place(folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
-def pictures(place, tmp_path_factory) -> str:
+def pictures(tmp_path_factory) -> str:
     """Indexed shards of small pictures."""
     folder = tmp_path_factory.mktemp("pictures")
     write_pictures(folder, [7, 0, 12, 5])
     index_folder(folder)
-    return place(folder)
-
-
-def is_remote(shards: str) -> bool:
-    return "://" in shards
+    return str(folder)
 
 
 SOURCES = {
@@ -99,17 +71,6 @@ def labels(pipe):
     return pipe.decode().to_tuple("cls", "__key__", *mask_of(pipe))
 
 
-def crops(pipe):
-    """Return a pipeline whose pixels depend on the position's random numbers."""
-    changed = pipe.decode("rgb8").random_resized_crop(8).random_flip().normalize("imagenet")
-    return changed.to_tuple("jpg;png", "cls", *mask_of(pipe))
-
-
-def sized(name: str, pipe, batch: int):
-    """Return the pipeline with batches and, if its source is endless, with an end."""
-    return pipe.batched(batch).with_epoch(4) if name == "mixture" else pipe.batched(batch)
-
-
 def plain(item):
     """Return a batch in comparable form: the bytes of its pixels, and its numbers."""
     parts = item if isinstance(item, (tuple, list)) else [item]
@@ -129,29 +90,6 @@ def ranks_of(pipe, world_size: int, **settings) -> list:
 
 
 # Exact epochs, equal steps.
-
-
-@pytest.mark.parametrize("tail", ["drop", "pad"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
-def test_each_sample_comes_once_and_every_rank_takes_as_many_steps(numbers, world_size, tail):
-    for batch in (1, 2, 3):
-        pipe = labels(Pipeline().exact(numbers, seed=1, lanes=4, window=5, tail=tail)).batched(batch)
-        loaders = ranks_of(pipe, world_size)
-        for epoch in range(3):
-            seen: Counter = Counter()
-            steps = set()
-            for loader in loaders:
-                assert loader.epoch == epoch
-                batches = list(loader)
-                steps.add(len(batches))
-                assert len(loader) == len(batches)
-                for cls, _, *mask in batches:
-                    assert len(cls) == batch
-                    seen.update(cls[mask[0]].tolist() if mask else cls.tolist())
-            whole = batch * world_size
-            kept = NUM if tail == "pad" else NUM - NUM % whole
-            assert steps == {-(-kept // whole)}
-            assert (set(seen.values()), len(seen)) == ({1}, kept)
 
 
 def test_another_part_is_dropped_in_each_epoch(numbers):
@@ -242,32 +180,6 @@ def test_with_epoch_cuts_the_sequence_of_passes(numbers):
 # Equal batches with any number of processes and threads.
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_batches_are_bit_identical_whatever_makes_them(pictures, name):
-    make = functools.partial(make_loader, sized(name, crops(SOURCES[name](pictures)), 4))
-    whole = items_of(make(workers=0), 2)
-    assert whole
-    method = "forkserver" if is_remote(pictures) else "fork"
-    for settings in (
-        {"workers": 0, "threads": 3},
-        {"workers": 1, "start_method": method},
-        {"workers": 3, "threads": 2, "start_method": method, "persistent_workers": False},
-    ):
-        assert items_of(make(**settings), 2) == whole, settings
-
-
-def test_batches_are_the_same_from_workers_that_are_spawned(pictures):
-    make = functools.partial(make_loader, crops(SOURCES["exact"](pictures)).batched(4))
-    assert items_of(make(workers=1, start_method="spawn"), 2) == items_of(make(workers=0), 2)
-
-
-def test_samples_without_batches_come_in_the_same_order(numbers):
-    pipe = labels(Pipeline().exact(numbers, lanes=4, window=5))
-    whole = items_of(pipe.loader(workers=0), 3)
-    assert items_of(pipe.loader(workers=2), 3) == whole
-    assert len(whole) == 3 * NUM
-
-
 def test_a_built_pipeline_is_not_iterated_without_a_loader(numbers):
     """This holds here and in workers of torch's DataLoader, each of which would read all samples."""
     built = labels(SOURCES["exact"](numbers)).batched(4).build()
@@ -279,107 +191,12 @@ def test_a_built_pipeline_is_not_iterated_without_a_loader(numbers):
 # Resume.
 
 
-def check_resumes(make, stops, num_epochs: int = 2) -> None:
-    """Check that the items after a resume are those of a run without a stop."""
-    whole = items_of(make(), num_epochs + 1)
-    num_two = sum(epoch < num_epochs for epoch, _ in whole)
-    for stop in sorted(set(stops(num_two))):
-        loader = make()
-        for _ in itertools.islice(endless(loader), stop):
-            state = loader.state_dict()
-        state = json.loads(json.dumps(loader.state_dict() if not stop else state))
-        resumed = make()
-        resumed.load_state_dict(state)
-        assert resumed.epoch == whole[stop][0]
-        assert resumed.remaining == sum(epoch == resumed.epoch for epoch, _ in whole[stop:])
-        assert items_of(resumed, num_epochs + 1 - resumed.epoch) == whole[stop:], stop
-
-
-def endless(loader):
-    while True:
-        yield from loader
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_it_resumes_at_every_step(pictures, name):
-    pipe = sized(name, crops(SOURCES[name](pictures)), 3)
-    check_resumes(lambda: pipe.loader(workers=0, rank=1, world_size=2), lambda num: range(num + 1))
-
-
-@pytest.mark.parametrize("name", ["exact", "resampled", "mixture"])
-@pytest.mark.parametrize(("workers", "persistent"), [(1, True), (2, False), (4, True)])
-def test_it_resumes_with_worker_processes(numbers, name, workers, persistent):
-    if is_remote(numbers) and not ALL_REMOTE and (name, workers) != ("exact", 1):
-        pytest.skip("`make remote` runs it: workers that are not forked start slowly")
-    pipe = sized(name, labels(SOURCES[name](numbers)), 3)
-    check_resumes(
-        lambda: pipe.loader(workers=workers, persistent_workers=persistent, prefetch=2),
-        lambda num: {1, num // 2, num - 1},  # all other steps are tested above, without workers
-    )
-
-
-def test_a_sample_by_sample_loader_resumes_inside_a_job(numbers):
-    pipe = labels(Pipeline().exact(numbers, lanes=4, window=5))
-    check_resumes(lambda: pipe.loader(workers=1), lambda num: {0, 1, 28, 29, 30, 50, num})
-
-
-@pytest.mark.parametrize("after", [1, 3, 8, 12])
-@pytest.mark.parametrize("keep", [True, False])
-def test_it_resumes_on_another_number_of_ranks(pictures, after, keep):
-    """With the same global batch the batches are identical, otherwise the sequence."""
-    pipe = crops(Pipeline().exact(pictures, seed=5, lanes=4, window=5)).with_epoch(48)
-    batch = pipe.batched(global_size=24) if keep else pipe.batched(2)
-    before = ranks_of(pipe.batched(global_size=24) if keep else pipe.batched(2), 4)
-    whole = steps_of(before, 2)
-    stopped = ranks_of(pipe.batched(global_size=24) if keep else pipe.batched(2), 4)
-    steps_of(stopped, 1, limit=3)
-    state = json.loads(json.dumps(stopped[0].state_dict()))
-    assert all(loader.state_dict() == state for loader in stopped)
-    resumed = ranks_of(batch, after)
-    for loader in resumed:
-        loader.load_state_dict(state)
-    num_left = (4 * 48) // (after * (24 // after if keep else 2))
-    found = steps_of(resumed, 1)[:num_left]
-    rows = list(itertools.chain(*found))
-    expected = list(itertools.chain(*whole[3:]))
-    if keep:
-        assert [sorted(step) for step in found] == [sorted(step) for step in whole[3 : 3 + len(found)]]
-    assert rows == expected[: len(rows)]
-    assert len(rows) >= 48
-
-
-def steps_of(loaders, num_epochs: int, limit: int | None = None) -> list:
-    """Return each step's rows of all ranks in the order of their positions, each as bytes and label."""
-    steps = []
-    for _ in range(num_epochs):
-        for batches in itertools.islice(zip(*loaders, strict=True), limit):
-            rows = [row for images, labels in batches for row in zip(images, labels, strict=True)]
-            positions = [position for loader in loaders for position in loader.positions.tolist()]
-            steps.append([(rows[at][0].numpy().tobytes(), int(rows[at][1])) for at in np.argsort(positions)])
-    return steps
-
-
 def test_a_global_batch_that_does_not_divide_is_refused(numbers):
     pipe = labels(Pipeline().exact(numbers)).batched(global_size=10)
     with pytest.raises(PipelineError, match=r"global_size 10 is not a multiple of 4 ranks\.\n  Choose"):
         pipe.loader(rank=0, world_size=4, workers=0)
     with pytest.raises(PipelineError, match="global_size 10 is not a multiple of 4 ranks"):
         Pipeline().stream(numbers).split_by_node().batched(global_size=10).with_epoch(2).loader(rank=0, world_size=4)
-
-
-def test_a_state_of_other_data_or_settings_is_refused_by_name(numbers, pictures):
-    state = labels(SOURCES["exact"](numbers)).batched(2).loader(workers=0).state_dict()
-    for pipe, words in [
-        (SOURCES["exact"](pictures), "parts is"),
-        (SOURCES["resampled"](numbers), "source is 'resampled' here and 'exact' in the state"),
-        (Pipeline().exact(numbers, seed=4, lanes=4, window=5), "seed is 4 here and 3 in the state"),
-        (Pipeline().exact(numbers, seed=3, lanes=4, window=6), "window is 6 here and 5"),
-        (Pipeline().exact(numbers, seed=3, lanes=4, window=5, range=["0%", "90%"]), "parts is"),
-    ]:
-        with pytest.raises(StateError, match=words):
-            labels(pipe).batched(2).loader(workers=0).load_state_dict(state)
-    moved = labels(SOURCES["exact"](numbers)).batched(4).loader(workers=1, rank=2, world_size=3)
-    moved.load_state_dict(state)  # neither ranks nor workers nor the size of batches matter
 
 
 # Data: mixtures, ranges, indexes.
@@ -441,32 +258,6 @@ def test_shares_meet_without_gap_or_overlap(numbers):
                 loader = labels(Pipeline().sequential(numbers, range=bounds)).loader(workers=0)
                 parts += [cls for cls, _, valid in loader if valid]
         assert parts == list(range(29)), cut
-
-
-def test_what_is_not_indexed_or_not_there_is_told(tmp_path, numbers, monkeypatch):
-    write_numbers(tmp_path, [2, 3])
-    with pytest.raises(FolderIndexError, match=f"(?s)index.*wdskit index {tmp_path}"):
-        Pipeline().exact(str(tmp_path)).loader(workers=0)
-    monkeypatch.setattr(requests, "WAIT_S", 0.001)
-    with pytest.raises(StorageError, match=r"9/index.json: the connection failed: Connection refused"):
-        Pipeline().exact("http://127.0.0.1:9/a-{0..3}.tar").loader(workers=0)
-    with pytest.raises(StorageError, match="no shard matches"):
-        Pipeline().exact(f"{numbers}/x-*.tar").loader(workers=0)
-    index_folder(tmp_path)
-    (tmp_path / "stray.tar").write_bytes(b"")
-    assert len(list(Pipeline().exact(str(tmp_path)).loader(workers=0))) == 5
-    with pytest.raises(FolderIndexError, match=r"stray\.tar: the folder's index does not list this shard"):
-        Pipeline().exact(f"{tmp_path}/stray.tar").loader(workers=0)
-
-
-def test_a_shard_that_changed_behind_its_index_is_an_error(tmp_path):
-    pattern = write_numbers(tmp_path, [4, 4])
-    index_folder(tmp_path)
-    loader = labels(Pipeline().exact(pattern)).batched(2).loader(workers=0)
-    path = min(tmp_path.glob("*.tar"))
-    path.write_bytes(path.read_bytes() + bytes(512))
-    with pytest.raises((ShardError, FolderIndexError)):
-        list(loader)
 
 
 # The error budget.

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import gc
 import multiprocessing
 import os
 import select
@@ -24,19 +23,14 @@ import numpy as np
 import pytest
 import torch
 from images import encoded, photo
-from leaks import leftovers, memory_of, open_things, opened_since, start_endless
+from leaks import leftovers, open_things, opened_since
 from shards import fail_on_7, number_of, write_shard
 
 from wdskit import Pipeline, PipelineError, SampleError, ShardError
-from wdskit.engine.batch import BatchMaker
 from wdskit.engine.outcome import WorkerTraceback
-from wdskit.engine.program import Job
 from wdskit.loader import pools as pool_module
 from wdskit.loader import prefetch as prefetch_module
-from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
-from wdskit.stages.batching import Batcher
-from wdskit.stages.images.fused import FusedStep
 
 WAYS = [
     {"workers": 0, "threads": 1},
@@ -115,44 +109,6 @@ def test_images_are_written_where_their_batch_stands(pictures):
         assert (built.writer is not None) == is_written, name
 
 
-@pytest.mark.parametrize("fields", [("cls", "__key__"), ("jpg;png", "jpg;png"), ("jpg;png",)], ids=str)
-def test_a_batch_without_its_image_or_with_two_of_it_is_as_without_shortcuts(pictures, fields):
-    found = []
-    for fuse in (True, False):
-        pipe = exact(pictures).decode("rgb8", fuse=fuse).random_resized_crop(200).to_tuple(*fields).batched(4)
-        for way in WAYS[:4]:
-            loader = pipe.loader(**way)
-            found.append([plain(batch) for _ in range(2) for batch in loader])
-    assert all(each == found[0] for each in found)
-
-
-@pytest.mark.parametrize("is_float", [False, True])
-@pytest.mark.parametrize("kind", ["rgb8", "rgb"])
-def test_odd_samples_cost_a_batch_its_shortcut_and_nothing_else(pictures, monkeypatch, kind, is_float):
-    """Some batches of a mixture have decoded images: results are equal to the bit, no sample is made twice, and the
-    other batches are written in place. This also holds if a device makes the floats.
-    """
-    parts = [{"shards": pictures, "weight": 9}, {"shards": pictures, "weight": 1, "stages": [{"decode": kind}]}]
-
-    cropped = Pipeline().exact(mixture=parts, seed=3).decode(kind).random_resized_crop(200)
-    pipe = (cropped.normalize("imagenet") if is_float else cropped).to_tuple("jpg;png", "cls").batched(4).with_epoch(30)
-    loader = pipe.loader(workers=0)
-    object.__setattr__(loader.program, "writer", None)
-    wanted = [plain(batch) for batch in loader]
-    carried, in_place = [], []
-    carry_out, collated = FusedStep.carry_out, Batcher.collated
-    monkeypatch.setattr(FusedStep, "carry_out", lambda *given: carried.append(1) or carry_out(*given))
-    note = lambda *given: in_place.append(next(iter(given[4]), None)) or collated(*given)  # noqa: E731
-    monkeypatch.setattr(Batcher, "collated", note)
-    steps = Steps(120, 4, 1, "drop")
-    maker = BatchMaker(pipe.build())
-    jobs = [Job(0, steps, step, step + 1) for step in range(30)]
-    found = [each.with_tensors().value for job in jobs for each in maker(maker.open(job)).result()]
-    assert [plain(batch) for batch in found] == wanted
-    assert 15 < in_place.count(0) < len(in_place) == 30
-    assert len(carried) == 4 * 30
-
-
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_every_start_method_gives_the_same(pictures, method):
     make = SHAPES["float tuples"](exact(pictures)).batched(16).loader
@@ -174,22 +130,6 @@ def test_workers_have_the_environment_of_the_moment(numbers, monkeypatch, method
         if profile:
             monkeypatch.setenv("AWS_PROFILE", profile)
         assert set(pipe.loader(workers=1, start_method=method)) == {profile}
-
-
-SHARED = """
-import multiprocessing.forkserver, os, sys
-from wdskit import Pipeline
-
-def server_has_torch(sample):
-    with open(f"/proc/{os.getppid()}/maps") as maps:
-        return "libtorch" in maps.read()
-
-if __name__ == "__main__":
-    multiprocessing.set_forkserver_preload(sys.argv[2:] or ["__main__"])
-    loader = Pipeline().exact(sys.argv[1]).map(server_has_torch).loader(workers=1, start_method="forkserver")
-    server = multiprocessing.forkserver._forkserver._forkserver_pid  # it loads while a program builds its model
-    print(set(loader), server is not None and server == multiprocessing.forkserver._forkserver._forkserver_pid)
-"""
 
 
 WITHOUT_TORCH = """
@@ -274,16 +214,6 @@ def test_torch_that_a_function_imports_late_has_one_thread_and_the_seed_of_its_w
     assert spawned[0][3] != spawned[1][3]
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="nothing tells what a process has loaded")
-@pytest.mark.parametrize(("preloaded", "expected"), [([], "{True} True\n"), (["json"], "{False} True\n")])
-def test_the_fork_server_loads_torch_for_all_workers_unless_told_what_to_load(numbers, tmp_path, preloaded, expected):
-    script = tmp_path / "train.py"
-    script.write_text(SHARED)
-    command = [sys.executable, str(script), numbers, *preloaded]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-    assert done.stdout == expected
-
-
 # --- ahead of the consumer
 
 
@@ -328,24 +258,6 @@ def test_the_next_epoch_is_begun_before_it_is_asked_for(numbers):
         assert len(counted.made) == (epoch + 1) * 39 + 6
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_prefetch_bounds_small_batches_too(numbers, workers):
-    """Workers make small batches together, but at most `prefetch`, and two per worker."""
-    pipe = exact(numbers).to_tuple("__key__").batched(2)
-    order = [*pipe.loader(workers=0)]
-    for prefetch in (1, 2, 5, 9, 40):
-        loader = pipe.loader(workers=workers, threads=2 - bool(workers), prefetch=prefetch, start_method=FORK[workers])
-        ahead, found = loader._prefetch, []
-        for batch in loader:
-            num_ahead = sum(job.stop - job.first for job, _ in ahead._waiting) + len(ahead._made)
-            assert num_ahead <= loader.most_ahead <= max(prefetch, 2 * workers)
-            found.append(batch)
-        assert found == order
-
-
-FORK = [None, "fork", "fork"]
-
-
 def test_after_an_epoch_few_bytes_of_the_next_are_made(numbers, monkeypatch):
     """After `break` no batch is made."""
     for num_bytes, num_ahead in ((0, 0), (100, 4), (10**9, 6)):
@@ -359,22 +271,6 @@ def test_after_an_epoch_few_bytes_of_the_next_are_made(numbers, monkeypatch):
         counted.wait_for(78 + 3 * num_ahead)
         next(iter(loader))
         assert not loader._prefetch._waiting
-
-
-class Node:
-    """A user's value that refers to itself, to a class and to a module."""
-
-    def __init__(self, number: int) -> None:
-        self.number, self.me, self.kind, self.module = number, self, Node, sys
-
-
-def test_a_batch_may_refer_to_itself(numbers):
-    """This includes the estimate of its size at the end of an epoch."""
-    loader = exact(numbers).map(lambda sample: Node(number_of(sample))).batched(3).loader(workers=0, threads=2)
-    for _ in range(2):
-        assert sorted(node.number for batch in loader for node in batch) == list(range(39))
-    assert prefetch_module.num_bytes_of([Node(1)]) < 10_000
-    assert prefetch_module.num_bytes_of({"a": [torch.zeros(10)] * 2, "b": torch.zeros(5)}) == 60
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -411,19 +307,6 @@ def test_what_was_made_ahead_for_another_epoch_is_not_used(numbers):
             for each in (loader, expected):
                 each.set_epoch(epoch)
             assert torch.equal(torch.stack([*loader]), torch.stack([*expected]))
-
-
-def test_a_state_in_the_midst_of_what_is_ahead_goes_on_there(numbers):
-    pipe = exact(numbers).map(number_of).batched(3)
-    for way in WAYS[1:]:
-        loader = pipe.loader(**way)
-        whole = [batch.tolist() for batch in loader]
-        loader.set_epoch(0)
-        begun = iter(loader)
-        seen = [next(begun).tolist() for _ in range(5)]
-        del begun
-        loader.load_state_dict(loader.state_dict())
-        assert seen + [batch.tolist() for batch in loader] == whole
 
 
 # --- errors
@@ -547,62 +430,12 @@ def test_a_dropped_loader_leaves_nothing(numbers, end, way):
         assert leftovers(make) == {}
 
 
-@pytest.mark.parametrize("way", WAYS[1::2], ids=str)
-def test_fifty_epochs_leak_nothing(pictures, way):
-    loader = SHAPES["uint8 tuples"](exact(pictures)).batched(16).loader(**way)
-    for _ in range(5):
-        list(loader)
-    gc.collect()
-    before, workers = open_things(), multiprocessing.active_children()
-    sizes = {pid: memory_of(pid) for pid in (os.getpid(), *(worker.pid for worker in workers))}
-    for _ in range(50):
-        assert sum(1 for _ in loader) == 4
-    gc.collect()
-    before["files"] += 8  # Python keeps a descriptor open for each block
-    assert not opened_since(before)
-    for pid, size in sizes.items():
-        assert memory_of(pid) - size < 12 << 20, (pid, size, memory_of(pid))
-
-
 def test_threads_and_processes_that_do_not_persist_end_with_the_epoch(numbers):
     for way in (*WAYS[1:], *WAYS[1:]):  # the first loader of a process also starts permanent parts of multiprocessing
         loader = ENDS["batches"](numbers).loader(**way, persistent_workers=False)
         before = open_things()
         list(loader)
     assert not opened_since(before)
-
-
-@pytest.mark.parametrize("way", [WAYS[1], WAYS[2], WAYS[4]], ids=str)
-@pytest.mark.parametrize("signals_group", [True, False])
-def test_ctrl_c_ends_everything_within_five_seconds_and_with_one_traceback(
-    python, numbers, tmp_path, way, signals_group
-):
-    for attempt in range(5):  # the machine may be busy, but not in every attempt
-        (tmp_path / f"{attempt}").mkdir()
-        running, workers = start_endless(python, f".exact({numbers!r})", tmp_path / f"{attempt}", way)
-        (os.killpg if signals_group else os.kill)(running.pid, signal.SIGINT)
-        begun = time.monotonic()
-        ended = running.wait()
-        seconds = time.monotonic() - begun
-        assert ended.returncode == -signal.SIGINT
-        assert ended.stderr.count("Traceback") == 1
-        assert ended.stderr.rstrip().endswith("KeyboardInterrupt")
-        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
-        if seconds < 5:
-            return
-    pytest.fail(f"it took {seconds} s")
-
-
-@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
-def test_workers_do_not_outlive_a_killed_main_process(python, numbers, tmp_path, start_method):
-    way = {"workers": 2 if start_method == "fork" else 1, "threads": 2, "start_method": start_method}
-    running, workers = start_endless(python, f".exact({numbers!r})", tmp_path, way)
-    descriptors = [os.pidfd_open(worker) for worker in workers]
-    os.kill(running.pid, signal.SIGKILL)
-    running.wait()
-    for descriptor in descriptors:
-        assert select.select([descriptor], [], [], 30)[0], "the worker goes on without its main process"
-        os.close(descriptor)
 
 
 def test_a_worker_that_does_not_end_is_killed(numbers, tmp_path, monkeypatch):

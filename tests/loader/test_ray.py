@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import os
 import random
 import shutil
 import socket
@@ -25,7 +24,6 @@ from rays import ActorDiedError, FakeCluster, ObjectLostError, RayError, RayTask
 from shards import fail_on_7, number_of, write_numbers, write_shard
 
 from wdskit import ConfigError, Pipeline, PipelineError, SampleError, StorageError, make_loader
-from wdskit import native as native_module
 from wdskit.engine.outcome import WorkerTraceback
 from wdskit.loader import node
 from wdskit.loader import ray as on_ray
@@ -282,20 +280,6 @@ def test_another_version_is_named(numbers, ray, monkeypatch):
     )
     with pytest.raises(PipelineError, match=message):
         list(exact(numbers).batched(3).loader(workers=1, on="ray"))
-
-
-def test_nodes_do_without_native_code_if_the_training_process_does(numbers, ray, monkeypatch):
-    """Otherwise its pixels would depend on the node that makes them."""
-    versions = on_ray.describe_versions().replace("with native", "without native")
-    monkeypatch.setattr(on_ray, "describe_versions", lambda: versions)
-    monkeypatch.setenv("WDSKIT_NATIVE", "")
-    native_module.native.cache_clear()
-    try:
-        assert len(list(exact(numbers).batched(3).loader(workers=1, on="ray"))) == 13
-        assert os.environ["WDSKIT_NATIVE"] == "0"
-        assert native_module.native() is None
-    finally:
-        native_module.native.cache_clear()
 
 
 def test_a_module_that_nodes_lack_is_named_with_the_way_to_send_it(numbers, ray, monkeypatch):

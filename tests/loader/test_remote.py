@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,10 +19,9 @@ import pytest
 import torch
 from folders import HELPERS
 from masks import mask_of
-from mounting import MOUNTING
 from object_server import BUCKET, put, read_from, s3_server
 from parts import wait
-from shards import number_of, write_numbers, write_pictures, write_shard
+from shards import number_of, write_numbers, write_pictures
 
 import wdskit
 from wdskit import ConfigError, FolderIndexError, Pipeline, PipelineError, SelectionError, ShardError, StorageError
@@ -36,7 +33,7 @@ from wdskit.pipeline import settings
 from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 from wdskit.storage import requests
-from wdskit.storage.cache import MAX_FETCHING, PartCache, PartName, parts_of
+from wdskit.storage.cache import PartCache, PartName, parts_of
 from wdskit.storage.objects import PROBE_BYTES, ObjectFile
 from wdskit.text import parse_bytes
 
@@ -139,45 +136,6 @@ def test_batches_are_those_of_the_disk(here, there, s3, scheme, source):
     assert remote.state_dict() == local.state_dict()
 
 
-@pytest.mark.parametrize("way", [(0, 3), (1, 1), (2, 2)], ids=str)
-@pytest.mark.parametrize("source", ["exact", "columns"])
-def test_workers_and_threads_give_the_same(here, there, s3, source, way):
-    loader = SOURCES[source](f"{s3}/{there}").loader(workers=way[0], threads=way[1])
-    expected = digest(SOURCES[source](here).loader(workers=0))
-    assert digest(loader) == expected
-    for number, _ in enumerate(loader):
-        if number == 2:
-            break
-    state = loader.state_dict()
-    rest = digest(loader_of_state(SOURCES[source](here), state))
-    assert digest(loader_of_state(SOURCES[source](f"{s3}/{there}"), state, workers=way[0], threads=way[1])) == rest
-
-
-def loader_of_state(pipe: Pipeline, state: Any, **way: int) -> Any:
-    loader = pipe.loader(**{"workers": 0, **way})
-    loader.load_state_dict(state)
-    return loader
-
-
-def test_one_part_of_a_mixture_may_be_local(here, there):
-    parts = [{"shards": f"s3://{there}/numbers/"}, {"shards": str(here / "numbers")}]
-    pipe = Pipeline().exact(mixture=parts, seed=3).map(number_of).with_epoch(60).batched(5)
-    parts = [{"shards": str(here / "numbers")}] * 2
-    local = Pipeline().exact(mixture=parts, seed=3).map(number_of).with_epoch(60).batched(5)
-    assert digest(pipe.loader(workers=0)) == digest(local.loader(workers=0))
-
-
-def test_yaml_and_plan_and_check_take_urls(here, there, tmp_path, capsys):
-    stages = f"  - exact: {{shards: 's3://{there}/numbers/', seed: 3}}\n  - to_tuple: cls\n  - batched: 8\n"
-    (tmp_path / "c.yaml").write_text(f"version: 1\npipeline:\n{stages}")
-    loader = wdskit.make_loader(tmp_path / "c.yaml", workers=0)
-    local = Pipeline().exact(f"{here}/numbers/", seed=3).to_tuple("cls").batched(8)
-    assert digest(loader) == digest(local.loader(workers=0))
-    plan = wdskit.plan(Pipeline().exact(f"s3://{there}/numbers/", seed=3).to_tuple("cls").batched(8), world_size=2)
-    there_too = wdskit.plan(local, world_size=2)
-    assert (plan.num_bytes, plan.steps) == (there_too.num_bytes, there_too.steps)
-
-
 def test_samples_are_on_their_way_before_they_are_asked_for(there, monkeypatch):
     """Each batch needs shards, offsets and samples; no batch waits for the reads of another batch."""
     loader = SOURCES["exact"](f"s3://{there}").loader(workers=0, threads=1)
@@ -236,20 +194,6 @@ def test_numbers_of_a_remote_index_are_compared_before_so_much_is_asked_for(numb
         read_all(f"{url}/")
 
 
-def test_a_damaged_copy_of_remote_columns_is_fetched_again(numbers, tmp_path):
-    folder, url = numbers
-    split(folder, "train=0.5,val=0.5")
-    upload(folder, url)
-    whole = read_all(f"{url}/", split="train")
-    [copy] = Path(os.environ["XDG_CACHE_HOME"]).rglob("columns.json")
-    data = copy.read_bytes()
-    copy.write_bytes(data[:5] + b"x" + data[6:])
-    assert read_all(f"{url}/", split="train") == whole
-    put(f"{url}/columns.json", data[:-9])
-    with pytest.raises(SelectionError, match=rf"{url}/columns.json: it is damaged"):
-        read_all(f"{url}/", split="train")
-
-
 @pytest.fixture
 def numbers(s3, tmp_path) -> tuple[Path, str]:
     """A folder of this test, on the disk and in the bucket."""
@@ -300,38 +244,6 @@ def test_a_shard_of_another_size_is_an_error(numbers):
         read_all(f"{url}/")
 
 
-def test_a_damaged_header_is_an_error_at_its_byte(numbers):
-    folder, url = numbers
-    data = bytearray((folder / "s-001.tar").read_bytes())
-    data[5 * 1024 + 150] ^= 1
-    put(f"{url}/s-001.tar", bytes(data))
-    with pytest.raises(ShardError, match=r"s-001.tar") as caught:
-        read_all(f"{url}/")
-    assert caught.value.offset == 5 * 1024
-
-
-def test_an_object_that_is_replaced_while_it_is_read_is_an_error(numbers, tmp_path):
-    """The error comes at the first byte of the new object, although it has the old size."""
-    folder, url = numbers
-    items = iter(Pipeline().sequential(f"{url}/").map(number_of).batched(2).loader(workers=0, prefetch=1))
-    assert [next(items)[0].tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
-    write_numbers(tmp_path / "new", [30])
-    data = (tmp_path / "new" / "s-000.tar").read_bytes().replace(b"n0000", b"m0000")
-    assert len(data) == (folder / "s-000.tar").stat().st_size
-    put(f"{url}/s-000.tar", data)
-    with pytest.raises(StorageError, match="was replaced while it was read"):
-        list(items)
-
-
-def test_a_shard_that_is_deleted_while_the_epoch_runs_is_named(numbers):
-    _, url = numbers
-    items = iter(Pipeline().sequential(f"{url}/").map(number_of).batched(2).loader(workers=0, prefetch=1))
-    assert next(items)[0].tolist() == [0, 1]
-    put(f"{url}/s-001.tar", method="DELETE")
-    with pytest.raises(StorageError, match=r"s-001.tar: there is no such object"):
-        list(items)
-
-
 def test_workers_are_not_forked_and_a_forked_process_is_told(numbers):
     _, url = numbers
     pipe = Pipeline().sequential(f"{url}/").map(number_of).batched(5)
@@ -354,35 +266,6 @@ def test_workers_are_not_forked_and_a_forked_process_is_told(numbers):
     os.close(sender)
     with os.fdopen(receiver) as said:
         assert "forkserver" in said.read()
-
-
-def test_a_server_that_is_busy_costs_time_and_no_sample(there, s3, monkeypatch):
-    """Every third request fails once."""
-    requested = [0]
-    try_part = ObjectFile._try_part
-
-    async def fail_some(self, store, start, stop, chunks):
-        requested[0] += 1
-        if requested[0] % 3 == 0:
-            raise OSError("status code: 503 Service Unavailable")
-        await try_part(self, store, start, stop, chunks)
-
-    monkeypatch.setattr(ObjectFile, "_try_part", fail_some)
-    assert sorted(read_all(f"s3://{there}/numbers/")) == [*range(150)]
-
-
-def test_a_shard_with_one_large_sample_is_read_in_parts(s3, tmp_path):
-    large = os.urandom(40 << 20)
-    (tmp_path / "data").mkdir()
-    write_shard(tmp_path / "data" / "a.tar", {"a": {"bin": large, "cls": b"1"}, "b": {"bin": b"2", "cls": b"2"}})
-    index_folder(tmp_path / "data", workers=1)
-    upload(tmp_path / "data", f"{s3}/{BUCKET}/large")
-    shutil.rmtree(tmp_path / "data")
-    [first, second] = (
-        Pipeline().sequential(f"{s3}/{BUCKET}/large/").to_tuple("bin", "cls", "__valid__").loader(workers=0)
-    )
-    assert first == (large, b"1", True)
-    assert second == (b"2", b"2", True)
 
 
 def test_a_bucket_that_others_wrote_is_indexed_where_it_is(here, s3, tmp_path):
@@ -556,21 +439,6 @@ def test_a_damaged_part_is_fetched_again(here, there, tmp_path, caplog):
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_a_cache_holds_a_part_for_each_lane(s3, tmp_path):
-    """Windows of a few samples are smaller than a part."""
-    folder = tmp_path / "own"
-    write_numbers(folder, [200] * 4)
-    index_folder(folder, workers=1)
-    upload(folder, f"{s3}/{BUCKET}/{tmp_path.name}")
-    pipe = Pipeline().exact(f"s3://{BUCKET}/{tmp_path.name}/", lanes=4, window=2).map(number_of).batched(2)
-    least = 4 * 4096
-    assert least < sum(path.stat().st_size for path in folder.glob("*.tar")) / 2
-    with pytest.raises(PipelineError, match="must keep"):
-        pipe.loader(workers=0, cache={"dir": str(tmp_path / "cache"), "size": least - 1000})
-    pipe.loader(workers=0, cache={"dir": str(tmp_path / "cache"), "size": least})
-
-
-@pytest.mark.usefixtures("small_parts")
 def test_a_cache_that_is_too_small_holds_no_more_than_it_may(here, there, tmp_path):
     pipe = SOURCES["exact"](f"s3://{there}")
     small = {"dir": str(tmp_path / "kept"), "size": 20_000}
@@ -602,54 +470,6 @@ def test_parts_of_an_object_that_was_wrong_are_not_those_of_the_right_one(number
             assert [number for number, is_sample in loader if is_sample] == expected
             wait(kept_by(loader))
         put(f"{url}/s-000.tar", right)
-
-
-def test_a_shard_that_others_have_under_another_name_is_fetched_once(s3, tmp_path, asked):
-    write_numbers(tmp_path / "data", [30])
-    index_folder(tmp_path / "data", workers=1)
-    for name in ("one", "two"):
-        upload(tmp_path / "data", f"{s3}/{BUCKET}/{name}")
-    for name in ("one", "two"):
-        loader = (
-            Pipeline().sequential(f"s3://{BUCKET}/{name}/").map(number_of).loader(workers=0, **kept(tmp_path / "kept"))
-        )
-        assert [number for number, _ in loader] == [*range(30)]
-        wait_for_parts(tmp_path / "kept", 1)
-    assert len([url for url in asked if url.endswith("two/s-000.tar")]) == 1  # for its version
-
-
-KILLED = """
-import os, sys, threading, time
-from wdskit import Pipeline
-from shards import number_of
-from pathlib import Path
-from wdskit.storage import cache
-from wdskit.dataset import remote
-remote.PART_BYTES = 4096
-rename = Path.rename
-def kill(draft, path):
-    if len([*cache.parts_of(Path(sys.argv[2]))]) >= int(sys.argv[3]):
-        os.kill(os.getpid(), 9)
-    rename(draft, path)
-Path.rename = kill
-loader = Pipeline().exact(sys.argv[1]).map(number_of).batched(5).loader(
-    workers=0, cache={"dir": sys.argv[2], "size": "1GB"})
-for _ in range(50):
-    for batch in loader:
-        time.sleep(0.01)
-"""
-
-
-def test_what_a_killed_process_leaves_is_used_or_fetched_again(here, there, tmp_path):
-    for num in (1, 3):
-        command = [sys.executable, "-c", KILLED, f"s3://{there}/numbers/", str(tmp_path / "kept"), str(num)]
-        environment = {**os.environ, "PYTHONPATH": str(HELPERS)}
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
-        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-    pipe = SOURCES["columns"](f"s3://{there}")
-    loader, local = pipe.loader(workers=0, **kept(tmp_path / "kept")), SOURCES["columns"](here).loader(workers=0)
-    for _ in range(2):
-        assert digest(loader) == digest(local)
 
 
 RANK = """
@@ -702,31 +522,6 @@ def test_a_run_that_was_killed_goes_on_with_its_cache_on_other_ranks(here, there
     assert len(list((tmp_path / "kept").glob("*/*.part"))) >= 3
 
 
-@pytest.mark.usefixtures("small_parts")
-def test_a_process_that_is_killed_while_it_fetches_holds_nobody_up(here, there, tmp_path):
-    """It fetches four parts; one comes at once, the others would take minutes."""
-    command = [sys.executable, "-c", FETCHING, f"s3://{there}/numbers/", str(tmp_path / "kept")]
-    local, pipe = (
-        Pipeline().exact(at).map(number_of).batched(5) for at in (f"{here}/numbers/", f"s3://{there}/numbers/")
-    )
-    found = []
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(HELPERS)}) as fetching:
-        try:
-            wait_for_parts(tmp_path / "kept", 1)
-            deadline = time.monotonic() + 20
-            while len([*(tmp_path / "kept").glob("*/*.lock")]) < MAX_FETCHING and time.monotonic() < deadline:
-                time.sleep(0.01)
-            loader = pipe.loader(workers=0, **kept(tmp_path / "kept"))
-            reading = threading.Thread(target=lambda: found.append(digest(loader)))
-            reading.start()
-            reading.join(3)
-            assert reading.is_alive()
-        finally:
-            fetching.kill()
-        reading.join(20)
-    assert found == [digest(local.loader(workers=0))]
-
-
 def test_a_configuration_says_where_parts_are_kept(there, tmp_path):
     config = {"pipeline": [{"sequential": f"s3://{there}/numbers/"}, {"to_tuple": "cls __valid__"}]}
     cache = {"dir": str(tmp_path / "kept"), "size": "2MB"}
@@ -737,50 +532,6 @@ def test_a_configuration_says_where_parts_are_kept(there, tmp_path):
         wdskit.make_loader({**config, "cache": {"dir": "x"}})
     with pytest.raises(ConfigError, match=r"a size is needed, as in 500GB, not `2 apples`."):
         wdskit.make_loader(config, overrides=["cache.dir=x", "cache.size=2 apples"])
-
-
-FETCHING = """
-import sys, time
-from wdskit import Pipeline
-from shards import number_of
-from wdskit.dataset import remote
-from wdskit.storage import cache
-remote.PART_BYTES = 4096
-writers = iter([cache._write_part])
-cache._write_part = lambda *part: next(writers, lambda *_: time.sleep(600))(*part)
-list(Pipeline().exact(sys.argv[1]).map(number_of).batched(5).loader(
-    workers=0, cache={"dir": sys.argv[2], "size": "1GB"}))
-"""
-FULL = """
-import json, logging, subprocess, sys
-from wdskit import Pipeline
-from wdskit.dataset import remote
-from wdskit.storage import cache
-from parts import wait
-from shards import number_of
-remote.PART_BYTES = 4096
-logging.basicConfig(stream=sys.stderr)
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48k,mode=700", "none", sys.argv[2]], check=True)
-loader = Pipeline().sequential(sys.argv[1]).map(number_of).loader(
-    workers=0, cache={"dir": sys.argv[2], "size": "1GB"})
-found = []
-for _ in range(3):
-    found.append([number for number, is_sample in loader if is_sample])
-    wait(loader.program.reader.cache)
-print(json.dumps([found, len([*cache.parts_of(cache.Path(sys.argv[2]))])]))
-"""
-
-
-@pytest.mark.skipif(not MOUNTING, reason="nobody may mount here")
-def test_a_disk_that_is_full_costs_no_sample(numbers, tmp_path):
-    (tmp_path / "small").mkdir()
-    command = [*MOUNTING, sys.executable, "-c", FULL, f"{numbers[1]}/", str(tmp_path / "small")]
-    environment = {**os.environ, "PYTHONPATH": str(HELPERS)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    found, num_parts = json.loads(done.stdout)
-    assert found == [[*range(61)]] * 3
-    assert 0 < num_parts < 15
-    assert done.stderr.count("parts cannot be stored now: No space left on device.") == 1
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -815,38 +566,6 @@ def test_nodes_together_download_the_data_about_once_and_with_homes_little_in_th
         size = sum(path.stat().st_size for path in (here / "numbers").glob("*.tar"))
         assert sum(sizes[0]) <= 1.3 * size
         assert (sizes[1] == sizes[0]) == (homes == 8)
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_buckets_read_the_same_shards(s3, tmp_path):
-    """Columns are fetched with the index; all buckets read the same shards at the same time."""
-    folder, url = tmp_path / "own", f"{s3}/{BUCKET}/{tmp_path.name}"
-    write_numbers(folder, [120, 100, 80, 140])
-    index_folder(folder, columns="cls", workers=1)
-    upload(folder, url)
-    edges = [100, 250, 440]
-
-    def make(place: str) -> Pipeline:
-        return Pipeline().exact(place, seed=5, lanes=8, where="cls % 3 > 0", tail="pad").map(number_of)
-
-    pipe = make(f"s3://{BUCKET}/{tmp_path.name}/").bucketed(by="cls", edges=edges, global_size=8)
-    local = make(f"{folder}/").bucketed(by="cls", edges=edges, global_size=8)
-    folders = [tmp_path / f"cache-{node}" for node in range(2)]
-    loaders = [
-        pipe.loader(
-            workers=0, rank=rank, world_size=2, ranks_per_node=1, persistent_workers=False, **kept(folders[rank])
-        )
-        for rank in range(2)
-    ]
-    numbers = [int(number) for loader in loaders for rows, valid in loader for number in rows[valid]]
-    for loader in loaders:
-        wait(kept_by(loader))
-    sizes = [sum(part.name.stop - part.name.start + 512 for part in parts_of(each)) for each in folders]
-    assert sorted(numbers) == [number for number in range(440) if number % 3]
-    assert sum(sizes) <= 1.4 * sum(path.stat().st_size for path in folder.glob("*.tar"))
-    one = [int(number) for rows, valid in local.loader(workers=0) for number in rows[valid]]
-    assert sorted(one) == sorted(numbers)
-    assert wdskit.columns(f"s3://{BUCKET}/{tmp_path.name}")["cls"].tolist() == list(range(440))
 
 
 def test_columns_of_a_bucket_are_packed_and_indexed(s3, tmp_path):

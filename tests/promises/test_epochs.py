@@ -52,6 +52,14 @@ PIPELINES: dict[str, Callable[[dict[str, str]], Pipeline]] = {
     "sequential drop": lambda data: Pipeline().sequential(data["one"], tail="drop"),
     "resampled": lambda data: Pipeline().resampled(data["one"], seed=5),
     "mixture": lambda data: Pipeline().exact(mixture=_mixture(data), seed=3).with_epoch(48),
+    "mixture finite": lambda data: Pipeline().exact(
+        mixture=[{"shards": data["one"], "repeat": 1}, {"shards": data["two"], "range": [3, 9], "repeat": 2}], lanes=3
+    ),
+    "mixture schedule": lambda data: (
+        Pipeline()
+        .exact(mixture=[{"shards": data["one"], "weight": {0: 1.0, 20: 0.5}}, {"shards": data["two"], "weight": 1}])
+        .with_epoch(48)
+    ),
     "other seed": lambda data: Pipeline().exact(data["one"], seed=4),
     "other data": lambda data: Pipeline().exact(data["two"], seed=3),
 }
@@ -87,7 +95,7 @@ def reference(data: dict[str, str], name: str, num: int) -> list[Step]:
     return [*itertools.islice(together(all_ranks(data, name, world=1)), num)]
 
 
-RANK_EPOCHS = ("exact epoch", "mixture")
+RANK_EPOCHS = ("exact epoch", "mixture", "mixture schedule")
 """Pipelines with `with_epoch`, which counts the samples of a rank: more ranks have longer epochs."""
 
 RESUMED = [name for name in PIPELINES if not name.startswith("other")]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import io
-import pickle
 from itertools import product
 
 import numpy as np
@@ -19,13 +18,9 @@ from images import EXTRANEOUS, FILES, encoded, palette_image, photo, pixels
 from PIL import Image
 from shards import listed, write_shard
 
-from wdskit import Pipeline
 from wdskit.codecs.images import IMAGE_SPECS, decode_image
-from wdskit.engine.stream import EachSample
-from wdskit.errors import DecodeError, ImageTooLarge, PipelineError, SampleError
+from wdskit.errors import ImageTooLarge, PipelineError, SampleError
 from wdskit.native import native
-from wdskit.pipeline.build import build_pipeline
-from wdskit.stages.base import RankInfo
 from wdskit.stages.batching import Batched
 from wdskit.stages.fields import Decode, Map, Rename, ToTuple
 from wdskit.stages.images import fused as fused_module
@@ -37,7 +32,6 @@ from wdskit.stages.images.transforms import (
     RandomResizedCrop,
     Resize,
 )
-from wdskit.stages.registry import STAGES
 from wdskit.stages.streaming import Shuffle, Stream
 
 needs_native = pytest.mark.skipif(native() is None, reason="only native code decodes at a smaller scale")
@@ -99,15 +93,6 @@ def test_every_kind_of_file_gives_the_same_pixels(name, crop):
 SMALL = [RandomResizedCrop(size=2, scale=[0.5, 1.0])]  # of 21x34: scales 1/2, 1/4, 1/8
 
 
-@pytest.mark.parametrize("name", sorted(name for name in WHOLE if name not in FILES or name.startswith("jpeg")))
-def test_small_crops_of_odd_files_are_close_or_the_same(name):
-    """Files that cannot be decoded at a smaller scale are equal to the bit."""
-    one, apart = each_of(*SMALL), each_of(*SMALL, fuse=False)
-    scaled = name.startswith("jpeg") and "cmyk" not in name and "extraneous" not in name
-    for a, b in zip(results(one, {"jpg": WHOLE[name]}, 5), results(apart, {"jpg": WHOLE[name]}, 5), strict=True):
-        assert_same(a, b, atol=60 if scaled else 0)
-
-
 def failure(each, sample):
     with pytest.raises((SampleError, PipelineError)) as caught:
         each.apply(sample, at())
@@ -122,15 +107,6 @@ def test_every_truncated_file_gives_the_same_error(name):
     for cut in range(0, len(FILES[name]), 1 if name.startswith("jpeg") else 7):
         sample = {"cls": b"1", "jpg": FILES[name][:cut]}
         assert failure(one, sample) == failure(apart, sample)
-
-
-def test_a_scan_that_ends_early_is_the_same_error_at_every_scale():
-    data = FILES["jpeg 4:4:4"]
-    cut = data[: len(data) - 200] + b"\xff\xd9"
-    for size in (30, 12, 5, 2, 1):
-        found = [failure(each_of(Resize(size=size), fuse=is_fused), {"jpg": cut}) for is_fused in (True, False)]
-        assert found[0] == found[1]
-        assert "not one complete JPEG image" in found[0][1]
 
 
 @settings(max_examples=150)
@@ -158,21 +134,6 @@ def test_the_limit_is_the_same():
             assert isinstance(caught.value.__cause__, ImageTooLarge)
 
 
-def test_errors_of_other_fields_come_in_the_order_of_the_sample():
-    for is_fused in (True, False):
-        each = each_of(*SMALL, fuse=is_fused)
-        for sample, message in (
-            ({"cls": b"x", "jpg": b"no image"}, "a.tar: k0: decode failed: cls: not an integer"),
-            ({"jpg": b"no image", "cls": b"x"}, "a.tar: k0: decode failed: not an image of a known format"),
-        ):
-            with pytest.raises(SampleError) as caught:
-                each.apply(sample, at())
-            assert str(caught.value).startswith(message)
-            assert caught.value.stage == "decode"
-            assert isinstance(caught.value.__cause__, DecodeError)
-            assert caught.value.__cause__.field == next(iter(sample))
-
-
 def test_what_fails_behind_decoding_is_the_crops_error(monkeypatch):
     def fail(*args, **options):
         raise MemoryError("no room")
@@ -185,13 +146,6 @@ def test_what_fails_behind_decoding_is_the_crops_error(monkeypatch):
         monkeypatch.undo()
         assert caught.value.stage == "random_resized_crop"
         assert isinstance(caught.value.__cause__, MemoryError)
-
-
-@pytest.mark.parametrize("value", [(1, 2), b"jpg", None])
-def test_what_is_no_sample_is_the_same_error(value):
-    found = [failure(each_of(*SMALL, fuse=is_fused), value) for is_fused in (True, False)]
-    assert found[0] == found[1]
-    assert "decode: it takes samples" in found[0][1]
 
 
 # --- which field
@@ -238,16 +192,6 @@ def test_samples_of_every_make_up_give_the_same_or_fail_alike(sample, fields, on
     assert_same(*outcomes)
 
 
-def test_a_field_renamed_before_decode_counts_as_an_image():
-    """Another image is next to it, and the pipeline does not say which is meant: the result is as without fusing."""
-    specs = [Rename(names={"photo": "jpg"}), Decode(images="rgb8"), RandomResizedCrop(size=8)]
-    stages = build_pipeline([Stream(shards=__file__), *specs], rank_info=RankInfo(0, 1)).pipeline
-    [each] = [stage.stages for stage in stages if isinstance(stage, EachSample)]
-    result = each.apply({"jpg": PICTURE, "png": PICTURE}, at())
-    assert result["photo"] == PICTURE
-    assert result["png"].shape == (8, 8, 3)
-
-
 def test_the_sample_is_copied_and_other_fields_keep_their_order():
     sample = {"__key__": "a", "txt": b"t", "jpg": PICTURE, "cls": b"1"}
     kept = dict(sample)
@@ -277,32 +221,6 @@ def test_the_draws_are_those_of_the_stages_at_each_position(monkeypatch):
     assert boxes[True] == boxes[False]
     assert flips[True] == flips[False]
     assert len(set(flips[True])) > 30
-
-
-def test_a_second_run_draws_with_its_own_ordinal():
-    """random_flip:1 is another stage than random_flip:0, fused or not."""
-    specs = [RandomResizedCrop(size=12), FLIP, CenterCrop(size=10), FLIP]
-    first, _, second = each_of(*specs).steps
-    assert first.function.moves[1].stage == "random_flip:0"
-    assert second.function.stage == "random_flip:1"
-    for number in range(12):
-        one, apart = (each_of(*specs, fuse=is_fused).apply({"jpg": PICTURE}, at(number)) for is_fused in (True, False))
-        assert_same(one, apart)
-
-
-@pytest.mark.parametrize("name", ["jpeg", "jpeg cmyk", "png"])
-def test_results_do_not_depend_on_what_came_before(name):
-    each = each_of(*CROPS["random"], FLIP)
-    alone = each.apply({"jpg": FILES[name]}, at(7))["jpg"]
-    for number in range(7):
-        each.apply({"jpg": FILES["jpeg"]}, at(number))
-    assert np.array_equal(each.apply({"jpg": FILES[name]}, at(7))["jpg"], alone)
-
-
-def test_a_step_reaches_workers_by_pickle():
-    each = each_of(*CROPS["random"], FLIP, NORMALIZE)
-    copied = pickle.loads(pickle.dumps(each))
-    assert_same(copied.apply({"jpg": PICTURE}, at(3)), each.apply({"jpg": PICTURE}, at(3)))
 
 
 def test_a_decoder_of_another_size_than_the_header_draws_again(monkeypatch):
@@ -396,14 +314,6 @@ def test_batches_are_those_of_the_separate_stages(shard, size, level):
         assert (images - images_apart).abs().max() <= level / 255 / 0.225
 
 
-def test_batches_are_the_same_to_the_bit_in_a_worker(shard):
-    for (images, keys), (expected, keys_alone) in zip(
-        batches_of(shard, 12, workers=1), batches_of(shard, 12), strict=True
-    ):
-        assert keys == keys_alone
-        assert torch.equal(images, expected)
-
-
 # --- differences
 
 
@@ -460,40 +370,6 @@ def test_photographs_decoded_at_a_smaller_scale_are_close(quality, pictures):
     assert np.mean(mean) < 1.5
     assert max(mean) < 4
     assert max(largest) < 60
-
-
-def hard_edges(size):
-    """Return images of only black and white: squares, lines and random squares."""
-    rows, columns = np.mgrid[0:size, 0:size]
-    for width in (2, 3, 5, 23):
-        yield (rows // width + columns // width) % 2 * 255
-    for width in (1, 3):
-        yield np.where((columns % 32 < width) | (rows % 41 < width), 0, 255)
-        yield np.where((columns + rows) % 29 < width, 0, 255)
-    squares = np.random.default_rng(0).integers(0, 2, (size // 4 + 1, size // 4 + 1)) * 255
-    yield np.kron(squares, np.ones((4, 4), int))[:size, :size]
-
-
-@needs_native
-@pytest.mark.parametrize("size", [256, 301])
-def test_hard_edges_decoded_at_a_smaller_scale_are_within_140_levels_of_pillow(size):
-    """Measured over 4,992 images, qualities and sizes: at most 132, with colour at half the resolution. Decoded at full
-    scale they are within one level.
-    """
-    largest = 0
-    for grey, (quality, subsampling) in product(hard_edges(size), [(75, 2), (95, 0)]):
-        image = np.stack([grey, 255 - grey, np.roll(grey, 5, 1)], axis=-1).astype(np.uint8)
-        data = encoded(image, "JPEG", quality=quality, subsampling=subsampling)
-        whole = Image.fromarray(decode_image(data, "rgb8", max_pixels=10**6))
-        for wanted in (16, 33, 64, 112, size // 2):
-            expected = np.asarray(whole.resize((wanted, wanted), Image.Resampling.BILINEAR)).astype(int)
-            fused, apart = (
-                each_of(Resize(size=wanted), fuse=is_fused).apply({"jpg": data}, at())["jpg"]
-                for is_fused in (True, False)
-            )
-            assert np.abs(apart - expected).max() <= 1
-            largest = max(largest, np.abs(fused - expected).max())
-    assert 60 < largest <= 140  # above 60: the images are harder than photographs
 
 
 # --- compared with Pillow's decode, crop and resize: every kind of file within one level
@@ -574,27 +450,6 @@ def test_every_small_size_is_within_one_level_of_pillow():
     for height, width in product(range(1, 18), range(1, 18)):
         data = encoded(photo(height, width), "JPEG", quality=95)
         assert compare(data, (19, 23), count=1) <= 1
-
-
-def test_many_sizes_and_crops_are_within_one_level_of_pillow():
-    whole = encoded(pixels(97, 120, 3), "PNG")
-    image = rgb_of(whole)
-    for number, side in enumerate(range(1, 130, 3)):
-        assert compare(whole, (side, 1 + (side * 7 + number) % 130), decoded=image) <= 1
-
-
-def test_a_truncated_file_is_bad_whatever_is_wanted_of_it():
-    """Pillow would raise, or fill the rest with grey. A crop that ends above the cut is bad too."""
-    step = each_of(RandomResizedCrop(size=16)).steps[0].function
-    assert step({"jpg": KINDS["PNG"]}, at())["jpg"].shape == (16, 16, 3)
-    each = each_of(RandomResizedCrop(size=16))
-    for name in ("grey", "CMYK", "progressive", "PNG", "WebP", "subsampling 4:2:0"):
-        data = KINDS[name]
-        for cut in (len(data) // 2, len(data) - 30):
-            with pytest.raises(SampleError) as caught:
-                each.apply({"jpg": data[:cut]}, at())
-            assert caught.value.stage == "decode"
-            assert isinstance(caught.value.__cause__, DecodeError)
 
 
 def test_an_image_that_needs_no_resize_is_its_pixels():
@@ -707,16 +562,3 @@ def test_the_stages_of_a_run_name_the_same_field():
     assert lengths(DECODE, RRC, named(FLIP, "jpg")) == [2, 1]
     assert lengths(DECODE, named(RESIZE, "jpg"), CENTER) == [2, 1]
     assert lengths(DECODE, RRC, RandomFlip(masks="seg.png"), NORMALIZE) == [2, 1, 1]
-
-
-def test_the_plan_is_no_stage_that_a_user_can_name():
-    assert FusedStages not in STAGES.values()
-    assert not hasattr(Pipeline, "fused")
-
-
-def test_the_callers_list_stays_as_it_was():
-    specs = [STREAM, DECODE, RRC]
-    planned = fuse(specs)
-    assert specs == [STREAM, DECODE, RRC]
-    assert planned == fuse(specs)
-    assert fuse([]) == []
