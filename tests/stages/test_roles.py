@@ -163,7 +163,7 @@ def test_what_a_stage_made_colours_of_is_refused_as_a_mask_before_the_run(
     source: Pipeline, how: str, name: str
 ) -> None:
     pipe = COLOURED[how](source) if name == "seg.png" else COLOURED[how](source).rename(mask="seg.png")
-    message = rf"resize: `{name}` cannot be a mask: .*\n  Put `decode: {{images: index, only: {name}}}`"
+    message = rf"resize: `none;{name}` cannot be a mask: .*\n  Put `decode: {{images: index, only: "
     with pytest.raises(PipelineError, match=message):
         pipe.resize(8, fields="jpg", masks=f"none;{name}").loader(workers=0)
     # What a function made may be one.

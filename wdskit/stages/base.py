@@ -301,16 +301,16 @@ class BoundFunction:
 
         words = self.run.rng_of(f"{self.label}:global")(origin).integers(0, 1 << 32, 3)
         # Without workers, the user's training loop uses the same generators.
-        before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+        before = random.getstate(), np.random.get_state()  # noqa: NPY002
         random.seed(int(words[0]))
         np.random.seed(int(words[1]))  # noqa: NPY002 (users' libraries draw from it)
-        torch.default_generator.manual_seed(int(words[2]))
         try:
-            yield
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(int(words[2]))
+                yield
         finally:
             random.setstate(before[0])
             np.random.set_state(before[1])  # noqa: NPY002
-            torch.set_rng_state(before[2])
 
 
 @dataclass(frozen=True)
@@ -412,10 +412,10 @@ class PerSampleStage(StageSpec):
         """Return the stage as a `Step`, and the context of the next stage. PipelineError: The stage cannot run in this
         pipeline.
         """
-        for name in (name for names in self.mask_names for name in names.split(";")):
-            if context.roles.numbers_of(name) == "colours":
-                msg = f"{self.name}: `{name}` cannot be a mask: a stage before it has made colours of the numbers."
-                raise PipelineError(f"{msg}\n  Put `decode: {{images: index, only: {name}}}` before that stage.")
+        for names in self.mask_names:
+            if context.roles.numbers_of(names) == "colours":
+                msg = f"{self.name}: `{names}` cannot be a mask: a stage before it has made colours of the numbers."
+                raise PipelineError(f"{msg}\n  Put `decode: {{images: index, only: ...}}` before that stage.")
         step = Step(self.name, self.bind(context, context.label(self)), context.ordinal(self), context.part)
         return step, context.after(self)
 

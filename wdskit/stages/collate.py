@@ -59,20 +59,16 @@ def as_tensors(batch: Any) -> Any:
     its array. Lists and tensors stay unchanged.
     """
     if isinstance(batch, tuple):
-        return tuple(map(_as_tensor, batch))
+        return tuple(map(as_tensors, batch))
     if isinstance(batch, dict):
-        return {name: _as_tensor(column) for name, column in batch.items()}
-    return _as_tensor(batch)
-
-
-def _as_tensor(column: Any) -> Any:
-    if isinstance(column, Ragged):
-        return Ragged(_as_tensor(column.values), _as_tensor(column.offsets))
-    if not isinstance(column, np.ndarray):
-        return column
+        return {name: as_tensors(column) for name, column in batch.items()}
+    if isinstance(batch, Ragged):
+        return Ragged(as_tensors(batch.values), as_tensors(batch.offsets))
+    if not isinstance(batch, np.ndarray):
+        return batch
     import torch
 
-    return torch.from_numpy(column)
+    return torch.from_numpy(batch)
 
 
 @dataclass(frozen=True)

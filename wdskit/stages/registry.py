@@ -52,7 +52,7 @@ def register(name: str) -> Callable[[F], F]:
 
     Raises:
         PipelineError: The name is not an identifier, or is a keyword of Python or the name of a stage of wdskit. From
-            the decorator: the object is not callable, or another function has the name.
+            the decorator: another function has the name.
     """
     if not name.isidentifier():
         raise PipelineError(f"register({name!r}): a name is letters, digits and _, as in `my_augment`.")
@@ -60,8 +60,6 @@ def register(name: str) -> Callable[[F], F]:
         raise PipelineError(f"register({name!r}): it is a stage of wdskit. Use another name: `my_{name}`.")
 
     def keep(function: F) -> F:
-        if not callable(function):
-            raise PipelineError(f"register({name!r}): it decorates a function, not {type(function).__name__}.")
         known = _FUNCTIONS.get(name)
         if known is not None and known is not function and (_place(known) != _place(function) or "<" in _place(known)):
             msg = f"register({name!r}): {_place(known)} already has this name; {_place(function)} needs another."

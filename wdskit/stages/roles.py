@@ -12,12 +12,8 @@ from typing import Literal, TypeAlias
 from wdskit.codecs.fields import is_path
 from wdskit.codecs.formats import is_image_field
 
-Numbers: TypeAlias = Literal["mask", "colours", "own", ""]
-"""What the numbers of a field mean: classes or depths, which no stage may blend; colours; what a function or a file
-says; unknown."""
-
-_REST = "*"
-"""The key in `Roles.numbers` of all fields with the name of an image that have no key of their own."""
+Numbers: TypeAlias = Literal["mask", "colours", ""]
+"""What the numbers of a field mean: classes or depths, which no stage may blend; colours; unknown."""
 
 
 def names_image(name: str) -> bool:
@@ -33,12 +29,14 @@ class Roles:
         images: The images whose name is not that of an image: `rename` moved them, or an image stage named them.
         lists: The fields that `rename` or a stage made of lists in JSON, besides paths such as `json.boxes`.
         numbers: What the numbers of a field mean.
+        others: What the numbers of all fields with the name of an image mean that are not in `numbers`.
         places: The fields of each item of the tuples that `to_tuple` made; None without `to_tuple`.
     """
 
     images: frozenset[str] = frozenset()
     lists: frozenset[str] = frozenset()
     numbers: Mapping[str, Numbers] = field(default_factory=dict)
+    others: Numbers = ""
     places: tuple[str, ...] | None = None
 
     def is_image(self, names: str) -> bool:
@@ -51,17 +49,19 @@ class Roles:
         """Return whether a field is a value in JSON. If it is a list of numbers, it became an array."""
         return any(name in self.lists or is_path(name) for name in names.split(";"))
 
-    def numbers_of(self, name: str) -> Numbers:
+    def numbers_of(self, names: str) -> Numbers:
         """Return what the numbers of a field mean."""
-        return self.numbers.get(name) or (self.numbers.get(_REST, "") if names_image(name) else "")
+        found = (self.numbers.get(name, self.others if names_image(name) else "") for name in names.split(";"))
+        return next(filter(None, found), "")
 
     def is_mask(self, names: str) -> bool:
         """Return whether the numbers of a field are classes or depths."""
-        return any(self.numbers_of(name) == "mask" for name in names.split(";"))
+        return self.numbers_of(names) == "mask"
 
     def at_run(self) -> Roles:
         """Return only what the running stages ask for: of the numbers, those of masks."""
-        return replace(self, numbers={name: found for name, found in self.numbers.items() if found == "mask"})
+        masks = {name: found for name, found in self.numbers.items() if found == "mask"}
+        return replace(self, numbers=masks, others="mask" if self.others == "mask" else "")
 
     def names_at(self, slot: object) -> str:
         """Return the field of a slot of a batch: of a key, or of a place in tuples; "" if no stage named it."""
@@ -72,8 +72,8 @@ class Roles:
 
     def decoded(self, only: Iterable[str], numbers: Numbers) -> Roles:
         """Return the roles after a `decode` of the images in `only`, of all if it is empty. What is decoded stays."""
-        taken = {name: numbers for name in only if names_image(name) and self.numbers_of(name) in ("", "own")}
-        return replace(self, numbers={**self.numbers, **taken} if only else {_REST: numbers, **self.numbers})
+        taken = {name: numbers for name in only if names_image(name) and not self.numbers_of(name)}
+        return replace(self, numbers={**self.numbers, **taken}, others=self.others if only else self.others or numbers)
 
     def with_images(self, names: Iterable[str], numbers: Numbers = "") -> Roles:
         """Return the roles after an image stage that names fields. `numbers` are those of its results; "" for the same
@@ -89,15 +89,13 @@ class Roles:
 
     def renamed(self, names: Mapping[str, str]) -> Roles:
         """Return the roles after fields got new names. `names` maps each new name to the old one or to alternatives."""
-        numbers = dict(self.numbers)
-        for new, olds in names.items():
-            unknown: Numbers = "own" if _REST in numbers else ""
-            numbers[new] = next((found for old in olds.split(";") if (found := self.numbers_of(old))), unknown)
+        kept = {name: numbers for name, numbers in self.numbers.items() if name not in names}
+        moved = {new: numbers for new, olds in names.items() if (numbers := self.numbers_of(olds)) or self.others}
         return replace(
             self,
             images=(self.images - names.keys()) | {new for new, olds in names.items() if self.is_image(olds)},
             lists=(self.lists - names.keys()) | {new for new, olds in names.items() if self.is_list(olds)},
-            numbers=numbers,
+            numbers={**kept, **moved},
         )
 
     def after_function(self, names: Iterable[str] | None = None) -> Roles:
@@ -106,7 +104,7 @@ class Roles:
         """
         if names is None:
             return self.at_run()
-        own: dict[str, Numbers] = {name: "own" for name in names if not self.is_mask(name)}
+        own: dict[str, Numbers] = {name: "" for name in names if not self.is_mask(name)}
         return replace(self, numbers={**self.numbers, **own})
 
 
