@@ -234,9 +234,9 @@ def test_set_up_commands_exist() -> None:
 
 
 def test_the_layers_are_those_that_are_checked(load_tool) -> None:
-    """The only `text` block of one long line in the architecture page shows the layers."""
+    """The only `text` block of one long line in CONTRIBUTING.md shows the layers."""
     tool = load_tool("check_layers")
-    drawn = [block.text.strip() for block in blocks_of("docs/architecture.md") if block.text.startswith("testing > ")]
+    drawn = [block.text.strip() for block in blocks_of("CONTRIBUTING.md") if block.text.startswith("testing > ")]
     assert drawn == [" > ".join([*tool.LAYERS, ", ".join(sorted(tool.BASE))])]
 
 
@@ -265,7 +265,7 @@ def test_no_page_writes_a_checkpoint_to_its_final_name() -> None:
         for at in re.finditer(r"torch\.save\(.*, (\S+)\)", text)
         for target in [at[1]]
     ]
-    assert {name for name, *_ in targets} == {"README.md", "cluster.md", "train.md", "train.py"}
+    assert {name for name, *_ in targets} == {"train.py"}
     for name, target, is_renamed in targets:
         assert is_renamed, name
         assert target == "temp" or target.endswith('.tmp"'), (name, target)
@@ -295,7 +295,7 @@ def test_the_webdataset_page_names_all_of_webdataset() -> None:
     arguments = [*inspect.signature(webdataset.WebDataset).parameters]
     modules = {name for name, value in vars(webdataset).items() if inspect.ismodule(value)} - {"tenbin", "utils"}
     names = {name for name in vars(webdataset) if not name.startswith("_")} - modules - {"WebDataset"}
-    text = (REPOSITORY / "docs" / "from-webdataset.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs" / "from.md").read_text(encoding="utf-8")
     code = " ".join(re.findall(r"`[^`\n]+`", text))
     missing = {name for name in {*chain, *arguments, *names} if not re.search(rf"\b{name}\b", code)}
     assert not missing

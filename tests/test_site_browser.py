@@ -104,7 +104,7 @@ FOUND = {
     "bounding box": "detection.html",
     "class weights": "train.html",
     "resume": "train.html",
-    "how many shards": "how-do-i.html",
+    "how many shards": "troubleshooting.html",
     "bucketing": "tables.html",
     "EXIF": "pack.html",
     "mask": "segmentation.html",

@@ -1,4 +1,4 @@
-"""Other readers read our shards, with the files that they need next to them, and behave as docs/readers.md says.
+"""Other readers read our shards, with the files that they need next to them, and behave as docs/formats.md says.
 
 `make peers` installs the readers, each in an environment of its own, and runs these tests; `make test` does not.
 """
@@ -133,7 +133,7 @@ def test_wids_reads_by_the_index(packed, tmp_path):
     assert found == hashed(all_of(packed, "*.tar"))
 
 
-# Statements of docs/readers.md.
+# Statements of docs/formats.md.
 
 
 class Shard(NamedTuple):

@@ -1,6 +1,6 @@
 """Hand-written shards that break a rule of a reader, with the readers that cannot read them.
 
-docs/readers.md lists these rules; `check_readers.py` shows that each reader fails on these shards and on no other.
+docs/formats.md lists these rules; `check_readers.py` shows that each reader fails on these shards and on no other.
 """
 
 from __future__ import annotations

@@ -49,8 +49,6 @@ from make_photos import load_photos
 
 MIN_ROUNDS = 5
 QUICK = 0.01
-BATCH = 64
-MAX_LEVELS = 6.0  # mean difference, of 255 levels: decoding at a smaller scale and resizing change one to three
 
 
 def digests_of(shards: Iterable[Path]) -> dict[str, str]:
