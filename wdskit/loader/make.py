@@ -55,7 +55,7 @@ def make_loader(
         errors: What to do with bad samples, `{"max_bad": 10, "dir": "bad"}`; overrides the configuration's `errors`.
         cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrides the
             configuration's `cache`.
-        loader: The settings `loader` of a configuration, such as `workers=4` (docs/configuration.md); they override the
+        loader: The settings `loader` of a configuration, such as `workers=4` (docs/pipelines.md); they override the
             configuration's. None means the default.
 
     Raises:
