@@ -133,7 +133,7 @@ def test_multi_hot_has_a_1_for_each_label(folder: str):
     [found] = batch_of(pipe.multi_hot(source="json.names", classes=["y", "z", "x"], to="y").to_tuple("y"))
     assert found.tolist() == [[1, 0, 1]] * 4
     for settings, told in (
-        ({"source": "json.labels", "classes": 2}, "`json.labels` has 2, which is not one of 2 classes"),
+        ({"source": "json.labels", "classes": 2}, "`json.labels` has 2, which is not one of the classes"),
         ({"source": "json.names", "classes": ["x"]}, "`json.names` has 'y', which is not one of the classes"),
         ({"source": "json.flags", "classes": 2}, "`json.flags` has True"),
         ({"source": "json.nope", "classes": 2}, "no field `json.nope`"),

@@ -181,8 +181,7 @@ class Map(PerSampleStage):
             PipelineError: The name of the function is unknown, or `global_rng` is set and the run has several threads.
         """
         if self.global_rng and context.run.num_threads > 1:
-            msg = "map: global_rng seeds one generator for the whole process, which "
-            msg += f"{context.run.num_threads} threads share."
+            msg = f"map: global_rng seeds one generator, which {context.run.num_threads} threads of a process share."
             raise PipelineError(f"{msg}\n  Take `rng` as a parameter instead, or use threads: 1.")
         return context.call("map", self.fn, label, global_rng=self.global_rng, is_map=True)
 
@@ -300,6 +299,7 @@ class Rename(PerSampleStage):
 class _ChoosesFields(PerSampleStage):
     """The base class of `ToTuple` and `ToDict`."""
 
+    is_light: ClassVar[bool] = True
     is_starred: ClassVar[str] = "fields"
     shorthand: ClassVar[str | None] = "fields"
 
@@ -318,7 +318,6 @@ class ToTuple(_ChoosesFields):
     """Make a tuple of the named fields. With `tail: pad`, also name `__valid__`, the mask of samples in a batch."""
 
     name: ClassVar[str] = "to_tuple"
-    is_light: ClassVar[bool] = True
 
     def roles_after(self, roles: Roles) -> Roles:
         """Return the roles of the fields after this stage; `roles` are those before it."""
@@ -336,7 +335,6 @@ class ToDict(_ChoosesFields):
     """Make a dict of the named fields, each under the name of its first alternative."""
 
     name: ClassVar[str] = "to_dict"
-    is_light: ClassVar[bool] = True
 
     @field_validator("fields")
     @classmethod
@@ -403,9 +401,8 @@ class MultiHot(PerSampleStage):
         labels = value.tolist() if isinstance(value, np.ndarray) else value
         vector = np.zeros(len(self._numbers), np.float32)
         for label in labels if isinstance(labels, list) else [labels]:
-            if isinstance(label, bool) or not isinstance(label, int | str) or label not in self._numbers:
-                what = f"one of {self.classes} classes" if isinstance(self.classes, int) else "one of the classes"
-                raise WdskitError(f"multi_hot: `{self.source}` has {label!r}, which is not {what}")
+            if type(label) not in {int, str} or label not in self._numbers:
+                raise WdskitError(f"multi_hot: `{self.source}` has {label!r}, which is not one of the classes")
             vector[self._numbers[label]] = 1
         return {**sample, self.to: vector}
 
