@@ -13,26 +13,26 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Python keeps its compiled files, even if the environment forbids it: hundreds of processes import torch.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo docs test lint pytest sizes faults peers remote gpu soak fuzz wheel release bench bench-peers bench-remote clean
+.PHONY: help setup demo test lint docs long bench clean
 
 help:
 	@echo "make demo    photos -> pack -> train on 2 ranks, stop, go on on one: a minute after the download of torch"
-	@echo "make docs    the documentation site, into build/docs"
 	@echo "make test    everything that CI runs"
 	@echo "make lint    the part of make test that only reads the source"
-	@echo "make pytest  the part of make test that runs tests"
-	@echo "make sizes   all tests at real sizes: every writer and reader on busy cores, every payload compared"
-	@echo "make faults  all tests of faults: a failure or a kill at every disk operation, every kind of damage"
-	@echo "make soak    all long tests: random pipelines resumed many times, thousands of breaks and Ctrl-C"
-	@echo "make peers   all tests with other programs that read or write shards, which it installs"
-	@echo "make remote  all tests with servers of S3, Google Cloud Storage, Azure and http, which it installs"
-	@echo "make gpu     tests of batches on a GPU, with a build of torch for it"
-	@echo "make fuzz    10^6 damaged JPEGs and 10^6 damaged shards through the C code and Python, with sanitizers; an hour"
-	@echo "make wheel   a wheel of wdskit with its libjpeg inside, into dist"
-	@echo "make release  tests of sdist and wheel as a user installs them, and of the oldest versions; downloads 5 GB"
-	@echo "make bench   speed of each part, compared with webdataset, tar, sha256sum or the bare chain"
-	@echo "make bench-peers  speed of wdskit and other loaders, which it installs below .bench; takes an hour and 10 GB"
-	@echo "make bench-remote  speed of wdskit and other loaders that read from a store with 30 ms latency; takes minutes"
+	@echo "make docs    the documentation site, into build/docs"
+	@echo "make long    all of the suites of which make test runs a part; one of them with WHAT:"
+	@echo "             WHAT=sizes    every writer and reader at real sizes, on busy cores"
+	@echo "             WHAT=faults   a failure or a kill at every disk operation, every kind of damage"
+	@echo "             WHAT=soak     random pipelines resumed many times, thousands of breaks and Ctrl-C"
+	@echo "             WHAT=peers    other programs that read or write shards, which it installs: 2 GB"
+	@echo "             WHAT=remote   servers of S3, Google Cloud Storage, Azure and http, which it installs"
+	@echo "             WHAT=fuzz     10^6 damaged JPEGs and shards through C and Python, with sanitizers; an hour"
+	@echo "             WHAT=release  sdist and wheel as a user installs them, the oldest versions: downloads 5 GB"
+	@echo "             WHAT=gpu      (only if named) batches on a GPU, with a build of torch for it"
+	@echo "             WHAT=wheel    (only if named) a wheel of wdskit with its libjpeg inside, into dist"
+	@echo "make bench   speed of each part beside webdataset, tar, sha256sum or the bare chain; beside other loaders with"
+	@echo "             WHAT=peers    which it installs below .bench; an hour and 10 GB"
+	@echo "             WHAT=remote   that read from a store with 30 ms latency; minutes"
 	@echo "make clean   remove all files that the other commands made, .venv included"
 
 setup: $(STAMP)
@@ -74,58 +74,55 @@ test: $(STAMP)
 
 # Each test process has one torch thread, because more threads would only wait for a core. There is one process more
 # than cores, because many tests wait for processes, servers and threads. tests/conftest.py puts the longest files
-# first. A test that fails on the busy machine runs a second time alone, and that result counts. A test that takes five
-# minutes hangs: it fails, and the stacks of its threads are printed.
-LIMIT = --timeout 300 -o faulthandler_timeout=400
+# first. A test that takes five minutes hangs: it fails, and the stacks of its threads are printed.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 300 -o faulthandler_timeout=400
 pytest: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(LIMIT) -n $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )) --dist loadfile --no-loadscope-reorder \
-		|| OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(LIMIT) --last-failed --last-failed-no-failures none --maxfail 3
+	$(PYTEST) -n $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )) --dist loadfile --no-loadscope-reorder
 
-# Shards of 60 MB and 100,000 samples, while two processes keep the cores busy; `make test` runs a part.
-sizes: $(STAMP)
-	OMP_NUM_THREADS=1 WDSKIT_ALL_SIZES=1 $(BIN)/python -m pytest tests/sizes tests/packing/test_memory.py
+# All suites, one after the other, also after a failure; or the one that WHAT names.
+SUITES = sizes faults soak peers remote fuzz release
+long:
+	$(MAKE) --no-print-directory $(if $(WHAT),long-$(WHAT),--keep-going $(SUITES:%=long-%))
 
-# `make test` runs a part of these sweeps.
-faults: $(STAMP)
-	OMP_NUM_THREADS=1 WDSKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -n auto tests/promises tests/packing \
-		tests/dataset/test_columns.py tests/shards/test_split.py tests/shards/test_verify_shard.py tests/test_flips.py \
-		tests/engine/test_bad_samples.py tests/tar/test_reader.py
+ALL = OMP_NUM_THREADS=1 WDSKIT_ALL=1 $(BIN)/python -m pytest
 
-# `make test` runs a part of the tests on the oldest webdataset. `make peers` runs all of them, and the tests of Ray and
-# of readers that need an environment each: 2 GB.
-peers: $(STAMP)
+# Shards of 60 MB and 100,000 samples, while two processes keep the cores busy.
+long-sizes: $(STAMP)
+	$(ALL) tests/sizes tests/packing/test_memory.py
+
+long-faults: $(STAMP)
+	$(ALL) -n auto tests/promises tests/packing tests/dataset tests/shards tests/tar tests/test_flips.py \
+		tests/engine/test_bad_samples.py
+
+long-soak: $(STAMP)
+	$(ALL) -n auto tests/loader/test_soak.py tests/stages/test_random_pipelines.py tests/config/test_pairs.py
+
+# The readers, and Ray, have an environment each.
+long-peers: $(STAMP)
 	$(BIN)/python tools/bench/environments.py $(VENV)/peers energon dali timm open_clip wids ray albumentations
-	OMP_NUM_THREADS=1 WDSKIT_ALL_PEERS=1 $(BIN)/python -m pytest tests/test_peers.py tests/test_bench_peers.py tests/peers/test_webdataset.py tests/peers/check_readers.py tests/peers/check_ray.py tests/peers/check_loader_ray.py tests/peers/check_recipes.py tests/peers/check_training.py
+	$(ALL) tests/test_peers.py tests/test_bench_peers.py tests/peers/test_webdataset.py tests/peers/check_*.py
 
-# `make test` uses two of the servers. A server that cannot be installed is listed, and its tests are skipped by name.
-# Azurite needs npm; nginx is taken from the PATH, or needs apt-get.
-remote: $(STAMP)
+# A server that cannot be installed is listed, and its tests are skipped by name. Azurite needs npm; nginx is taken from
+# the PATH, or needs apt-get.
+long-remote: $(STAMP)
 	-$(BIN)/python tools/bench/environments.py $(VENV)/peers moto fake_gcs azurite nginx
-	OMP_NUM_THREADS=1 WDSKIT_ALL_REMOTE=1 $(BIN)/python -m pytest tests/test_servers.py tests/storage tests/dataset/test_remote.py tests/loader/test_remote.py \
-		tests/loader/test_planned.py
+	$(ALL) tests/test_servers.py tests/storage tests/dataset/test_remote.py tests/loader/test_remote.py
 
-# Needs a GPU, and a build of torch for it: `make gpu BIN=FOLDER` uses the python in FOLDER.
-gpu:
-	$(BIN)/python -m pytest tests/gpu/check_device.py
-
-# `make test` runs a part.
-soak: $(STAMP)
-	OMP_NUM_THREADS=1 WDSKIT_ALL_SOAK=1 $(BIN)/python -m pytest -n auto tests/loader/test_soak.py tests/stages/test_random_pipelines.py \
-		tests/config/test_pairs.py
-
-# `make test` runs a part.
-fuzz: $(STAMP)
+long-fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/dev/fuzz_native.py --sanitize --images 1000000 --shards 1000000
 
-wheel: $(STAMP)
+# With Python 3.10 to 3.12, a part of the tests also runs with the oldest versions that wdskit allows.
+long-release: $(STAMP)
+	$(ALL) tests/test_release.py
+
+# `make long WHAT=gpu BIN=FOLDER` uses the python in FOLDER.
+long-gpu:
+	$(BIN)/python -m pytest tests/gpu/check_device.py
+
+long-wheel: $(STAMP)
 	rm -rf build
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
-
-# `make test` installs the wheel next to the packages of this environment. With Python 3.10 to 3.12, `make release` also
-# runs a part of the tests with the oldest versions that wdskit allows.
-release: $(STAMP)
-	OMP_NUM_THREADS=1 WDSKIT_ALL_RELEASE=1 $(BIN)/python -m pytest tests/test_release.py
 
 # Two ranks are stopped in the middle of the first epoch, as a cluster stops a job, and one rank goes on.
 TRAIN = OMP_NUM_THREADS=1 DATA=$(DEMO)/data $(BIN)/torchrun --standalone
@@ -153,13 +150,7 @@ docs: $(DOCS_STAMP)
 	@echo "Look at it: $(BIN)/python -m http.server --directory build/docs"
 
 bench: $(STAMP)
-	$(BIN)/python tools/bench/bench_parts.py
-
-bench-peers: $(STAMP)
-	$(BIN)/python tools/bench/bench_peers.py
-
-bench-remote: $(STAMP)
-	$(BIN)/python tools/bench/bench_remote.py
+	$(BIN)/python tools/bench/bench_$(or $(WHAT),parts).py
 
 clean:
 	rm -rf .venv .demo .bench .cache build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from folders import ALL
 from forking import Interpreter
 
 METRICS = ("samples_per_s", "cpu_ms", "first_s", "start_s", "next_epoch_s", "pss_mb")
@@ -17,9 +17,9 @@ METRICS = ("samples_per_s", "cpu_ms", "first_s", "start_s", "next_epoch_s", "pss
 def test_the_driver_measures_those_who_are_there_and_names_the_others(repository: Path, tmp_path: Path) -> None:
     """With little data: the numbers mean nothing, but each of three loaders delivers each sample once.
 
-    `make peers` also runs the images.
+    `make long WHAT=peers` also runs the images.
     """
-    parts = {"small": "small-2000"} | ({"images": "images-uint8"} if "WDSKIT_ALL_PEERS" in os.environ else {})
+    parts = {"small": "small-2000"} | ({"images": "images-uint8"} if ALL else {})
     command = [sys.executable, repository / "tools" / "bench" / "bench_peers.py", "--quick", "--no-install"]
     command += ["--parts", ",".join(parts), "--only", "bare", "wdskit", "webdataset", "litdata", "--json", "found.json"]
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)

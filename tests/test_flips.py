@@ -5,7 +5,7 @@ Headers have a checksum. The data of extension headers (GNU long names, pax reco
 of the shard covers the names there; `verify` compares it with the index. Such a change may rename members, so that
 their sample becomes two; no payload is lost or changed.
 
-WDSKIT_ALL_FAULTS=1 (`make faults`) changes every byte in each way and counts outcomes; otherwise a part is changed.
+`make long WHAT=faults` changes every byte in each way and counts outcomes; otherwise a part is changed.
 """
 
 from __future__ import annotations

@@ -469,7 +469,7 @@ def test_memory_does_not_grow(folder):
 
 @needs_native
 def test_mutated_files_have_one_verdict_and_no_finding_of_the_sanitizers():
-    """A part of what `make fuzz` runs."""
+    """A part of what `make long WHAT=fuzz` runs."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         pytest.skip("no C compiler")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import TESTS
+from folders import ALL, TESTS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from images import image_bytes
@@ -30,7 +30,6 @@ from wdskit.tar import reader
 from wdskit.tar.header import GNU_LONG_NAME_TYPE, Header, Overrides, parse_header
 
 OLD_WEBDATASET = Path(sys.prefix, "peers", "webdataset-0.2.86")  # installed by `make`; this environment has a newer one
-ALL_PEERS = "WDSKIT_ALL_PEERS" in os.environ  # set by `make peers`
 
 GNU_TAR = shutil.which("gtar") or "tar"
 TAR_PROGRAMS = [GNU_TAR, *filter(shutil.which, ["bsdtar", "busybox"])]
@@ -277,7 +276,7 @@ TREES = st.dictionaries(
 )
 
 
-@settings(max_examples=300 if ALL_PEERS else 20, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300 if ALL else 20, suppress_health_check=[HealthCheck.too_slow])
 @given(TREES, st.sampled_from(FORMATS[1:4]))
 def test_any_names_survive_gnu_tar(tmp_path_factory, samples, format_):
     """Any text in any folder name passes through GNU tar and each way of reading."""
@@ -300,15 +299,15 @@ def test_any_names_survive_gnu_tar(tmp_path_factory, samples, format_):
 
 
 def test_all_this_holds_with_webdataset_0_2_86():
-    """Run the tests of `peers/test_webdataset.py` and of the stages with the oldest supported webdataset. `make peers`
+    """Run the tests of `peers/test_webdataset.py` and of the stages with the oldest supported webdataset. `make long`
     also runs all tests of streams, which take most of the time.
     """
     files = [
         "tests/peers/test_webdataset.py",
         "tests/stages/test_batching.py",
-        *(["tests/stages/test_streaming.py", "tests/stages/test_stream_source.py"] if ALL_PEERS else []),
+        *(["tests/stages/test_streaming.py", "tests/stages/test_stream_source.py"] if ALL else []),
     ]
-    left_out = ["newest_version", *([] if ALL_PEERS else ["start_method", "python_exits"])]
+    left_out = ["newest_version", *([] if ALL else ["start_method", "python_exits"])]
     words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", " and ".join(f"not {name}" for name in left_out)]
     script = f"""
 import sys

@@ -1,6 +1,6 @@
-"""The released sdist and wheel, and wdskit as a user installs it. `make release` runs all tests, CI a part.
+"""The released sdist and wheel, and wdskit as a user installs it. `make long WHAT=release` runs all tests, CI a part.
 
-In CI the packages that wdskit needs are those of this environment; `make release` downloads them, and also the oldest
+In CI the packages that wdskit needs are those of this environment; `make long` downloads them, and also the oldest
 versions that pyproject.toml allows.
 """
 
@@ -18,17 +18,16 @@ from importlib.metadata import PathDistribution, distribution
 from pathlib import Path
 
 import pytest
-from folders import REPOSITORY, copy_tracked
+from folders import ALL, REPOSITORY, copy_tracked
 from packaging.requirements import Requirement
 
 import wdskit
 
-EXTRAS = ("remote", "tables")  # `make release` tries the oldest versions of their packages
+EXTRAS = ("tables",)  # `make long WHAT=release` tries the oldest versions of their packages
 OLDEST_TESTS = (
     *("order", "tar", "config", "cli", "codecs", "shards", "storage/test_objects.py", "test_view.py"),
-    *(f"packing/test_{name}.py" for name in ("plan", "same_bytes", "select", "transforms")),
-    *(f"packing/sources/test_{name}.py" for name in ("folder", "sources", "tables")),
-    *("stages/images", "stages/test_fields.py", "loader/test_planned.py", "promises/test_orders.py"),
+    *("packing/test_plan.py", "packing/sources", "promises/test_orders.py", "promises/test_same_bytes.py"),
+    *("stages/images", "stages/test_fields.py", "loader/test_planned.py"),
 )
 USE = """
 import os, sys
@@ -42,7 +41,7 @@ for step, (images, labels) in enumerate(pipe.loader()):
         print(*images.shape, images.dtype, len(labels))
 """
 
-_ONLY_RELEASE = pytest.mark.skipif("WDSKIT_ALL_RELEASE" not in os.environ, reason="for `make release`: it downloads")
+_ONLY_RELEASE = pytest.mark.skipif(not ALL, reason="for `make long WHAT=release`: it downloads")
 
 
 def run(*command: str | Path, cwd: Path) -> str:

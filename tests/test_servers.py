@@ -1,6 +1,6 @@
 """The same promises on each kind of store: reads return the right bytes, or an error that says what is wrong.
 
-`make test` runs them on seaweedfs and moto; `make remote` on all servers, and lists those that are not installed.
+`make test` runs them on seaweedfs and moto; `make long` on all servers, and lists those that are not installed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from folders import ALL
 from object_server import AZURE_ACCOUNT, SERVERS, Server, azure_signature, installed, put, read_ranges
 from shards import number_of, write_numbers
 
@@ -28,7 +29,6 @@ from wdskit.storage.buckets import list_objects
 from wdskit.storage.objects import ObjectFile
 from wdskit.storage.urls import open_stream, read_bytes, scheme_of
 
-ALL_REMOTE = "WDSKIT_ALL_REMOTE" in os.environ  # set by `make remote`
 FAIR_PART = ("seaweedfs", "moto")
 BODY = random.Random(11).randbytes(3_000_000)
 NAMES = ["a b.tar", "c+d&e=f.tar", "é雪\U0001f600.tar", "p%41q.tar", "p%2Fq.tar", "#?.tar", "a'b(1)~!*.tar"]
@@ -51,7 +51,7 @@ def environment(monkeypatch, tmp_path):
     requests.loop_of_this_process("").stores.clear()
 
 
-@pytest.fixture(scope="module", params=[name for name in SERVERS if ALL_REMOTE or name in FAIR_PART])
+@pytest.fixture(scope="module", params=[name for name in SERVERS if ALL or name in FAIR_PART])
 def running(request) -> Iterator[Server]:
     with SERVERS[request.param]() as server:
         yield server
@@ -131,7 +131,7 @@ def test_any_name_is_listed_and_read(server, at):
     assert list_objects(f"{at}/none/") == []
 
 
-@pytest.mark.skipif(not ALL_REMOTE, reason="1,005 uploads")
+@pytest.mark.skipif(not ALL, reason="1,005 uploads")
 def test_lists_of_several_pages_are_whole(server, at):
     """A page of S3 has 1,000 names, folders included."""
     if scheme_of(at) not in LISTED:
@@ -220,8 +220,8 @@ def run_server(monkeypatch):
     with contextlib.ExitStack() as stack:
 
         def run(name: str) -> Server:
-            if not (ALL_REMOTE or name in FAIR_PART):
-                pytest.skip("`make remote` runs it")
+            if not (ALL or name in FAIR_PART):
+                pytest.skip("`make long WHAT=remote` runs it")
             server = stack.enter_context(SERVERS[name]())
             server.put("open/a.tar", BODY)
             server.put("closed/a.tar", BODY)

@@ -119,21 +119,27 @@ def test_ci_runs_make_test(repository: Path) -> None:
 
 
 def test_each_make_target_can_be_planned_and_is_in_make_help_and_contributing(repository: Path) -> None:
-    """`make -n` plans it; `make help` and `make setup` need not be named there."""
+    """`make -n` plans it, and each test file that it names exists; `make help` and `make setup` are not listed."""
     environment = {**os.environ, "MAKEFLAGS": ""}
 
     def make(*words: str) -> str:
-        done = subprocess.run(
+        return subprocess.run(
             ["make", *words], cwd=repository, env=environment, check=True, capture_output=True, text=True
-        )
-        return done.stdout
+        ).stdout
 
-    [targets] = re.findall(r"^\.PHONY: (.*)$", (repository / "Makefile").read_text(), re.MULTILINE)
-    listed, page = make("help"), (repository / "CONTRIBUTING.md").read_text()
-    for target in {*targets.split()} - {"help", "setup"}:
-        assert make("-n", target)
-        assert re.search(rf"^make {target} ", listed, re.MULTILINE), target
-        assert re.search(rf"^make {target}\b", page, re.MULTILINE), target
+    makefile, page, listed = (
+        (repository / "Makefile").read_text(),
+        (repository / "CONTRIBUTING.md").read_text(),
+        make("help"),
+    )
+    [targets] = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    suites = re.findall(r"^long-(\w+):", makefile, re.MULTILINE)
+    for name in [*{*targets.split()} - {"help", "setup"}, *(f"long WHAT={suite}" for suite in suites)]:
+        planned = make("-n", *name.split())
+        assert planned
+        assert all([*repository.glob(path)] for path in re.findall(r" (tests/\S+)", planned)), planned
+        assert re.search(rf"^make {name}\b", page, re.MULTILINE), name
+        assert re.search(rf"^(make| +) {name.removeprefix('long ')} ", listed, re.MULTILINE), name
 
 
 def test_the_demo_installs_what_it_runs_and_nothing_for_developers(repository: Path, script_environment) -> None:

@@ -1,7 +1,7 @@
 """Settings of a configuration in pairs: each pair runs with the right samples, or is refused by an error that names it.
 
 Every setting of `loader`, `errors`, `cache` and of the sources meets every other one, with valid and invalid values, in
-a YAML file with one setting per line. `WDSKIT_ALL_SOAK` runs all pairs; otherwise every `STRIDE`-th pair runs.
+a YAML file with one setting per line. `WDSKIT_ALL` runs all pairs; otherwise every `STRIDE`-th pair runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import io
 import itertools
 import json
-import os
 import random
 import re
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from folders import ALL
 from shards import write_numbers
 
 from wdskit import load_config, make_loader, plan
@@ -29,7 +29,7 @@ from wdskit.dataset.index import read_index
 from wdskit.errors import ConfigError, FolderIndexError, WdskitError
 from wdskit.shards.index import index_folder
 
-STRIDE = 1 if os.environ.get("WDSKIT_ALL_SOAK") else 60
+STRIDE = 1 if ALL else 60
 COUNTS = [10, 5, 9]
 HALF = [number for number in range(24) if number % 2]
 """The samples of the split `half`."""

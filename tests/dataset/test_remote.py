@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from folders import ALL
 from parts import wait
 from shards import number_of, write_numbers
 
@@ -24,8 +25,6 @@ from wdskit.shards.index import index_folder
 from wdskit.shards.verify import verify
 from wdskit.storage import requests
 from wdskit.storage.cache import parts_of
-
-ALL = "WDSKIT_ALL_REMOTE" in os.environ  # set by `make remote`
 
 VALIDATORS = {
     "strong": lambda data, changes: {"ETag": f'"{hashlib.md5(data).hexdigest()}"'},

@@ -1,18 +1,18 @@
 """The error budget covers every error that one sample can cause: each stage and fault, in threads, processes, streams.
 
-WDSKIT_ALL_FAULTS=1 (`make faults`) runs the whole table in worker processes too; otherwise a part of it runs there.
+`make long WHAT=faults` runs the whole table in worker processes too; otherwise a part of it runs there.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from folders import ALL
 from images import image_bytes
 from masks import mask_of
 from PIL import Image
@@ -269,7 +269,7 @@ ROWS = [(stage, *row) for stage, rows in TABLE.items() for row in rows or ()]
 NAMES = [" - ".join(filter(None, row[:3])) for row in ROWS]
 PLANNED = {"here": {"workers": 0}, "threads": {"workers": 0, "threads": 3}}
 FORKED = {"workers": 1, "threads": 2, "start_method": "fork"}
-IN_PROCESSES = range(0, len(ROWS), 1 if os.environ.get("WDSKIT_ALL_FAULTS") else 12)
+IN_PROCESSES = range(0, len(ROWS), 1 if ALL else 12)
 CASES = [
     *(
         pytest.param(row, way, id=f"{NAMES[at]} - {name}")

@@ -1,4 +1,4 @@
-"""Loaders with a real GPU: `device`, `pin_memory`, start methods and NCCL. `make gpu` runs this file, `make test` does
+"""Loaders with a real GPU: `device`, `pin_memory`, start methods and NCCL. `make long` runs this file, `make test` does
 not.
 """
 
@@ -33,7 +33,7 @@ WAYS = [{"workers": 0}, {"workers": 0, "threads": 4}, {"workers": 2, "threads": 
 
 @pytest.fixture(scope="module", autouse=True)
 def _gpu() -> None:
-    assert torch.cuda.is_available(), "make gpu needs a GPU"
+    assert torch.cuda.is_available(), "make long WHAT=gpu needs a GPU"
     torch.cuda.init()
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+from folders import ALL
+
 from wdskit.testing import Disk
 
 CHILD_S = 240
 """Longest time of a child of `run_child`."""
-
-ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))  # set by `make faults`
 
 
 OWN = (".wdskit.lock", ".wdskit.last-run")

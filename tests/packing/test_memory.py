@@ -1,15 +1,14 @@
-"""A plan of many rows takes little memory: with WDSKIT_ALL_SIZES=1, 10^7 rows take under 500 MB."""
+"""A plan of many rows takes little memory: with WDSKIT_ALL=1, 10^7 rows take under 500 MB."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from folders import ALL
 
-ALL = bool(os.environ.get("WDSKIT_ALL_SIZES"))
 NUM_ROWS = 10**7 if ALL else 2 * 10**5
 LIMIT_MB = 500 if ALL else 60  # of the growth since 1,000 rows were packed, if not all sizes are tried
 

@@ -1,7 +1,7 @@
-"""Batches from a Ray cluster of three nodes on this machine. `make peers` installs Ray and runs this, `make test` does
+"""Batches from a Ray cluster of three nodes on this machine. `make long` installs Ray and runs this, `make test` does
 not.
 
-`WDSKIT_ALL_KILLS=1` kills actors and nodes at 200 random moments; the default is a few.
+`WDSKIT_ALL=1` kills actors and nodes at 200 random moments; the default is a few.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import REPOSITORY
+from folders import ALL, REPOSITORY
 from shards import write_pictures
 
 from wdskit import Pipeline
 from wdskit.shards.index import index_folder
 
 PYTHON = Path(os.environ.get("WDSKIT_RAY_PYTHON", Path(sys.prefix, "peers", "ray", "bin", "python")))
-NUM_KILLS = 200 if os.environ.get("WDSKIT_ALL_KILLS") else 6
+NUM_KILLS = 200 if ALL else 6
 STEPS = 250  # steps of each rank
 BATCH = 4
 
@@ -149,7 +149,7 @@ class Cluster:
     """Runs a cluster in another process, and scripts on it."""
 
     def __init__(self, folder: Path) -> None:
-        assert PYTHON.exists(), f"{PYTHON} is not there. Run `make peers`."
+        assert PYTHON.exists(), f"{PYTHON} is not there. Run `make long WHAT=peers`."
         self.folder = folder
         for name, text in (
             ("cluster.py", CLUSTER),

@@ -1,4 +1,4 @@
-"""`pack --on ray` on a cluster of this machine. `make peers` installs Ray and runs this; `make test` does not."""
+"""`pack --on ray` on a cluster of this machine. `make long` installs Ray and runs this; `make test` does not."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ pack(source, dest, on="ray", disk=disk, **options)
 
 @pytest.fixture
 def script(tmp_path):
-    assert PYTHON.exists(), f"{PYTHON} is not there. Run `make peers`."
+    assert PYTHON.exists(), f"{PYTHON} is not there. Run `make long WHAT=peers`."
     (tmp_path / "run_pack.py").write_text(PACK)
     return tmp_path / "run_pack.py"
 

@@ -1,6 +1,6 @@
 """Other readers read our shards, with the files that they need next to them, and behave as docs/formats.md says.
 
-`make peers` installs the readers, each in an environment of its own, and runs these tests; `make test` does not.
+`make long` installs the readers, each in an environment of its own, and runs these tests; `make test` does not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Sample = tuple[str, dict[str, bytes]]
 def ask(reader: str, *words: str, **environment: str) -> Any:
     """Return the last output of `read_with_<reader>.py`; None if the script fails before that."""
     python = ENVIRONMENTS / reader / "bin" / "python"
-    assert reader == "datasets" or python.exists(), f"{python} is not there. Run `make peers`."
+    assert reader == "datasets" or python.exists(), f"{python} is not there. Run `make long WHAT=peers`."
     command = [str(python) if reader != "datasets" else sys.executable, "-W", "ignore"]
     options = {"env": {**os.environ, **environment}, "capture_output": True, "text": True}
     done = subprocess.run([*command, str(HERE / f"read_with_{reader}.py"), *words], check=False, timeout=600, **options)

@@ -1,4 +1,4 @@
-"""Recipes of the pages that need a package which `make test` does not have. `make peers` installs it and runs this."""
+"""Recipes of the pages that need a package which `make test` does not have. `make long` installs it and runs this."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wdskit import pack
 @pytest.mark.parametrize("package", ["albumentations"])
 def test_a_recipe_runs_as_written(package, tmp_path, load_tool):
     python = Path(sys.prefix, "peers", package, "bin", "python")
-    assert python.exists(), f"{python} is not there. Run `make peers`."
+    assert python.exists(), f"{python} is not there. Run `make long WHAT=peers`."
     page = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     [block] = [block for block in blocks if f"import {package}" in block]

@@ -1,4 +1,4 @@
-"""timm and open_clip train an epoch on wdskit's loaders, with shards of `pack`. `make peers` installs them."""
+"""timm and open_clip train an epoch on wdskit's loaders, with shards of `pack`. `make long` installs them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(package: str, *words: str) -> Any:
-    [site] = Path(sys.prefix, "peers", package, "lib").glob("python*/site-packages")  # `make peers` creates it
+    [site] = Path(sys.prefix, "peers", package, "lib").glob(
+        "python*/site-packages"
+    )  # `make long WHAT=peers` creates it
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, HELPERS, site)))}
     command = [sys.executable, "-W", "ignore", str(HERE / f"train_with_{package}.py"), *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import os
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import webdataset
+from folders import ALL
 from images import image_bytes
 from PIL import Image
 from shards import even, key_of, number_of, write_numbers, write_pictures
@@ -28,7 +28,6 @@ from wdskit import Pipeline, ShardError, make_loader
 # webdataset does not close its files; the garbage collector does.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-ALL_PEERS = "WDSKIT_ALL_PEERS" in os.environ  # set by `make peers`
 SPECS = ["l8", "l", "rgb8", "rgb", "rgba8", "pil", "pilrgb", "torchrgb8", "torchrgb"]
 
 
@@ -338,7 +337,7 @@ def test_a_built_pipeline_is_one_of_its_own(six):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("start_method", ["fork", "spawn"] if ALL_PEERS else ["fork"])
+@pytest.mark.parametrize("start_method", ["fork", "spawn"] if ALL else ["fork"])
 def test_web_loader_runs_it(six, workers, start_method):
     context = start_method if workers else None
     loader = webdataset.WebLoader(

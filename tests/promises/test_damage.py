@@ -1,7 +1,7 @@
 """A damaged file is an error or gives the samples that were written: nothing cut short or mixed up becomes a sample.
 
 Shards are cut at each length and changed byte by byte, then read in every public way. Damage inside a payload is found
-by the sha256 in the index: `verify`, or `check: sha256`. WDSKIT_ALL_FAULTS=1 tries each cut and flip, otherwise a part.
+by the sha256 in the index: `verify`, or `check: sha256`. WDSKIT_ALL=1 tries each cut and flip, otherwise a part.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from disks import ALL, HastyDisk, KillingDisk, WatchedDisk, run_child
+from disks import HastyDisk, KillingDisk, WatchedDisk, run_child
+from folders import ALL
 from formats import WORK_FOLDER, files_in, read_folder, tar_bytes, write_tar
 from writing import pack
 

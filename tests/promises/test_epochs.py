@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from disks import ALL
+from folders import ALL
 from writing import pack
 
 from wdskit import Pipeline, StateError, WdskitError

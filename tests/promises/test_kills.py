@@ -3,7 +3,7 @@
 A reader then sees the old data set or the new one, or no data set where none was, never a mixture. The same call again
 gives the bytes of a run that nobody disturbed, and leaves nothing but the files of the data set.
 
-Disks that stop, fail or forget are subclasses of `wdskit.testing.Disk`. WDSKIT_ALL_FAULTS=1 tries every operation and
+Disks that stop, fail or forget are subclasses of `wdskit.testing.Disk`. WDSKIT_ALL=1 tries every operation and
 kills 200 times; otherwise a part.
 """
 
@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disks import ALL, FailingDisk, HastyDisk, KillingDisk, PowerLossDisk, SlowDisk, Stopped, WatchedDisk, run_child
+from disks import FailingDisk, HastyDisk, KillingDisk, PowerLossDisk, SlowDisk, Stopped, WatchedDisk, run_child
+from folders import ALL
 from formats import (
     WORK_FOLDER,
     data_names,

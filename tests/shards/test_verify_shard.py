@@ -1,12 +1,11 @@
 """`verify` finds all damage: flipped bits, swapped and zeroed blocks, in shards and index files.
 
 A sweep tries damages and returns the damages that were not found. For each check there is a mutant without it, which
-the sweep must catch. WDSKIT_ALL_FAULTS=1 (`make faults`) tries all damages; otherwise a part of them is tried.
+the sweep must catch. `make long WHAT=faults` tries all damages; otherwise a part of them is tried.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 from disks import HastyDisk
+from folders import ALL
 from images import image_bytes
 
 from wdskit import pack, verify
@@ -22,7 +22,6 @@ from wdskit.dataset.index import read_index
 from wdskit.shards import verify_shard as checking
 from wdskit.shards.verify_shard import Finding
 
-ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 NUM_FLIPS = 4000 if ALL else 200
 NUM_BLOCKS = 200 if ALL else 25
 BLOCK = 512

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import simplejpeg
-from real_sizes import ALL, NUM_LARGE, Samples, large, rows, small, without_json
+from folders import ALL
+from real_sizes import NUM_LARGE, Samples, large, rows, small, without_json
 
 from wdskit import LocalShard, Pipeline, pack
 

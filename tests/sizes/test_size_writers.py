@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from disks import HastyDisk
+from folders import ALL
 from rays import FakeRay
 from real_sizes import (
-    ALL,
     SHARD_BYTES,
     Samples,
     check_folder,

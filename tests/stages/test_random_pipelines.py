@@ -1,13 +1,12 @@
 """Random pipelines are compared with PIL and numpy, value by value; the reference knows a field by its name alone.
 
 A pipeline decodes, moves, makes, drops, changes and batches values in any order, in images of any size, with any number
-of classes and channels and beside any other fields. `WDSKIT_ALL_SOAK` runs 3,000 of them.
+of classes and channels and beside any other fields. `WDSKIT_ALL` runs 3,000 of them.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import random
 import tarfile
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from folders import ALL
 from images import encoded, photo
 from PIL import Image
 from shards import write_shard
@@ -28,7 +28,7 @@ from wdskit.shards.index import index_folder
 from wdskit.stages import collate, roles
 from wdskit.stages.images import geometry
 
-COUNT = 3000 if os.environ.get("WDSKIT_ALL_SOAK") else 80
+COUNT = 3000 if ALL else 80
 SIZES = [(20, 26), (3, 4), (1, 3), (8, 8)]
 NAMES = ["a", "b", "c.png", "left.jpg", "x.npy", "jpg", "seg.png", "heat"]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-import os
 import re
 import tarfile
 import tracemalloc
@@ -17,6 +16,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from folders import ALL
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tar_corpus import CASES, END, GNU, USTAR, V7, file_of, header, long_name, member, pax, record
@@ -31,8 +31,6 @@ from wdskit.tar.header import HeaderError, parse_header, parse_octal
 from wdskit.tar.reader import TarReader, locate_members
 from wdskit.tar.walk import TarWalk
 from wdskit.tar.window import LargeData
-
-ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))  # set by `make faults`
 
 Samples = list[tuple[str, dict[str, bytes]]]
 
