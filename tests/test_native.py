@@ -26,8 +26,7 @@ from wdskit.codecs.images import decode_image, jpeg_size
 from wdskit.engine import reader
 from wdskit.native import INTERFACE, native
 from wdskit.stages.images import fused, geometry
-from wdskit.stages.images.fused import Axis, JpegPlan
-from wdskit.stages.images.output import OutputFormat, to_numbers
+from wdskit.stages.images.fused import Axis, JpegPlan, OutputFormat
 
 MAX_PIXELS = 1 << 24
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -92,7 +91,10 @@ def decode_in_python(
     part = geometry.crop(whole, rows.low, columns.low, rows.high - rows.low, columns.high - columns.low)
     resized = geometry.resize(part, (rows.total, columns.total))
     pixels = resized[rows.skip : rows.skip + rows.size, columns.skip : columns.skip + columns.size]
-    return to_numbers(np.ascontiguousarray(pixels[:, ::-1] if flip else pixels), form)
+    pixels = np.ascontiguousarray(pixels[:, ::-1] if flip else pixels)
+    if form.normalize is not None:
+        return geometry.normalize(pixels, *form.normalize)
+    return np.divide(pixels, np.float32(255), dtype=np.float32) if form.is_float else pixels
 
 
 # --- which module is used

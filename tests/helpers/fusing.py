@@ -37,7 +37,6 @@ ENDINGS = {
     "normalize": [Normalize(mean=[0.4], std=[0.3])],
     "tensor": [TENSOR],
     "flip normalize tensor": [FLIP, NORMALIZE, TENSOR],
-    "flip tensor normalize": [FLIP, TENSOR, NORMALIZE],
 }
 
 

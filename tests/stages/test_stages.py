@@ -447,12 +447,6 @@ def test_a_dict_made_by_a_function_behind_to_tuple_is_collated_by_its_names(patt
     assert torch.equal(batch["png"], images_of(pictures))
 
 
-def test_the_message_of_an_image_renamed_before_decode_says_so(pattern):
-    pipe = Pipeline().stream(pattern).rename(image="jpg;png").decode("rgb8").center_crop(8)
-    with pytest.raises(SampleError, match=r"`image` is not decoded yet.*, before the field gets this name"):
-        list(pipe.loader(workers=0))
-
-
 def two_images(sample):
     pixels = sample.pop("jpg", None)
     pixels = sample.pop("png") if pixels is None else pixels
@@ -487,7 +481,7 @@ def is_k001(sample):
 def test_a_field_is_an_image_or_a_mask_of_a_stage(pattern, stage):
     """Otherwise the mask would be blended as an image, and then resized again."""
     settings = {"fields": ["jpg;png"], "masks": ["png"], **({"size": 6} if stage == "resize" else {})}
-    with pytest.raises(ConfigError, match="`png` cannot be in `fields` and in `masks`"):
+    with pytest.raises(ConfigError, match="`fields` and `masks` have a field in common"):
         getattr(Pipeline().stream(pattern).decode("rgb8"), stage)(**settings)
 
 
@@ -534,7 +528,7 @@ def test_schedules_without_a_weight_or_with_a_huge_position_are_refused(tmp_path
     index_folder(tmp_path, workers=1)
     part = {"shards": str(tmp_path), "weight": {0: 1, 1000: 0}}
     pipe = Pipeline().exact(mixture=[part, part]).batched(2).with_epoch(5)
-    with pytest.raises(PipelineError, match="exact: mixture: at every position, at least one part must have a"):
+    with pytest.raises(PipelineError, match=r"exact: mixture: .* at every position one part must have a weight"):
         pipe.loader(workers=0)
     with pytest.raises(ConfigError, match=r"weight\.10{30}: Input should be less than 10{18}, not 10{30}"):
         Pipeline().exact(mixture=[{**part, "weight": {0: 1, 10**30: 2}}])

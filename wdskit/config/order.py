@@ -87,7 +87,7 @@ class _Before:
             early = "`map_tuple` takes tuples, but gets samples (dicts). Put `to_tuple` before it, or use `map_dict`."
             return early if self.shape == "dict" else ""
         if kind == "each" and not stage.takes_any:
-            if self.batched_at is not None and name != "torchvision":
+            if self.batched_at is not None:
                 made = f"`batched` at [{self.batched_at}] has made batches"
                 return f"`{name}` takes samples, but {made}. Put it before `batched`."
             if self.shape == "tuple" and self.batched_at is None:

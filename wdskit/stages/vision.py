@@ -5,22 +5,21 @@ torchvision is an extra, `wdskit[torchvision]`. It is imported when a pipeline w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from wdskit.config.types import refuse, show, wrong_kind
+from wdskit.config.types import refuse, show
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, Origin, PerSampleStage, Run
 from wdskit.stages.fields import check_dict, pick
+from wdskit.stages.images.transforms import only_image
 from wdskit.stages.roles import Live, Roles
 from wdskit.text import install_extra
-
-AFTER_BATCHED = ("MixUp", "CutMix")
-_NEEDS_LIST = "a list of transforms is needed, as in [{RandomResizedCrop: {size: 224}}, RandomHorizontalFlip]"
 
 FieldKind = Annotated[
     Annotated[Literal["image", "mask", "labels", "keypoints"], Tag("[list]")]
@@ -30,59 +29,31 @@ FieldKind = Annotated[
 FieldKinds = Annotated[dict[str, FieldKind], Field(min_length=1)]
 
 
-def _check_transforms(value: object) -> tuple[Any, ...]:
-    if not isinstance(value, (list, tuple)) or not value:
-        raise refuse(wrong_kind(value, _NEEDS_LIST))
-    for item in value:
-        _name_and_settings(item)
-    try:
-        import torchvision.transforms.v2  # noqa: F401
-    except (ImportError, RuntimeError):
-        return tuple(value)  # `bind` raises the error
-    for item in value:
-        make_transform(item)
-    return tuple(value)
-
-
-def _name_and_settings(item: object) -> tuple[str, dict[str, Any]] | None:
-    """Return (name, settings) of a transform in YAML; None if `item` is a transform already, which is any callable.
-    PydanticCustomError: `item` is not a name, {Name: {setting: value}} or a callable.
-    """
-    if isinstance(item, str):
-        return item, {}
-    if isinstance(item, Mapping):
-        [pair] = item.items() if len(item) == 1 else [(None, None)]
-        name, settings = pair
-        if not isinstance(name, str) or not isinstance(settings or {}, Mapping):
-            raise refuse(f"{show(item)} is not {{Name: {{setting: value}}}}.")
-        return name, dict(settings or {})
-    if not callable(item):
-        raise refuse(f"{show(item)} is neither the name of a transform nor a transform.")
-    return None
+def _check_transforms(transforms: tuple[Any, ...]) -> tuple[Any, ...]:
+    with contextlib.suppress(ImportError, RuntimeError):  # `bind` raises that torchvision cannot be imported
+        for item in transforms:
+            make_transform(item)
+    return transforms
 
 
 def make_transform(item: Any) -> Any:
-    """Return the transform that `item` describes: a name, or {Name: {setting: value}}. Return a transform unchanged.
+    """Return the transform that `item` describes: a name, or {Name: {setting: value}}. Return a callable unchanged.
 
     Raises:
         PydanticCustomError: torchvision has no transform with this name, or its settings are invalid.
+        ImportError, RuntimeError: torchvision cannot be imported.
     """
     from torchvision.transforms import v2
 
-    parts = _name_and_settings(item)
-    if parts is None:
+    if callable(item):
         return item
-    name, settings = parts
-    kind: Any = getattr(v2, name, None) if not name.startswith("_") else None
-    is_transform = isinstance(kind, type) and issubclass(kind, v2.Transform) and kind is not v2.Transform
-    if name == "Lambda" or not is_transform:
-        what = "runs code" if name == "Lambda" else "is not a transform of torchvision.transforms.v2"
-        raise refuse(f"`{name}` {what}. Call your own functions with `map`.")
-    settings = {setting: _value_of(setting, value) for setting, value in settings.items()}
-    if name == "SanitizeBoundingBoxes":
-        settings.setdefault("labels_getter", labels_of)
+    [(name, settings)] = item.items() if isinstance(item, Mapping) and len(item) == 1 else [(item, {})]
+    kind = getattr(v2, name, None) if isinstance(name, str) and not name.startswith("_") else None
+    if not isinstance(kind, type) or not issubclass(kind, v2.Transform):
+        msg = f"{show(name)} is not a transform of torchvision.transforms.v2, as in {{Resize: {{size: 224}}}}"
+        raise refuse(f"{msg}. Call your own functions with `map`.")
     try:
-        return kind(**settings)
+        return kind(**{setting: _value_of(setting, value) for setting, value in dict(settings or {}).items()})
     except (TypeError, ValueError) as err:
         raise refuse(f"{name}: {str(err).rstrip('.')}.") from None
 
@@ -90,7 +61,7 @@ def make_transform(item: Any) -> Any:
 def _value_of(setting: str, value: Any) -> Any:
     """Convert the value of a setting in YAML for torchvision. For `transforms` and `transform`, names of transforms
     become objects. For `dtype` and `interpolation`, a name becomes an object. Return other values unchanged.
-    PydanticCustomError: A name is unknown, or the settings of a named transform are invalid.
+    ValueError: A name is unknown, or the settings of a named transform are invalid.
     """
     import torch
     from torchvision.transforms import v2
@@ -99,42 +70,11 @@ def _value_of(setting: str, value: Any) -> Any:
         return [make_transform(each) for each in value] if isinstance(value, (list, tuple)) else make_transform(value)
     if setting == "dtype" and isinstance(value, str):
         dtype = getattr(torch, value, None)
-        if not isinstance(dtype, torch.dtype):
-            raise refuse(f"dtype: {show(value)} is not a dtype of torch, such as float32.")
-        return dtype
-    if setting == "interpolation" and isinstance(value, str):
-        known = [mode.value for mode in v2.InterpolationMode]
-        if value not in known:
-            raise refuse(f"interpolation: {show(value)} is not one of {', '.join(known)}.")
-        return v2.InterpolationMode(value)
-    return value
+        return dtype if isinstance(dtype, torch.dtype) else value
+    return v2.InterpolationMode(value) if setting == "interpolation" and isinstance(value, str) else value
 
 
-def _takes_first_labels(transform: Any) -> bool:
-    """Return whether a transform is, or contains at any depth, a `SanitizeBoundingBoxes` with torchvision's default
-    `labels_getter`, which takes only one value of labels from a sample.
-    """
-    inner = getattr(transform, "transforms", ())  # a container of torchvision may hold a list
-    children = [*(inner if isinstance(inner, Iterable) else ())]
-    children += transform.children() if hasattr(transform, "children") else ()
-    return getattr(transform, "labels_getter", None) == "default" or any(map(_takes_first_labels, children))
-
-
-def labels_of(sample: Mapping[str, Any]) -> Any:
-    """Return the values of all keys that start with "labels", as a tuple. Return None if `sample` has no such key or
-    is not a dict.
-
-    This is the default `labels_getter` of `SanitizeBoundingBoxes`.
-    """
-    labels = (
-        tuple(value for name, value in sample.items() if name.startswith("labels")) if isinstance(sample, dict) else ()
-    )
-    return labels or None
-
-
-Transforms = Annotated[
-    tuple[Any, ...], PlainValidator(_check_transforms), WithJsonSchema({"type": "array", "items": {}, "minItems": 1})
-]
+Transforms = Annotated[tuple[Any, ...], Field(min_length=1), AfterValidator(_check_transforms)]
 
 
 class Torchvision(PerSampleStage):
@@ -142,7 +82,7 @@ class Torchvision(PerSampleStage):
 
     torch's random numbers depend on the seed, the stage and the sample's position. torch's global generator is not
     changed. Images and masks become tensors ([channels, ]height, width). An image of Pillow that is not a mask
-    stays an image of Pillow. After `batched`, only `MixUp` and `CutMix` are possible.
+    stays an image of Pillow. `MixUp` and `CutMix` take batches: call them in a `map` after `batched`.
     """
 
     name: ClassVar[str] = "torchvision"
@@ -158,7 +98,7 @@ class Torchvision(PerSampleStage):
         None,
         description="Maps each field to its kind: image, mask, labels, keypoints, or boxes as {boxes: xywh}, "
         "{boxes: xyxy} or {boxes: cxcywh}. The result for a path in JSON is stored as a field with the path as its "
-        "name. Default: the only image field; after `batched`, the first two values of a tuple: images and labels.",
+        "name. Default: the only image field.",
     )
 
     @property
@@ -178,46 +118,29 @@ class Torchvision(PerSampleStage):
         return live.using(self.fields or (), images=not self.fields)
 
     def bind(self, context: Context, label: str) -> BoundTorchvision:
-        """Return the function that maps a sample or a batch to a transformed copy. `label` is the key of the random
-        numbers (see `PerSampleStage.bind`).
-
-        Raises:
-            PipelineError: torchvision is not installed, or its build does not fit torch. Or `SanitizeBoundingBoxes` is
-                given as an object that would filter only one of several fields of labels.
+        """Return the function that maps a sample to a transformed copy. `label` is the key of the random numbers (see
+        `PerSampleStage.bind`). PipelineError: torchvision is not installed, or its build does not fit torch.
         """
         try:
             from torchvision.transforms import v2
-        except ImportError as err:
-            raise PipelineError(f"torchvision: it is not installed.\n  {install_extra('torchvision')}") from err
-        except RuntimeError as err:  # as "operator torchvision::nms does not exist"
-            import torch
-
+        except (ImportError, RuntimeError) as err:  # RuntimeError: another build than torch's
             msg = f"torchvision: it cannot be imported: {err}."
-            raise PipelineError(f"{msg}\n  Install the build that belongs to torch {torch.__version__}.") from err
-        transforms = [make_transform(item) for item in self.transforms]
-        names = [type(transform).__name__ for transform in transforms]
-        labels = [name for name, kind in (self.fields or {}).items() if kind == "labels"]
-        if len(labels) > 1 and any(map(_takes_first_labels, transforms)):
-            msg = f"torchvision: this SanitizeBoundingBoxes would filter only one of the labels {', '.join(labels)}"
-            way = "Give its name, {'SanitizeBoundingBoxes': {...}}, or its `labels_getter`"
-            raise PipelineError(f"{msg}.\n  {way}.")
-        return BoundTorchvision(
-            v2.Compose(transforms), dict(self.fields or {}), context.roles, context.run, label, tuple(names)
-        )
+            raise PipelineError(f"{msg}\n  {install_extra('torchvision')}") from err
+        transform = v2.Compose([make_transform(item) for item in self.transforms])
+        return BoundTorchvision(transform, dict(self.fields or {}), context.roles, context.run, label)
 
 
 @dataclass(frozen=True)
 class BoundTorchvision:
-    """Applies the transforms of the stage `torchvision` to samples or batches.
+    """Applies the transforms of the stage `torchvision` to samples.
 
     Attributes:
         transform: All transforms of the stage, composed to one.
-        fields: Maps each field to change to its kind, a value of the setting `fields`. Empty: in a sample, the only
-            image field is changed; in a batch, the first two values of a tuple.
+        fields: Maps each field to change to its kind, a value of the setting `fields`. Empty: the only image field is
+            changed.
         roles: What the stages before say of the fields.
         run: The running pipeline, which has the random numbers.
         label: Key of the stage's random numbers.
-        names: The class names of the transforms.
     """
 
     transform: Any
@@ -225,89 +148,41 @@ class BoundTorchvision:
     roles: Roles
     run: Run
     label: str
-    names: tuple[str, ...]
 
     def __call__(self, sample: Any, origin: Origin) -> Any:
-        """Return a copy of the sample, or of the batch, with the fields changed. Errors of a transform pass unchanged.
+        """Return a copy of the sample with the fields changed. Errors of a transform pass unchanged.
 
         Raises:
             WdskitError: A field is missing, or is not of the kind that `fields` gives.
             PipelineError: The sample is not a dict, or a field is not decoded. Or `fields` is empty, and the sample has
-                no image field or several. Or `MixUp` or `CutMix` cannot find images and labels in the batch, or a batch
-                meets another transform.
+                no image field or several.
         """
         import torch
 
-        if origin.members:
-            return self._mix(sample, origin)
         check_dict("torchvision", sample)
-        kinds = self.fields or {self._only_image(sample): "image"}
-        inputs, keys = self._inputs_of(sample, kinds)
+        kinds = self.fields or {only_image("torchvision", sample, self.roles): "image"}
+        inputs = self._inputs_of(sample, kinds)
         # All threads share the generators of the process, so seeding and drawing happen under a lock.
         with self.run.call_lock(self.transform, global_rng=True), torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(self.run.rng_of(self.label)(origin).integers(1 << 63)))
             changed = self.transform(inputs)
-        return {**sample, **{name: _as_value(changed[key], kinds[name]) for name, key in keys.items()}}
+        labels = [name for name, kind in kinds.items() if kind == "labels"]
+        values = changed["fields"] | dict(zip(labels, changed["labels"], strict=True))
+        return {**sample, **{name: _as_value(value, kinds[name]) for name, value in values.items()}}
 
-    def _only_image(self, sample: Mapping[str, Any]) -> str:
-        images = [name for name in sample if self.roles.is_image(name)]
-        if len(images) != 1:
-            found = f"several images ({', '.join(images)})" if images else "no image"
-            raise PipelineError(f"torchvision: {found} in this sample. Name the fields, as in `fields: {{jpg: image}}`")
-        return images[0]
-
-    def _inputs_of(self, sample: Mapping[str, Any], kinds: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return (inputs, keys). `inputs` is the dict that the transforms take, with images and masks first. `keys`
-        maps each field to its key in `inputs`: "labels NAME" for a field NAME of the kind "labels", otherwise the
-        field.
+    def _inputs_of(self, sample: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the dict that the transforms take: under "fields" the values of the other fields by name, images and
+        masks first; under "labels" a tuple of all labels, where `SanitizeBoundingBoxes` finds them.
 
         `kinds` maps each field to its kind. The errors are those of `fields.pick` and `_as_input`.
         """
         inputs: dict[str, Any] = {}
-        keys: dict[str, str] = {}
         size: tuple[int, int] | None = None
         for name, kind in sorted(kinds.items(), key=lambda item: item[1] not in ("image", "mask")):
-            key = f"labels {name}" if kind == "labels" else name
-            inputs[key], image_size = _as_input(name, pick("torchvision", sample, name), kind, size)
+            inputs[name], image_size = _as_input(name, pick("torchvision", sample, name), kind, size)
             size = size or image_size
-            keys[name] = key
-        return inputs, keys
-
-    def _mix(self, batch: Any, origin: Origin) -> Any:
-        """Apply `MixUp` or `CutMix` to a batch, and return the new batch. `origin` decides the random numbers.
-
-        The first two values of a tuple are the images and the labels. In a dict, the setting `fields` names them.
-
-        Raises:
-            PipelineError: A transform is neither `MixUp` nor `CutMix`. Or the batch is neither a dict nor a tuple of
-                two or more values. Or the batch is a dict, and `fields` does not name one key of images and one of
-                labels in it.
-        """
-        import torch
-
-        other = next((name for name in self.names if name not in AFTER_BATCHED), None)
-        if other is not None:
-            raise PipelineError(
-                f"torchvision: `{other}` takes samples; put it before `batched`. After it are MixUp, CutMix"
-            )
-        if isinstance(batch, dict):
-            images = [name for name, kind in self.fields.items() if kind == "image"]
-            labels = [name for name, kind in self.fields.items() if kind == "labels"]
-            if len(images) != 1 or len(labels) != 1 or not {*images, *labels} <= batch.keys():
-                raise PipelineError("torchvision: name the images and the labels: `fields: {jpg: image, cls: labels}`")
-            pair = batch[images[0]], batch[labels[0]]
-        elif isinstance(batch, tuple) and len(batch) >= 2:
-            images, labels, pair = [], [], batch[:2]
-        else:
-            raise PipelineError(
-                "torchvision: after `batched` it takes images and labels, as a dict or the first of a tuple"
-            )
-        with self.run.call_lock(self.transform, global_rng=True), torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(self.run.rng_of(self.label)(origin).integers(1 << 63)))
-            mixed = self.transform(*pair)
-        if isinstance(batch, dict):
-            return {**batch, images[0]: mixed[0], labels[0]: mixed[1]}
-        return (*mixed, *batch[2:])
+        labels = tuple(inputs.pop(name) for name, kind in kinds.items() if kind == "labels")
+        return {"fields": inputs, "labels": labels}
 
 
 def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) -> tuple[Any, tuple[int, int] | None]:
@@ -345,7 +220,7 @@ def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) ->
     try:
         array = np.asarray(value)
     except ValueError as err:
-        raise WdskitError(f"torchvision: `{name}` has rows of different lengths") from err
+        raise WdskitError(f"torchvision: `{name}`: {err}") from err
     if kind == "labels":
         if array.dtype.kind not in "iub" and array.size:
             raise WdskitError(f"torchvision: `{name}`: labels are whole numbers, not {array.dtype}")

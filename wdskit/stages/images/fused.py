@@ -2,28 +2,28 @@
 
 The code in C makes JPEGs in this step. It makes the same draws as the single stages, and uint8 values that are equal to
 the bit, but decodes a JPEG that is at least twice as large as its result at 1/2, 1/4 or 1/8 of its size
-(docs/pipelines.md). Without that code, and for images that it leaves, the functions of the single stages run one after
-another. Both resize as uint8 and make floats of the result: a float image differs from the single stages' by up to one
-level of 255.
+(docs/pipelines.md). Without that code, and for images that it leaves, the single stages run one after another. Both
+decode to uint8 and make floats of the result: a float image of `decode: rgb` differs from that without fusion by up to
+one level of 255.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.codecs.formats import is_image_field
-from wdskit.codecs.images import decode_image, jpeg_size
+from wdskit.codecs.images import jpeg_size
 from wdskit.errors import DecodeError
 from wdskit.native import native
 from wdskit.stages.base import Context, Origin, PerSampleStage, Step, bind_steps, lives, stage_error
 from wdskit.stages.fields import Decode, FieldDecoder
 from wdskit.stages.images import geometry
-from wdskit.stages.images.output import OutputFormat, as_value, to_numbers
 from wdskit.stages.images.transforms import (
     CenterCrop,
     GeometricTransform,
@@ -64,10 +64,10 @@ def fuse(stages: Sequence[Any]) -> list[Any]:
     """Return the stages of a pipeline, with one FusedStages in place of each run of stages that can be fused.
 
     A run starts with `decode` of colour images (`rgb8`, `rgb`), followed directly by
-    `random_resized_crop`, or by `resize` with or without `center_crop`. `random_flip`, and then `normalize` and
-    `to_tensor` in any order, may follow. All transforms of a run have the same setting `fields`: one item, or none. Any
-    other stage, such as a user's function, ends the run. Stages with masks or with several fields, a `decode` with
-    `fuse: false`, and a `center_crop` with `fill` are not fused.
+    `random_resized_crop`, or by `resize` with or without `center_crop`. `random_flip`, `normalize` and `to_tensor` may
+    follow, in this order. All transforms of a run have the same setting `fields`: one item, or none. Any other stage,
+    such as a user's function, ends the run. Stages with masks or with several fields, and a `decode` with
+    `fuse: false`, are not fused.
     """
     fused: list[Any] = []
     at = 0
@@ -86,13 +86,11 @@ def _run_at(stages: Sequence[Any], at: int) -> list[Any]:
     run: list[Any] = [decode]
 
     def add(*kinds: type[ImageTransform]) -> bool:
-        """Append the next stage to `run`, and return True, if it is one of `kinds`, has no masks, has the `fields` of
-        the first transform of `run`, and is not a `center_crop` with `fill`.
+        """Append the next stage to `run`, and return True, if it is one of `kinds`, has no masks, and has the `fields`
+        of the first transform of `run`.
         """
         stage = stages[at + len(run)] if at + len(run) < len(stages) else None
         if not isinstance(stage, kinds) or stage.mask_names or (len(run) > 1 and stage.fields != run[1].fields):
-            return False
-        if isinstance(stage, CenterCrop) and stage.fill:  # the fused step pads with 0
             return False
         run.append(stage)
         return True
@@ -101,12 +99,42 @@ def _run_at(stages: Sequence[Any], at: int) -> list[Any]:
         return []
     if isinstance(run[1], Resize):
         add(CenterCrop)
-    add(RandomFlip)
-    if add(Normalize):
-        add(ToTensor)
-    elif add(ToTensor):
-        add(Normalize)
+    for kind in (RandomFlip, Normalize, ToTensor):
+        add(kind)
     return run
+
+
+@dataclass(frozen=True)
+class OutputFormat:
+    """The form of an image that leaves a run of stages.
+
+    Attributes:
+        is_float: Whether the values are float32, 0..1 or normalized; otherwise uint8.
+        is_tensor: Whether a sample has a tensor (3, height, width); otherwise an array (height, width, 3).
+        normalize: Mean and standard deviation of `normalize`, for values 0..1; None without `normalize`.
+    """
+
+    is_float: bool
+    is_tensor: bool = False
+    normalize: tuple[Sequence[float], Sequence[float]] | None = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the image, float32 or uint8."""
+        return np.dtype(np.float32 if self.is_float else np.uint8)
+
+    @property
+    def factors(self) -> bytes | None:
+        """The argument with which the code in C writes values of this format. None: uint8. Empty bytes: value / 255.
+        Otherwise value * scale + shift, with three scales and three shifts as bytes of float32.
+        """
+        if not self.is_float:
+            return None
+        if self.normalize is None:
+            return b""
+        mean, std = self.normalize
+        numbers = np.concatenate(geometry.affine_numbers(tuple(mean), tuple(std), 255.0))
+        return np.repeat(numbers, 6 // len(numbers)).tobytes()
 
 
 class Axis(NamedTuple):
@@ -202,10 +230,11 @@ class FusedStep:
         return self.out_shape is not None and native() is not None
 
     def value_of(self, written: NDArray[Any]) -> Any:
-        """Convert an image that `carry_out` has written to `out` into the image that `carry_out` without `out` puts
-        into a sample: an array or a tensor, perhaps a view of `written`, which is (1, *out_shape).
+        """Return an image that `carry_out` has written to `out`, (1, *out_shape), in the form in which `carry_out`
+        without `out` puts it into a sample: as an array or a tensor, which is a view of `written`.
         """
-        return as_value(written[0].transpose(1, 2, 0), self.output_format)
+        image = written[0].transpose(1, 2, 0)
+        return geometry.to_tensor(image) if self.output_format.is_tensor else image
 
     def __call__(self, sample: Any, origin: Origin, out: NDArray[Any] | None = None) -> Any:
         """Return the sample after all stages. If `out` is given, the image is written to `out`, which then is the image
@@ -225,17 +254,16 @@ class FusedStep:
         Returns:
             The argument of `carry_out`. If a field cannot be decoded, `carry_out` raises the error.
         """
-        field = self._field_of(sample) if isinstance(sample, dict) else None
+        if not isinstance(sample, dict):
+            return Prepared(origin, sample)
+        field = self._field_of(sample)
+        values = {name: value if name == field else _as_bytes(value) for name, value in sample.items()}
         if field is not None:
             with contextlib.suppress(Exception):  # the single stages raise it again, in the order of the fields
-                values = {
-                    name: value if name == field else self.decode.decode_one(name, _as_bytes(value))
-                    for name, value in sample.items()
-                }
-                return Prepared(origin, values, field, self._plan(values[field], origin))
-        if isinstance(sample, dict):
-            sample = {name: _as_bytes(value) for name, value in sample.items()}
-        return Prepared(origin, sample)
+                others = {name: self.decode.decode_one(name, value) for name, value in values.items() if name != field}
+                return Prepared(origin, values | others, field, self._plan(values[field], origin))
+            values[field] = bytes(values[field])
+        return Prepared(origin, values)
 
     def carry_out(self, prepared: Prepared, out: NDArray[Any] | None = None) -> Any:
         """Return the sample after all stages: its fields decoded and its image cropped.
@@ -250,27 +278,32 @@ class FusedStep:
         Raises:
             SampleError: A stage failed. The error names stage, shard and key.
         """
-        origin, values, field, plan = prepared
-        if field is None:
-            sample = values
-            for step in self.single_steps:
-                try:
-                    sample = step.function(sample, origin)
-                except Exception as err:
-                    raise stage_error(step.name, origin, err) from err
-            return sample
+        origin, sample, field, plan = prepared
         if plan is not None:
+            assert field is not None
             written = _empty((plan.rows.size, plan.columns.size), self.output_format) if out is None else out
             if self.carry_out_many([prepared], written, [0], memoryview(bytearray(16)).cast("q"))[0]:
-                values[field] = self.value_of(written) if out is None else out
-                return values
-        pixels = self._make_pixels(values[field], field, origin)
-        if out is None:
-            values[field] = as_value(pixels, self.output_format)
-        else:
-            out[0] = to_numbers(pixels, self.output_format).transpose(2, 0, 1)
-            values[field] = out
-        return values
+                sample[field] = self.value_of(written) if out is None else out
+                return sample
+        steps = self.single_steps
+        if field is not None:  # the other fields are decoded
+            sample[field] = bytes(sample[field])
+            pixels = replace(self.decode, images="rgb8", only=frozenset({field}))
+            steps = (Step("decode", pixels), *steps[1:])
+        for step in steps:
+            try:
+                sample = step.function(sample, origin)
+            except Exception as err:
+                raise stage_error(step.name, origin, err) from err
+        if field is None:
+            return sample
+        image = sample[field]
+        if self.output_format.is_float and image.dtype == np.uint8:
+            image = np.divide(image, np.float32(255), dtype=np.float32)
+        if out is not None:
+            out[0] = image if self.output_format.is_tensor else image.transpose(2, 0, 1)
+            image = out
+        return {**sample, field: image}
 
     def carry_out_many(
         self, prepared: Sequence[Prepared], images: NDArray[Any], rows: Sequence[int], slot: Slot
@@ -342,23 +375,6 @@ class FusedStep:
             Axis(0, side, total, geometry.middle(total, part), part)
             for side, total, part in zip(size, totals, wanted, strict=True)
         ]
-
-    def _make_pixels(self, data: Any, field: str, origin: Origin) -> Any:
-        """Return the image of a file after the transforms that move pixels, a uint8 array (height, width, 3).
-        SampleError: The file cannot be decoded, or a transform failed.
-        """
-        name = "decode"
-        try:
-            image: Any = decode_image(data, "rgb8", max_pixels=self.decode.max_pixels)
-            for move in self.moves:
-                name = move.transform.name
-                drawn = move.transform.draw(move.rng_at(origin), {field: image}) if move.transform.draws else None
-                image = move.transform.change(image, drawn, nearest=False)
-        except Exception as err:
-            if isinstance(err, DecodeError):
-                err.field = field
-            raise stage_error(name, origin, err) from err
-        return image
 
     def _field_of(self, sample: Mapping[str, Any]) -> str | None:
         """Return the image field of a sample, or None if the stages must process the sample one after the other.

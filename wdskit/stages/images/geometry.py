@@ -23,11 +23,6 @@ Array: TypeAlias = NDArray[Any]
 _CROP_TRIES = 10  # the number in torchvision
 
 
-def is_image(value: object) -> bool:
-    """Return whether a value is an array of 2 or 3 axes."""
-    return isinstance(value, np.ndarray) and value.ndim in {2, 3}
-
-
 def image_size(image: Array) -> tuple[int, int]:
     """Return height and width."""
     return image.shape[0], image.shape[1]

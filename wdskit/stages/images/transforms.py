@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from pydantic import Field, Strict, model_validator
 
-from wdskit.codecs.formats import is_image_field
 from wdskit.config.types import (
     Channels,
     FieldChoices,
@@ -23,16 +22,13 @@ from wdskit.config.types import (
     Range,
     ShareRange,
     Size,
-    listing,
     refuse,
 )
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, Origin, PerSampleStage, Run
-from wdskit.stages.collate import is_tensor
 from wdskit.stages.fields import list_fields
+from wdskit.stages.images import geometry
 from wdskit.stages.roles import Live, Roles
-
-# The functions import `geometry`, so that settings can be checked without importing Pillow.
 
 Sample: TypeAlias = dict[str, Any]
 
@@ -52,8 +48,6 @@ class ImageTransform(PerSampleStage):
     """Whether the transform draws random values, so that `draw` is called for each sample."""
     blends: ClassVar[bool] = False
     """Whether the transform blends neighbouring pixels, except in masks."""
-    takes_tensors: ClassVar[bool] = False
-    """Whether the transform also takes the tensors of `to_tensor`."""
     places_by_size: ClassVar[bool] = False
     """Whether the place of the result in an image depends on the size of this image. A mask must then have the size of
     its image.
@@ -107,9 +101,9 @@ class GeometricTransform(ImageTransform):
 
     @model_validator(mode="after")
     def _check_masks(self) -> GeometricTransform:
-        both = {*";".join(self.masks or ()).split(";")} & {*";".join(self.fields or ()).split(";")} - {""}
-        if both:
-            raise refuse(f"{listing(sorted(both))} cannot be in `fields` and in `masks`.")
+        fields, masks = (set(";".join(names or ()).split(";")) for names in (self.fields, self.masks))
+        if self.masks and fields & masks:
+            raise refuse("`fields` and `masks` have a field in common.")
         return self
 
 
@@ -135,15 +129,14 @@ class BoundTransform:
         Raises:
             PipelineError: A field is missing or is not an image (see `_check_image`), the fields differ in size where
                 they may not, or `fields` is not set, and the sample has not exactly one image.
-            WdskitError: An image must be padded, and its dtype cannot store `fill` or `mask_fill`; or a mask must be
-                padded, and `mask_fill` is not set.
+            WdskitError: A mask must be padded, and `mask_fill` is not set or does not fit its dtype.
         """
         transform = self.transform
         masks = [self._find_field(sample, names) for names in transform.mask_names]
         if transform.fields:
             images = [self._find_field(sample, names) for names in transform.fields]
         else:
-            images = [self._only_image(sample, masks)]
+            images = [only_image(transform.name, sample, self.roles, masks)]
         are_masks = {field: field in masks or self.roles.is_mask(field) for field in (*images, *masks)}
         for field, is_mask in are_masks.items():
             self._check_image(field, sample[field], is_mask=is_mask)
@@ -176,19 +169,6 @@ class BoundTransform:
         """Return the random Generator for the position of `origin`, valid until the next call in this thread."""
         return self.run.rng_of(self.stage)(origin)
 
-    def _only_image(self, sample: Sample, masks: Sequence[str]) -> str:
-        """Return the only image of a sample that is not in `masks`. PipelineError: There is none, or several."""
-        named = [field for field in sample if self.roles.is_image(field) and field not in masks]
-        images = [field for field in named if isinstance(sample[field], np.ndarray)]
-        if len(images) > 1:
-            msg = f"{self.transform.name}: several image fields in this sample ({', '.join(images)})."
-            raise PipelineError(f"{msg} Name those to change with `fields`")
-        if not named:
-            what = "no image field besides `masks`" if masks else "no image field"
-            msg = f"{self.transform.name}: {what} in this sample (fields: {list_fields(sample)})."
-            raise PipelineError(f"{msg} Put decode before it, or name one with `fields`")
-        return (images or named)[0]
-
     def _find_field(self, sample: Sample, names: str) -> str:
         """Return the first alternative in `names`, such as `jpg;png`, that the sample has. PipelineError: The sample
         has none of the alternatives.
@@ -203,14 +183,9 @@ class BoundTransform:
         mask. PipelineError: It is not, or it is a mask and the transform computes colours.
         """
         where = f"{self.transform.name}: `{field}`"
-        if isinstance(value, bytes | bytearray | memoryview):
-            renamed = "" if is_image_field(field) else ", before the field gets this name"
-            raise PipelineError(f"{where} is not decoded yet. Put `decode: rgb8` before it{renamed}")
-        if self.transform.takes_tensors and is_tensor(value):
-            return
         if not isinstance(value, np.ndarray):
-            msg = f"{where} is not an array but {type(value).__name__}"
-            raise PipelineError(f"{msg}. Decode to `rgb8` or `rgb`; tensors and Pillow's images are for `torchvision`")
+            msg = f"{where} is not an array but {type(value).__name__}. Put `decode: rgb8` before this stage; use the"
+            raise PipelineError(f"{msg} stage `torchvision` for tensors and images of Pillow")
         if value.ndim not in {2, 3} or self.roles.is_list(field):
             msg = f"{where} has the shape {value.shape}, and an image has (height, width[, channels])"
             raise PipelineError(f"{msg}. For boxes and keypoints, use the stage `torchvision`")
@@ -234,52 +209,38 @@ class Resize(GeometricTransform):
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
         """Return `image` in the size of `size_of`; by nearest neighbour if `nearest`. `drawn` has no effect."""
-        from wdskit.stages.images import geometry
-
         return geometry.resize(image, self.size_of(*geometry.image_size(image)), nearest=nearest)
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
         """Return (height, width) of the result for an image of `height` x `width`."""
-        from wdskit.stages.images import geometry
-
         return geometry.shorter_side(height, width, self.size) if isinstance(self.size, int) else pair(self.size)
 
 
 class CenterCrop(GeometricTransform):
-    """Crop the middle of images; smaller images are padded with `fill`, smaller masks with `mask_fill`."""
+    """Crop the middle of images; smaller images are padded with 0, smaller masks with `mask_fill`."""
 
     name: ClassVar[str] = "center_crop"
     places_by_size: ClassVar[bool] = True
     shorthand: ClassVar[str | None] = "size"
 
     size: Size = Field(description="Both sides in pixels, or [height, width].", examples=[224])
-    fill: Natural = Field(
-        0, description="The value of the pixels around a smaller image: 0 to 255, or 0 or 1 for images of 0..1."
-    )
     mask_fill: Natural | None = Field(
         None, description="The number around a mask that is smaller, such as 255. Without it such a mask is an error."
     )
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
-        """Return the middle of `image` in the size of the setting `size`. A smaller image is padded with `fill`, a
-        smaller mask (`nearest`) with `mask_fill`. `drawn` has no effect.
+        """Return the middle of `image` in the size of the setting `size`. A smaller image is padded with 0, a smaller
+        mask (`nearest`) with `mask_fill`. `drawn` has no effect.
 
         Raises:
-            WdskitError: The image must be padded, and `fill` or `mask_fill` is too large for it, or a mask must be
-                padded, and `mask_fill` is not set.
+            WdskitError: A mask must be padded, and `mask_fill` is not set or is too large for its dtype.
         """
-        from wdskit.stages.images import geometry
-
         (height, width), (rows, columns) = image.shape[:2], pair(self.size)
-        fill = self.mask_fill if nearest else self.fill
-        if height < rows or width < columns:
-            if fill is None:
-                msg = f"a mask of height x width {height} x {width} is smaller than {rows} x {columns}. "
-                raise WdskitError(f"{msg}Resize it first, or set `mask_fill`, the class number around it (often 255)")
-            most = 1 if image.dtype.kind in "bf" else np.iinfo(image.dtype).max
-            if fill > most and not (nearest and image.dtype.kind == "f"):
-                msg = f"{fill} does not fit in this image, whose largest number is {most}"
-                raise WdskitError(f"{msg}. Set a smaller `fill` or `mask_fill`")
+        fill = self.mask_fill if nearest else 0
+        is_smaller = height < rows or width < columns
+        if is_smaller and (fill is None or np.array(fill).astype(image.dtype) != fill):
+            msg = f"a mask of height x width {height} x {width} is smaller than {rows} x {columns}. Resize it first, "
+            raise WdskitError(f"{msg}or set `mask_fill`, the class number around it, which {image.dtype} can store")
         return geometry.center_crop(image, (rows, columns), fill=fill or 0)
 
 
@@ -299,8 +260,6 @@ class RandomResizedCrop(GeometricTransform):
         """Return top, left, height and width of the crop in pixels, drawn from `rng`. PipelineError: The images differ
         in height or width.
         """
-        from wdskit.stages.images import geometry
-
         sizes = {field: geometry.image_size(image) for field, image in images.items()}
         if len(set(sizes.values())) > 1:
             listed = ", ".join(f"`{field}` {height} x {width}" for field, (height, width) in sizes.items())
@@ -312,8 +271,6 @@ class RandomResizedCrop(GeometricTransform):
         """Return the part `drawn` of `image`, resized to the setting `size`; by nearest neighbour if `nearest`. `drawn`
         is the result of `draw`.
         """
-        from wdskit.stages.images import geometry
-
         return geometry.resize(geometry.crop(image, *drawn), pair(self.size), nearest=nearest)
 
 
@@ -334,8 +291,6 @@ class RandomFlip(GeometricTransform):
         """Return `image` mirrored left to right if `drawn` is True, else `image` itself. `nearest` has no effect."""
         if not drawn:
             return image
-        from wdskit.stages.images import geometry
-
         return geometry.flip(image)
 
 
@@ -345,7 +300,6 @@ class Normalize(ImageTransform):
     name: ClassVar[str] = "normalize"
     shorthand: ClassVar[str | None] = "preset"
     colours_only: ClassVar[bool] = True
-    takes_tensors: ClassVar[bool] = True
 
     preset: Literal["imagenet"] | None = Field(
         None, description="Mean and std of ImageNet's training images.", examples=["imagenet"]
@@ -355,12 +309,9 @@ class Normalize(ImageTransform):
 
     @model_validator(mode="after")
     def _check_source(self) -> Normalize:
-        if self.preset and (self.mean or self.std):
-            raise refuse("`preset` and `mean` with `std` exclude each other; remove one of the two.")
-        if not self.preset and not (self.mean and self.std):
-            raise refuse("it needs `imagenet`, or both `mean` and `std`. Write `normalize: imagenet`.")
-        if self.mean and self.std and len(self.mean) != len(self.std):
-            raise refuse(f"`mean` has {len(self.mean)} items and `std` {len(self.std)}; both need 1 or both 3.")
+        given = tuple(value is not None for value in (self.preset, self.mean, self.std))
+        if given not in {(True, False, False), (False, True, True)}:
+            raise refuse("it needs either `imagenet`, or both `mean` and `std`. Write `normalize: imagenet`.")
         return self
 
     @property
@@ -369,20 +320,14 @@ class Normalize(ImageTransform):
         return (IMAGENET_MEAN, IMAGENET_STD) if self.preset == "imagenet" else (self.mean or (), self.std or ())
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
-        """Return (image - mean) / std of `image` as float32, of the same type and axes: an array, or a tensor of
-        `to_tensor`. `drawn` and `nearest` have no effect. PipelineError: The numbers of the settings do not fit.
+        """Return (image - mean) / std of `image` as float32. `drawn` and `nearest` have no effect. PipelineError: The
+        numbers of the settings do not fit.
         """
-        from wdskit.stages.images import geometry
-
-        if not is_tensor(image):
-            return geometry.normalize(image, *self.numbers)
-        import torch
-
-        return torch.from_numpy(geometry.normalize(image.permute(1, 2, 0).numpy(), *self.numbers)).permute(2, 0, 1)
+        return geometry.normalize(image, *self.numbers)
 
 
 class ToTensor(ImageTransform):
-    """Convert images to torch float32 (C, H, W) in 0..1."""
+    """Convert images to torch float32 (C, H, W), uint8 values to 0..1. No other transform can follow."""
 
     name: ClassVar[str] = "to_tensor"
     shorthand: ClassVar[str | None] = "fields"
@@ -390,11 +335,25 @@ class ToTensor(ImageTransform):
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
         """Return `image` as a float32 tensor (see `geometry.to_tensor`). `drawn` and `nearest` have no effect."""
-        from wdskit.stages.images import geometry
-
         return geometry.to_tensor(image)
 
 
 def pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
     """Return (height, width) for a setting `size`. An int is the length of both sides."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def only_image(stage: str, sample: Sample, roles: Roles, masks: Sequence[str] = ()) -> str:
+    """Return the only image of a sample: the only array, or, without arrays, the only field with the role of an image.
+    Fields in `masks` do not count. PipelineError: There is none, or several. The message starts with `stage`.
+    """
+    named = [field for field in sample if roles.is_image(field) and field not in masks]
+    images = [field for field in named if isinstance(sample[field], np.ndarray)] or named
+    if len(images) == 1:
+        return images[0]
+    if images:
+        msg = f"{stage}: several image fields in this sample ({', '.join(images)})."
+        raise PipelineError(f"{msg} Name those to change with `fields`")
+    what = "no image field besides `masks`" if masks else "no image field"
+    msg = f"{stage}: {what} in this sample (fields: {list_fields(sample)})."
+    raise PipelineError(f"{msg} Put decode before it, or name one with `fields`")
