@@ -78,9 +78,9 @@ OTHER = [{"shards": "{one}", "repeat": 1}, {"shards": "{other}", "repeat": 1}]
 PLANNED = [
     values("shards", "{one}", ["{one}/s-000.tar", "{one}/s-002.tar"], bad=([], 5), late=("{folder}/no-*.tar",)),
     values("mixture", PARTS, WEIGHTS, CHANGING, bad=([], [{"shards": "{one}", "weight": 0}]), late=(OTHER,)),
-    values("split", "half", bad=("../x", 5), late=("nope",)),
+    values("split", "half", bad=(5,), late=("nope", "../x")),
     values("where", "half and number > 3", bad=("half and", 5), late=("nope > 3", "number")),
-    values("range", ["0%", "50%"], [4, 10], bad=([5, 5], "0-5"), late=([5, 1000],)),
+    values("range", ["0%", "50%"], [4, 10], bad=("0-5",), late=([5, 1000], [5, 5])),
     values("seed", 0, 2**63 - 1, bad=(-1, 2**63)),
     values("classes", "same", "any", bad=("none",)),
     values("tail", "drop", "pad", bad=("keep",)),

@@ -272,11 +272,11 @@ def test_a_column_of_other_values_is_refused(folder: Path, source: Any, settings
     ("name", "settings", "told"),
     [
         ("resampled", {"weights": "a", "balance": "b"}, "exclude each other"),
-        ("resampled", {"weights": "a", "lanes": 4}, "`lanes` has no effect with `weights`"),
-        ("resampled", {"balance": 3}, "the name of a column is needed"),
-        ("exact", {"repeat": {"a": 0}}, "appears 1 to 16 times"),
-        ("exact", {"repeat": 3}, "a column of bool and a number are needed"),
-        ("exact", {"repeat": {"a": 2, "b": 3}}, "a column of bool and a number are needed"),
+        ("resampled", {"weights": "a", "lanes": 4}, "`weights` draws samples one by one, without `chunk`, `lanes`"),
+        ("resampled", {"balance": 3}, "balance: Input should be a valid string, not 3"),
+        ("exact", {"repeat": {"a": 0}}, "1 to 16 times are needed"),
+        ("exact", {"repeat": 3}, "repeat: Input should be a valid dictionary"),
+        ("exact", {"repeat": {"a": 2, "b": 3}}, "at most 1 item"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(name: str, settings: dict[str, Any], told: str):

@@ -16,7 +16,6 @@ _REFERENCE = "#/$defs/{model}"
 
 
 _SIDE = {"type": "integer", "minimum": 1, "maximum": 65_535}
-_BOUND = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9.]+%$"}]}
 _NAMES = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
 SHAPES: dict[str, dict[str, Any]] = {
     "_check_bytes": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
@@ -24,11 +23,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "_check_shards": _NAMES,
     "_check_size": {"anyOf": [_SIDE, {"type": "array", "items": _SIDE, "minItems": 2, "maxItems": 2}]},
     "_check_ordered": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
-    "_check_bounds": {"type": "array", "items": _BOUND, "minItems": 2, "maxItems": 2},
-    "_check_split": {"type": "string"},
-    "_check_where": {"type": "string"},
-    "_check_column": {"type": "string"},
-    "_check_times": {"type": "object", "minProperties": 1, "maxProperties": 1},
     "_check_stages": {"type": "array", "items": {"title": "stage"}},
 }
 """The schemas of settings that functions check, by the name of the function."""

@@ -291,7 +291,7 @@ _Percent = Annotated[
     Field(pattern=r"^(100|[0-9]{1,2}(\.[0-9]+)?)%$"),
     AfterValidator(lambda share: share if float(share[:-1]) else 0),
 ]
-Budget = Annotated[
+CountOrShare = Annotated[
     Annotated[Natural, Tag("[number]")] | Annotated[_Percent, Tag("[share]")],
     Discriminator(lambda value: "[share]" if isinstance(value, str) else "[number]"),
 ]

@@ -27,7 +27,7 @@ Schedule = Mapping[int, float]
 
 MAX_BLOCK = 1 << 16
 MIN_SCHEDULED_BLOCK = 1 << 12
-_NO_WEIGHT = "at every position, at least one part must have a weight above 0"
+_NO_WEIGHT = "each schedule must start at 0, and at every position one part must have a weight above 0"
 
 
 class _Block(NamedTuple):

@@ -333,16 +333,14 @@ class Pipeline:
         *,
         fields: Fields | None = None,
         masks: Fields | None = None,
-        fill: int = 0,
         mask_fill: int | None = None,
     ) -> Self:
-        """Crop the middle of images; smaller images are padded with `fill`, smaller masks with `mask_fill`.
+        """Crop the middle of images; smaller images are padded with 0, smaller masks with `mask_fill`.
 
         Args:
             size: Both sides in pixels, or [height, width].
             fields: The image fields to transform. Default: the sample's only image field.
             masks: Fields to transform with the same random values and nearest neighbour, such as segmentation masks.
-            fill: The value of the pixels around a smaller image: 0 to 255, or 0 or 1 for images of 0..1.
             mask_fill: The number around a mask that is smaller, such as 255. Without it such a mask is an error.
         """
 
@@ -398,7 +396,7 @@ class Pipeline:
         """
 
     def to_tensor(self, fields: Fields | None = None) -> Self:
-        """Convert images to torch float32 (C, H, W) in 0..1.
+        """Convert images to torch float32 (C, H, W), uint8 values to 0..1. No other transform can follow.
 
         Args:
             fields: The image fields to transform. Default: the sample's only image field.
@@ -429,14 +427,14 @@ class Pipeline:
 
         torch's random numbers depend on the seed, the stage and the sample's position. torch's global generator is not
         changed. Images and masks become tensors ([channels, ]height, width). An image of Pillow that is not a mask
-        stays an image of Pillow. After `batched`, only `MixUp` and `CutMix` are possible.
+        stays an image of Pillow. `MixUp` and `CutMix` take batches: call them in a `map` after `batched`.
 
         Args:
             transforms: Each item: the name of a class of torchvision.transforms.v2, or {Name: {setting: value}}; in
                 Python also a transform object.
             fields: Maps each field to its kind: image, mask, labels, keypoints, or boxes as {boxes: xywh}, {boxes:
                 xyxy} or {boxes: cxcywh}. The result for a path in JSON is stored as a field with the path as its name.
-                Default: the only image field; after `batched`, the first two values of a tuple: images and labels.
+                Default: the only image field.
         """
 
     def multi_hot(self, *, source: str, classes: int | Fields, to: str = "multi_hot") -> Self:
@@ -489,9 +487,9 @@ class Pipeline:
         self,
         *,
         by: str,
-        shapes: Sequence[Sequence[int]] | Mapping[str, Any] | None = None,
-        edges: tuple[int, ...] | None = None,
-        global_size: int | Mapping[str, int] | None = None,
+        shapes: Sequence[Sequence[int]] | None = None,
+        edges: Sequence[int] | None = None,
+        global_size: int | None = None,
         budget: int | None = None,
         divisor: int = 8,
         collate: Function | None = None,
@@ -504,15 +502,13 @@ class Pipeline:
 
         Args:
             by: `aspect`, from the columns width and height; or a column with the length of each sample.
-            shapes: For `aspect`: [[height, width], ...]. Each sample gets the shape with the nearest aspect ratio. Or
-                {area: 512, divisible_by: 64, ratio: [0.5, 2.0]} for all such shapes of at most 512 x 512 pixels.
+            shapes: For `aspect`: [[height, width], ...]. Each sample gets the shape with the nearest aspect ratio.
             edges: For a column: the largest length of each bucket, ascending. A longer sample is an error.
-            global_size: Samples in the batches of all ranks together. For `aspect` also {pixels: N}: these batches have
-                at most N pixels together.
-            budget: For a column, in place of `global_size`: limit for length x samples in the batches of all ranks
-                together.
-            divisor: With `budget` or {pixels: N}: the samples in the batches of all ranks together are a multiple of
-                `divisor`. Choose a multiple of the number of ranks.
+            global_size: Samples in the batches of all ranks together.
+            budget: In place of `global_size`: limit for samples x pixels of the shape, or samples x length of the
+                bucket, in the batches of all ranks together.
+            divisor: With `budget`: the samples in the batches of all ranks together are a multiple of `divisor`. Choose
+                a multiple of the number of ranks.
             collate: Function from a list of samples to a batch.
             ragged: Fields with arrays of different lengths, which become values and offsets.
         """

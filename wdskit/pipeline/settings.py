@@ -16,9 +16,9 @@ from pydantic import BaseModel, Field, PlainValidator, model_validator
 from wdskit.config.load import Stage, load, to_yaml
 from wdskit.config.types import (
     Bool,
-    Budget,
     Cluster,
     Count,
+    CountOrShare,
     Device,
     Natural,
     StageSpec,
@@ -118,7 +118,7 @@ class ErrorsSpec(BaseModel):
 
     model_config = StageSpec.model_config
 
-    max_bad: Budget = Field(
+    max_bad: CountOrShare = Field(
         0, description="Limit for the bad samples of a rank in an epoch: a number, or a share such as 0.1%."
     )
     dir: Text | None = Field(None, description="Folder for the lists of bad samples, one file per rank.")

@@ -2,65 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, Discriminator, Field, Strict, Tag, model_validator
+from pydantic import Field, Strict, model_validator
 
-from wdskit.config.types import WHOLE, Count, FieldNames, Kind, Range, StageSpec, refuse, show
+from wdskit.config.types import WHOLE, Count, FieldNames, Kind, StageSpec, Text, refuse, show
 from wdskit.errors import PipelineError
 from wdskit.order.buckets import Buckets
 from wdskit.stages.base import Context, Function, Origin
 from wdskit.stages.batching import Batcher, make_batcher
+from wdskit.stages.images import geometry
 from wdskit.stages.images.transforms import BoundTransform, GeometricTransform
-from wdskit.stages.sources import ColumnName
 
 MAX_BUCKETS = 256
 ASPECT = "aspect"
 
-Shape = tuple[int, int]
 Side = Annotated[int, Strict(), Field(ge=1, le=65_535), WHOLE]
-
-
-class AreaShapes(BaseModel):
-    """All shapes of at most area x area pixels, as `shapes: {area: 512}` describes them."""
-
-    model_config = StageSpec.model_config
-
-    area: Side
-    divisible_by: Side = 64
-    ratio: Range = (0.5, 2.0)
-
-    def make(self) -> tuple[Shape, ...]:
-        """Return the shapes (height, width), sorted by width / height. All sides are multiples of `divisible_by`. Each
-        width has the largest height for which height x width is at most area x area. Shapes with a width / height
-        outside of `ratio` are left out.
-        """
-        area, step, (low, high) = self.area**2, self.divisible_by, self.ratio
-        widest = int(min(area // step, self.area * math.sqrt(high)))
-        shapes = ((area // width // step * step, width) for width in range(step, widest + 1, step))
-        fitting = (shape for shape in shapes if shape[0] and low <= shape[1] / shape[0] <= high)
-        return tuple(sorted(itertools.islice(fitting, MAX_BUCKETS + 1), key=lambda shape: (shape[1] / shape[0], shape)))
-
-
-def _kind_of(value: object) -> str:
-    return "[settings]" if isinstance(value, Mapping) else "[list]"
-
-
-Shapes = Annotated[
-    Annotated[tuple[tuple[Side, Side], ...], Tag("[list]")] | Annotated[AreaShapes, Tag("[settings]")],
-    Discriminator(_kind_of),
-    AfterValidator(lambda value: value.make() if isinstance(value, AreaShapes) else value),
-]
-GlobalSize = Annotated[
-    Annotated[Count, Tag("[list]")] | Annotated[dict[Literal["pixels"], Count], Field(min_length=1), Tag("[settings]")],
-    Discriminator(_kind_of),
-]
+Shapes = Annotated[tuple[tuple[Side, Side], ...], Field(min_length=1, max_length=MAX_BUCKETS)]
+Edges = Annotated[tuple[Count, ...], Field(min_length=1, max_length=MAX_BUCKETS)]
 
 
 class Bucketed(StageSpec):
@@ -76,34 +39,29 @@ class Bucketed(StageSpec):
     kind: ClassVar[Kind] = "batch"
     example: ClassVar[dict[str, Any]] = {"by": "aspect", "shapes": [[512, 512], [384, 640]], "global_size": 256}
 
-    by: ColumnName = Field(
+    by: Text = Field(
         description="`aspect`, from the columns width and height; or a column with the length of each sample."
     )
     shapes: Shapes | None = Field(
         None,
-        description="For `aspect`: [[height, width], ...]. Each sample gets the shape with the nearest aspect ratio. "
-        "Or {area: 512, divisible_by: 64, ratio: [0.5, 2.0]} for all such shapes of at most 512 x 512 pixels.",
+        description="For `aspect`: [[height, width], ...]. Each sample gets the shape with the nearest aspect ratio.",
         examples=[[[512, 512], [384, 640], [640, 384]]],
     )
-    edges: tuple[Count, ...] | None = Field(
+    edges: Edges | None = Field(
         None,
         description="For a column: the largest length of each bucket, ascending. A longer sample is an error.",
         examples=[[128, 256, 512]],
     )
-    global_size: GlobalSize | None = Field(
-        None,
-        description="Samples in the batches of all ranks together. For `aspect` also {pixels: N}: these batches have "
-        "at most N pixels together.",
-    )
+    global_size: Count | None = Field(None, description="Samples in the batches of all ranks together.")
     budget: Count | None = Field(
         None,
-        description="For a column, in place of `global_size`: limit for length x samples in the batches of all ranks "
-        "together.",
+        description="In place of `global_size`: limit for samples x pixels of the shape, or samples x length of the "
+        "bucket, in the batches of all ranks together.",
     )
     divisor: Count = Field(
         8,
-        description="With `budget` or {pixels: N}: the samples in the batches of all ranks together are a multiple of "
-        "`divisor`. Choose a multiple of the number of ranks.",
+        description="With `budget`: the samples in the batches of all ranks together are a multiple of `divisor`. "
+        "Choose a multiple of the number of ranks.",
     )
     collate: Function | None = Field(None, description="Function from a list of samples to a batch.")
     ragged: FieldNames | None = Field(
@@ -112,24 +70,13 @@ class Bucketed(StageSpec):
 
     @model_validator(mode="after")
     def _check_together(self) -> Bucketed:
-        if self.by == ASPECT:
-            wanted, other = "shapes", next((name for name in ("edges", "budget") if getattr(self, name)), None)
-        else:
-            wanted, other = "edges", "shapes" if self.shapes else None
-        if getattr(self, wanted) is None:
-            raise refuse(f"`{wanted}` is missing, which `by: {self.by}` needs.")
-        if other is not None:
-            raise refuse(f"`{other}` has no effect with `by: {self.by}`; remove it.")
+        wanted, other = ("shapes", "edges") if self.by == ASPECT else ("edges", "shapes")
+        if not getattr(self, wanted) or getattr(self, other) is not None:
+            raise refuse(f"`by: {self.by}` needs `{wanted}`, and no `{other}`.")
         if (self.global_size is None) == (self.budget is None):
-            way = "global_size: 256" if self.by == ASPECT else "budget: 65536"
-            what = "a size is missing" if self.budget is None else "`global_size` and `budget` exclude each other"
-            raise refuse(f"{what}. Write `{way}`.")
-        if len({*self.labels}) < len(self.labels) or not 0 < len(self.labels) <= MAX_BUCKETS:
-            raise refuse(f"`{wanted}` has {len(self.labels)} items; it needs 1 to {MAX_BUCKETS} different ones.")
-        if self.edges and list(self.edges) != sorted(self.edges):
-            raise refuse("`edges` is not a list of rising lengths, as in [128, 256, 512].")
-        if self.by != ASPECT and isinstance(self.global_size, Mapping):
-            raise refuse("a budget in pixels is for `by: aspect`; write `budget`.")
+            raise refuse("it needs either `global_size` or `budget`. Write `global_size: 256`.")
+        if len({*self.labels}) < len(self.labels) or (self.edges and list(self.edges) != sorted(self.edges)):
+            raise refuse(f"`{wanted}` has an item twice, or lengths that do not rise, as in [128, 256, 512].")
         if self.ragged is not None and self.collate is not None:
             raise refuse("`ragged` has no effect with your own `collate`; remove one.")
         self.sizes  # noqa: B018 (a budget may be too small)
@@ -143,20 +90,18 @@ class Bucketed(StageSpec):
     @property
     def labels(self) -> tuple[Any, ...]:
         """The label of each bucket: the shape (height, width) of its images, or the largest length of its samples."""
-        found: Any = self.shapes or self.edges or ()  # `AreaShapes` have become shapes
-        return tuple(found)
+        return self.shapes or self.edges or ()
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """For each bucket, the number of samples in a global batch: the batches of all ranks. PydanticCustomError: The
         budget is too small for `divisor` samples of a bucket.
         """
-        if isinstance(self.global_size, int):
-            return (self.global_size,) * len(self.labels)
-        pixels = self.global_size["pixels"] if self.global_size else 0
+        if self.budget is None:
+            return (self.global_size or 0,) * len(self.labels)
         sizes = []
         for label in self.labels:
-            most = pixels // (label[0] * label[1]) if self.by == ASPECT else (self.budget or 0) // label
+            most = self.budget // int(np.prod(label))
             size = most // self.divisor * self.divisor
             if not size:
                 what = f"the budget is too small for `divisor: {self.divisor}` samples of {show(label)}"
@@ -172,9 +117,10 @@ class Bucketed(StageSpec):
         """
         for size in self.sizes:
             if size % world_size:
-                way = "Choose `global_size`" if isinstance(self.global_size, int) else "Choose `divisor`"
-                msg = f"bucketed: a global batch of {size} is not a multiple of {world_size} ranks."
-                raise PipelineError(f"{msg}\n  {way} as a multiple of the ranks that you will ever use.")
+                msg = f"bucketed: a global batch of {size} is not a multiple of {world_size} ranks.\n  Choose "
+                raise PipelineError(
+                    f"{msg}`global_size` or `divisor` as a multiple of the ranks that you will ever use."
+                )
         return max(self.sizes) // world_size
 
     def assign(self, values: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
@@ -241,8 +187,6 @@ class ResizeToBucket(GeometricTransform):
         """Return the image of one field, resized and cropped to a shape. `drawn` is (shape, result of `draw`).
         `nearest` is True for a mask.
         """
-        from wdskit.stages.images import geometry
-
         shape, shares = drawn
         height, width = geometry.image_size(image)
         scale = max(shape[0] / height, shape[1] / width)

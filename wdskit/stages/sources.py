@@ -6,7 +6,6 @@ This module does not import torch.
 from __future__ import annotations
 
 import hashlib
-import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from pydantic import (
     BaseModel,
     Discriminator,
     Field,
-    PlainValidator,
     Strict,
     Tag,
     ValidationInfo,
@@ -32,6 +30,7 @@ from wdskit.config.types import (
     WHOLE,
     Classes,
     Count,
+    CountOrShare,
     Flaw,
     Kind,
     Natural,
@@ -39,21 +38,20 @@ from wdskit.config.types import (
     Shards,
     Stages,
     StageSpec,
+    Text,
     dotted,
     read_stage,
     refuse,
-    show,
     wrong_kind,
 )
 from wdskit.dataset.classes import check_labels
-from wdskit.dataset.columns import check_column_name
 from wdskit.dataset.index import folder_has_labels
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.dataset.subset import Subset
 from wdskit.dataset.weights import SampleWeights, are_whole
 from wdskit.dataset.where import Where
 from wdskit.errors import PipelineError, SelectionError
-from wdskit.order.base import Order, Tail
+from wdskit.order.base import Order
 from wdskit.order.exact import ExactOrder
 from wdskit.order.keys import philox
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW
@@ -62,12 +60,8 @@ from wdskit.order.resampled import DEFAULT_CHUNK, ResampledOrder
 from wdskit.order.sequential import SequentialOrder
 from wdskit.order.subset import PickedOrder
 from wdskit.order.weighted import WeightedOrder
-from wdskit.text import as_int
+from wdskit.text import as_int, plain_value
 
-_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
-_NEEDS_RANGE = 'the first sample and the one after the last are needed, as in ["0%", "80%"] or [0, 50000]'
-
-_NEEDS_TIMES = "a column of bool and a number are needed, as in {rare: 3}, or {column: NAME} for a column of numbers"
 MAX_TIMES = 16
 """The largest number of times that `repeat` can put a sample into an epoch."""
 
@@ -75,45 +69,8 @@ _MAX_LANES = 2**20
 _MAX_IN_WINDOWS = 2**28  # lanes x window of `resampled`, which needs up to 8 bytes per sample in a window
 
 
-def _check_bounds(value: object) -> tuple[int | str, int | str]:
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise refuse(wrong_kind(value, _NEEDS_RANGE))
-    first, stop = value
-    low, high = _bound_of(first), _bound_of(stop)
-    if type(low) is type(high) and not low < high:
-        raise refuse(f"{show(value)} is empty; the second number must be greater than the first.")
-    return as_int(first), as_int(stop)
-
-
-def _bound_of(value: object) -> int | Fraction:
-    """Return one end of a range: an int for the number of a sample, or a Fraction of 0-1 for a share of all samples,
-    such as "80%".
-
-    Raises:
-        PydanticCustomError: `value` is neither a whole number of 0 or more, nor a share of 0% to 100%.
-    """
-    value = as_int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    match = _SHARE.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        raise refuse(wrong_kind(value, _NEEDS_RANGE))
-    share = Fraction(match[1]) / 100
-    if share > 1:
-        raise refuse(f"{show(value)} is over 100%; a share is 0% to 100%.")
-    return share
-
-
-def _check_schedule(schedule: dict[int, float]) -> dict[int, float]:
-    if 0 not in schedule:
-        raise refuse("a schedule maps samples to weights, from sample 0 on: {0: 1.0, 10000000: 0.2}.")
-    return dict(sorted(schedule.items()))
-
-
-def _check_stages(value: object, info: ValidationInfo) -> tuple[StageSpec, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise refuse(wrong_kind(value, "a list of stages is needed, as in [{decode: rgb8}, {resize: 256}]"))
-    return tuple(_check_stage(at, item, info.context or {}) for at, item in enumerate(value))
+def _check_stages(items: tuple[Any, ...], info: ValidationInfo) -> tuple[StageSpec, ...]:
+    return tuple(_check_stage(at, item, info.context or {}) for at, item in enumerate(items))
 
 
 def _check_stage(at: int, item: object, stages: Stages) -> StageSpec:
@@ -137,61 +94,49 @@ def _check_stage(at: int, item: object, stages: Stages) -> StageSpec:
     return spec
 
 
-def _check_split(value: object) -> str:
-    return _check_column(value, needs="the name of a split is needed, as in `split: train`")
-
-
-def _check_column(value: object, *, needs: str = "the name of a column is needed, as in `json.score`") -> str:
-    if not isinstance(value, str):
-        raise refuse(wrong_kind(value, needs))
-    try:
-        check_column_name(value)
-    except SelectionError as err:
-        raise refuse(str(err)) from None
-    return value
-
-
-def _check_times(value: object) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or len(value) != 1:
-        raise refuse(wrong_kind(value, _NEEDS_TIMES))
+def _check_times(value: dict[str, Any]) -> dict[str, Any]:
     [(name, times)] = value.items()
-    if name == "column" and isinstance(times, str):
-        return {"column": _check_column(times)}
     times = as_int(times)
-    if isinstance(times, bool) or not isinstance(times, int):
-        raise refuse(wrong_kind(value, _NEEDS_TIMES))
-    if not 1 <= times <= MAX_TIMES:
-        raise refuse(f"{times} times is not possible; a sample appears 1 to {MAX_TIMES} times.")
-    return {_check_column(name): times}
+    if not (name == "column" and isinstance(times, str)) and not (type(times) is int and 1 <= times <= MAX_TIMES):
+        needs = f"a column of bool and 1 to {MAX_TIMES} times are needed, as in {{rare: 3}}, or {{column: NAME}} for a "
+        raise refuse(wrong_kind(value, f"{needs}column of numbers"))
+    return {name: times}
 
 
-def _check_where(value: object) -> str:
-    if not isinstance(value, str):
-        raise refuse(wrong_kind(value, 'a condition on columns is needed, as in "width >= 256 and cls in [1, 2]"'))
+def _check_where(text: str) -> str:
     try:
-        return Where(value).text
+        return Where(text).text
     except SelectionError as err:
         raise refuse(str(err)) from None
 
 
-def _tail(default: Tail) -> Any:
-    about = "What to do with an incomplete last global batch: `drop` leaves it out, `pad` fills it. With `pad`, each "
-    return Field(default, description=f"{about}batch has a mask of the valid rows.")
-
-
+Condition = Annotated[Text, AfterValidator(_check_where)]
 LaneCount = Annotated[int, Strict(), Field(ge=1, le=_MAX_LANES), WHOLE]
-Bounds = Annotated[tuple[int | str, int | str], PlainValidator(_check_bounds)]
-Split = Annotated[str, PlainValidator(_check_split)]
-Condition = Annotated[str, PlainValidator(_check_where)]
-ColumnName = Annotated[str, PlainValidator(_check_column)]
-Times = Annotated[dict[str, Any], PlainValidator(_check_times)]
+Bounds = tuple[CountOrShare, CountOrShare]
+Times = Annotated[dict[Text, Any], Field(min_length=1, max_length=1), AfterValidator(_check_times)]
 _From = Annotated[int, Field(ge=0, lt=10**18)]
-_Schedule = Annotated[dict[_From, Annotated[float, Strict(), Field(ge=0)]], AfterValidator(_check_schedule)]
+_WHOLE = AfterValidator(plain_value)  # states have 3, not 3.0
+_Number = Annotated[Positive, _WHOLE, Tag("[number]")]
+_Schedule = Annotated[dict[_From, Annotated[float, Strict(), Field(ge=0), _WHOLE]], Tag("[schedule]")]
 Weight = Annotated[
-    Annotated[Positive, Tag("[number]")] | Annotated[_Schedule, Tag("[schedule]")],
-    Discriminator(lambda value: "[schedule]" if isinstance(value, Mapping) else "[number]"),
+    _Number | _Schedule, Discriminator(lambda value: "[schedule]" if isinstance(value, Mapping) else "[number]")
 ]
-PartStages = Annotated[tuple[StageSpec, ...], PlainValidator(_check_stages)]
+PartStages = Annotated[tuple[Any, ...], AfterValidator(_check_stages)]
+
+_SPLIT: Any = Field(None, description="Only this split of the samples, made by `wdskit split`.")
+_WHERE: Any = Field(
+    None,
+    description="Only samples for which this condition on the columns of their folder is true. `wdskit index "
+    "FOLDER --columns width,cls` makes columns.",
+    examples=["width >= 256 and cls in [1, 2]"],
+)
+_RANGE: Any = Field(
+    None, description='Only the samples from a first one up to, but without, a stop: ["0%", "80%"] or [0, 50000].'
+)
+_TAIL = (
+    "What to do with an incomplete last global batch: `drop` leaves it out, `pad` fills it. With `pad`, each batch has "
+    "a mask of the valid rows."
+)
 
 
 class MixturePart(BaseModel):
@@ -207,11 +152,9 @@ class MixturePart(BaseModel):
         description="Frequency of its samples, relative to the weights of the other parts; or {sample: weight, ...}.",
     )
     repeat: Count | None = Field(None, description="How often each of its samples appears in a finite epoch.")
-    split: Split | None = Field(None, description="Only this split of its samples, made by `wdskit split`.")
-    where: Condition | None = Field(None, description="Only its samples for which this condition is true.")
-    range: Bounds | None = Field(
-        None, description='Only its samples from a first one up to, but without, a stop: ["0%", "80%"] or [0, 50000].'
-    )
+    split: Text | None = _SPLIT
+    where: Condition | None = _WHERE
+    range: Bounds | None = _RANGE
     stages: PartStages = Field((), description="Stages for its samples only, before those of the pipeline.")
 
     def table(self, *, has_columns: bool = False) -> ShardTable:
@@ -223,7 +166,7 @@ class MixturePart(BaseModel):
             FolderIndexError: A folder has no valid index, or no sample is selected.
             SelectionError: The split or a column is missing, or the condition is invalid.
         """
-        bounds = self.range and (_bound_of(self.range[0]), _bound_of(self.range[1]))
+        bounds = None if self.range is None else (_bound_of(self.range[0]), _bound_of(self.range[1]))
         return ShardTable(self.shards, split=self.split, where=self.where, has_columns=has_columns, bounds=bounds)
 
     def fingerprint(self, table: ShardTable) -> dict[str, Any]:
@@ -233,12 +176,14 @@ class MixturePart(BaseModel):
         weight: Any = self.weight
         if isinstance(weight, Mapping):
             weight = {str(at): value for at, value in weight.items()}  # JSON has only text keys
-        shares = {"weight": weight, "repeat": self.repeat, "where": self.where}
-        return {
-            "digest": table.digest(),
-            "content": table.content(),
-            **{name: value for name, value in shares.items() if value is not None},
-        }
+        found = {"digest": table.digest(), "content": table.content(), "weight": weight}
+        found |= {"repeat": self.repeat, "where": self.where}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def _bound_of(value: int | str) -> int | Fraction:
+    """Return one end of a range: the number of a sample, or a Fraction of 0-1 for a share such as "80%"."""
+    return Fraction(value[:-1]) / 100 if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
@@ -281,16 +226,9 @@ class PlannedSource(StageSpec):
     mixture: tuple[MixturePart, ...] | None = Field(
         None, min_length=1, description="In place of `shards`: data sets, all with `weight` or all with `repeat`."
     )
-    split: Split | None = Field(None, description="Only this split of the samples, made by `wdskit split`.")
-    where: Condition | None = Field(
-        None,
-        description="Only samples for which this condition on the columns of their folder is true. `wdskit index "
-        "FOLDER --columns width,cls` makes columns.",
-        examples=["width >= 256 and cls in [1, 2]"],
-    )
-    range: Bounds | None = Field(
-        None, description='Only the samples from a first one up to, but without, a stop: ["0%", "80%"] or [0, 50000].'
-    )
+    split: Text | None = _SPLIT
+    where: Condition | None = _WHERE
+    range: Bounds | None = _RANGE
     seed: Natural = Field(0, description="Seed of the order and of everything random.")
     classes: Classes = CLASSES
 
@@ -299,9 +237,9 @@ class PlannedSource(StageSpec):
         if (self.shards is None) == (self.mixture is None):
             msg = "exclude each other; remove one" if self.shards else "are both missing; one is needed"
             raise refuse(f"`shards` and `mixture` {msg}. Write for example `{self.name}: train-*.tar`.")
-        for name in ("range", "split", "where"):
+        for name in ("range", "split", "where", *self.selecting):
             if self.mixture and getattr(self, name) is not None:
-                raise refuse(f"`{name}` cannot be used with `mixture`; put it into the part that it belongs to.")
+                raise refuse(f"`{name}` cannot be used with `mixture`, whose parts have their own settings.")
         kinds = {(part.weight is not None, part.repeat is not None) for part in self.mixture or ()}
         if len(kinds) > 1 or (True, True) in kinds:
             raise refuse("all parts of a mixture have `weight` (endless), or all have `repeat` (finite).")
@@ -418,13 +356,7 @@ class Exact(PlannedSource):
         description="How often an epoch has a sample. {rare: 3}: 3 times if the column `rare` is true, otherwise once. "
         f"{{column: NAME}}: as often as the column says, 0 to {MAX_TIMES}.",
     )
-    tail: Literal["drop", "pad"] = _tail("drop")
-
-    @model_validator(mode="after")
-    def _check_repeat(self) -> Exact:
-        if self.repeat is not None and self.mixture is not None:
-            raise refuse("`repeat` of samples cannot be used with `mixture`, whose parts have their own `repeat`.")
-        return self
+    tail: Literal["drop", "pad"] = Field("drop", description=_TAIL)
 
     def times(self, table: ShardTable) -> NDArray[Any]:
         """Return how often each selected sample of `table` is in an epoch: uint8 (num_selected,), in the order of the
@@ -478,33 +410,27 @@ class Resampled(PlannedSource):
     name: ClassVar[str] = "resampled"
     selecting: ClassVar[tuple[str, ...]] = ("weights", "balance")
 
-    weights: ColumnName | None = Field(
+    weights: Text | None = Field(
         None, description="A column with the weight of each sample: samples are drawn one by one, in proportion to it."
     )
-    balance: ColumnName | None = Field(
+    balance: Text | None = Field(
         None, description="A column of classes or texts: samples are drawn one by one, each value equally often."
     )
     chunk: Count = Field(DEFAULT_CHUNK, description="Number of consecutive samples that are drawn together.")
     lanes: LaneCount = Field(DEFAULT_LANES, description="Number of parts of the sequence that are read side by side.")
     window: Count = Field(DEFAULT_WINDOW, description="Number of samples of a lane that are shuffled together.")
-    tail: Literal["drop", "pad"] = _tail("drop")
+    tail: Literal["drop", "pad"] = Field("drop", description=_TAIL)
 
     @model_validator(mode="after")
-    def _check_windows(self) -> Resampled:
+    def _check_draws(self) -> Resampled:
         if self.lanes * self.window > _MAX_IN_WINDOWS:
-            msg = f"`lanes` x `window` is {self.lanes * self.window:,} samples; it must be at most {_MAX_IN_WINDOWS:,}."
-            raise refuse(f"{msg} Write a smaller number for one of them.")
-        if not self.reads_columns:
-            return self
-        own = "weights" if self.weights is not None else "balance"
+            raise refuse(f"`lanes` x `window` is {self.lanes * self.window:,}, more than {_MAX_IN_WINDOWS:,}.")
         if self.weights is not None and self.balance is not None:
             raise refuse("`weights` and `balance` exclude each other; remove one.")
-        if self.mixture is not None:
-            raise refuse(f"`{own}` cannot be used with `mixture`, whose parts have weights.")
-        defaults = {"chunk": DEFAULT_CHUNK, "lanes": DEFAULT_LANES, "window": DEFAULT_WINDOW}
-        useless = next((name for name, value in defaults.items() if getattr(self, name) != value), None)
-        if useless:
-            raise refuse(f"`{useless}` has no effect with `{own}`, which draws samples one by one; remove it.")
+        sizes = (self.chunk, self.lanes, self.window)
+        if self.reads_columns and sizes != (DEFAULT_CHUNK, DEFAULT_LANES, DEFAULT_WINDOW):
+            own = "weights" if self.weights is not None else "balance"
+            raise refuse(f"`{own}` draws samples one by one, without `chunk`, `lanes` and `window`; remove these.")
         return self
 
     def order_by_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str]:
@@ -532,7 +458,7 @@ class Sequential(PlannedSource):
 
     name: ClassVar[str] = "sequential"
 
-    tail: Literal["drop", "pad"] = _tail("pad")
+    tail: Literal["drop", "pad"] = Field("pad", description=_TAIL)
 
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:  # noqa: ARG002
         """Return the order of the index: sample after sample. Only `counts` has an effect."""
