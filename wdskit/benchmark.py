@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from wdskit.engine.batch import BatchMaker
 from wdskit.engine.program import Job, Program
 from wdskit.errors import PipelineError
+from wdskit.loader.loader import PlannedLoader
 from wdskit.loader.make import make_loader
-from wdskit.loader.planned import PlannedLoader
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.settings import Config, choose_workers
 from wdskit.processes import cpu_s_of_tree, usable_cores

@@ -14,7 +14,7 @@ from masks import mask_of
 from shards import write_shard
 
 from wdskit import Pipeline, native
-from wdskit.loader import planned
+from wdskit.loader import loader as planned
 from wdskit.shards.index import index_folder
 
 NUM = 50

@@ -21,7 +21,7 @@ from simplejpeg import encode_jpeg
 from torch.nn.utils.rnn import pack_sequence
 
 from wdskit import Pipeline, PipelineError, Ragged, SampleError, gather_valid
-from wdskit.loader import planned
+from wdskit.loader import loader as planned
 from wdskit.loader.device import Pin, ToDevice
 from wdskit.shards.index import index_folder
 

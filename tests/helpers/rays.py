@@ -108,6 +108,7 @@ class FakeCluster(types.ModuleType):
         super().__init__("ray")
         kinds = (RayError, RayTaskError, ObjectLostError, RuntimeEnvSetupError, ActorUnschedulableError)
         self.exceptions = types.SimpleNamespace(**{kind.__name__: kind for kind in kinds})
+        self.cloudpickle = pickle
         self.num_cpus = num_cpus
         self.living: list[FakeActor] = []
         self.pools: list[ThreadPoolExecutor] = []

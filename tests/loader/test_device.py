@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from wdskit import Pipeline, PipelineError, Ragged, SampleError
 from wdskit.engine.batch import Batch
 from wdskit.loader import device
-from wdskit.loader import planned as planned_module
+from wdskit.loader import loader as planned_module
 from wdskit.loader.device import make_mover, map_tensors, move_ahead
 from wdskit.pipeline.settings import LoaderSpec
 from wdskit.shards.index import index_folder

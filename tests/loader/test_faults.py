@@ -7,7 +7,6 @@ import functools
 import gc
 import multiprocessing
 import os
-import pickle
 import re
 import select
 import signal
@@ -682,20 +681,6 @@ def test_a_loader_ends_while_its_worker_hangs_however_many_jobs_wait(tmp_path):
     del loader
     gc.collect()
     assert multiprocessing.active_children() == []
-
-
-def lambda_at_40(sample: dict[str, Any]) -> Any:
-    number = int(sample["cls"])
-    return (lambda: number) if number == 40 else number
-
-
-def test_values_before_one_that_does_not_pickle_arrive(tmp_path):
-    write_numbers(tmp_path, [100])
-    index_folder(tmp_path, workers=1)
-    items = iter(Pipeline().sequential(str(tmp_path)).map(lambda_at_40).loader(workers=1, threads=1))
-    assert [next(items)[0] for _ in range(40)] == list(range(40))
-    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
-        next(items)
 
 
 class Wordless(Exception):

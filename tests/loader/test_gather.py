@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from places import with_positions
 from ranks import run_ranks
 from shards import draw, write_numbers
 from torch.distributed.device_mesh import init_device_mesh
@@ -96,9 +97,9 @@ def gather_rest(pipe, state, size):
     loader = make_loader(pipe, workers=0, ranks_per_node=size)
     loader.load_state_dict(state)
     rows, texts = [], []
-    for numbers, keys, *valid in loader:
+    for (numbers, keys, *valid), positions in with_positions(loader):
         mask = valid[0] if valid else None
-        order = gather_valid(torch.as_tensor(loader.positions), mask).argsort().tolist()
+        order = gather_valid(torch.as_tensor(positions), mask).argsort().tolist()
         assert not valid or order == sorted(order)  # with `tail: pad`, the rows have the order of the samples
         found, names = gather_valid(numbers, mask).tolist(), gather_valid(keys, mask)
         rows += [found[at] for at in order]

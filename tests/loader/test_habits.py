@@ -16,7 +16,7 @@ import torch.distributed as dist
 from writing import pack
 
 from wdskit import Pipeline, PipelineError, RankError, make_loader
-from wdskit.loader import planned
+from wdskit.loader import loader as planned
 
 
 @pytest.fixture(scope="module")

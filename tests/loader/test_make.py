@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import multiprocessing
 from collections import Counter
@@ -205,21 +204,6 @@ def test_an_unknown_function_is_refused_with_the_nearest_before_anything_is_read
         make_loader(config, pipeline="train", transforms={"noted": number_of})
 
 
-@pytest.mark.parametrize(
-    ("transforms", "message"),
-    [
-        (5, "transforms: a dict is needed"),
-        ([number_of], "transforms: a dict is needed"),
-        ({"my-note": number_of}, "transforms: `my-note` is not a valid name for a function"),
-        ({5: number_of}, "transforms: 5 is not a valid name for a function"),
-        ({"note": 5}, "transforms.note: a function is needed, not 5"),
-        ({"note": "os.system"}, "transforms.note: a function is needed, not `os.system`"),
-    ],
-)
-def test_what_is_no_function_by_name_is_refused(config, transforms, message):
-    assert message_of(config, pipeline="train", transforms=transforms).startswith(f"make_loader: {message}")
-
-
 @pytest.mark.usefixtures("_own_registry")
 def test_plugins_register_their_functions(config, tmp_path, monkeypatch):
     package = tmp_path / "wdskit_test_plugin"
@@ -236,24 +220,6 @@ def test_plugins_register_their_functions(config, tmp_path, monkeypatch):
     for plugin, error in (("broken", "wdskit_test_no_such_module"), ("failing", "division by zero")):
         with pytest.raises((ModuleNotFoundError, ZeroDivisionError), match=error):
             make_loader(config, pipeline="val", plugins=[f"wdskit_test_plugin.{plugin}"])
-
-
-@pytest.mark.parametrize(
-    ("plugins", "message"),
-    [
-        ("json", 'plugins: a list is needed, as in ["json"], not `json`.'),
-        (["wdskit_no_such"], "plugins: the module `wdskit_no_such` does not exist. Install it, or run"),
-        (["json.no_such"], "plugins: the module `json.no_such` does not exist."),
-        (["wdskit_no_such.b.c"], "plugins: the module `wdskit_no_such` does not exist."),
-        ([".relative"], "plugins: `.relative` is not the name of a module."),
-        (["a/b.py"], "plugins: `a/b.py` is not the name of a module."),
-        ([json], "plugins: a value of the type module is not the name of a module."),
-        ([""], "plugins: '' is not the name of a module."),
-    ],
-    ids=str,
-)
-def test_a_plugin_that_is_none_is_refused(config, plugins, message):
-    assert message_of(config, pipeline="val", plugins=plugins).startswith(f"make_loader: {message}")
 
 
 # --- workers

@@ -22,10 +22,10 @@ import pytest
 import torch
 from folders import ALL
 from leaks import open_things, opened_since
+from places import with_positions
 from shards import png_of, write_numbers, write_shard
 
 from wdskit import Pipeline
-from wdskit.loader.planned import PlannedLoader
 from wdskit.shards.index import index_folder
 
 NUM_PIPELINES = 200 if ALL else 16
@@ -155,19 +155,14 @@ def run(loaders: list[Any], num_steps: int) -> list[list[bytes | None]]:
     """Return the samples of this number of steps of all ranks, across epochs, in the order of the sequence."""
     parts = []
     for loader in loaders:
-        items = itertools.chain.from_iterable(itertools.repeat(loader))
-        parts.append([placed_rows(loader, item) for item in itertools.islice(items, num_steps)])
+        items = itertools.chain.from_iterable(with_positions(loader) for _ in itertools.repeat(None))
+        parts.append(
+            [list(zip(places, rows(item), strict=True)) for item, places in itertools.islice(items, num_steps)]
+        )
     return [
         [row for _, row in sorted(itertools.chain(*ranks), key=operator.itemgetter(0))]
         for ranks in zip(*parts, strict=True)
     ]
-
-
-def placed_rows(loader: Any, item: Any) -> list[tuple[int, bytes | None]]:
-    """Return rows with their positions; rows of a stream, whose ranks have different samples, in their order."""
-    found = rows(item)
-    places = loader.positions.tolist() if isinstance(loader, PlannedLoader) else range(len(found))
-    return list(zip(places, found, strict=True))
 
 
 def make_ranks(make: Callable[..., Any], world: int, state: dict[str, Any] | None) -> list[Any]:

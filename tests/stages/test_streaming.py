@@ -299,7 +299,9 @@ def test_a_second_iterator_ends_the_first(six):
     second = iter(loader)  # nothing happens before the first item is requested
     next(first)
     assert len(list(second)) == 39
-    with pytest.raises(PipelineError, match="a new iteration of this loader began"):
+    with pytest.raises(
+        PipelineError, match="this iteration has ended: the loader was closed, or a new iteration began"
+    ):
         next(first)
 
 

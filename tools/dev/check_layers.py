@@ -32,7 +32,7 @@ PACKING_STEPS = ["reshard", "pack", "ray", "upload", "folder", "fill", "plan", "
 # `pipe.loader(...)` is the only method whose layer is below the code that it calls. It imports the package `wdskit`.
 EXCEPTIONS = {
     ("pipeline/builder.py", "wdskit"),
-    ("pipeline/builder.py", "wdskit.loader.base"),
+    ("pipeline/builder.py", "wdskit.loader.loader"),
 }
 
 HEAVY = {"PIL", "numpy", "orjson", "pydantic", "simplejpeg", "torch", "webdataset", "yaml"}

@@ -20,7 +20,7 @@ import typer.main
 
 import wdskit
 from wdskit import cli, errors
-from wdskit.loader.base import Loader
+from wdskit.loader.loader import Loader
 from wdskit.testing import assert_resumes_exactly
 
 ROOT = Path(__file__).parents[2]

@@ -403,6 +403,14 @@ class Column:
         """Return the state for a pickle, without the mapped values."""
         return {name: value for name, value in vars(self).items() if name != "data"}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set the state from a pickle. On another machine, make a local copy of the list of a remote folder."""
+        self.__dict__.update(state)
+        if self.url and not self.folder.exists():
+            from wdskit.dataset.remote import read_copy
+
+            self.__dict__["folder"] = read_copy(self.url, [], lambda copy: copy)
+
     def check(self) -> None:
         """Read the whole file, and raise an error if it is damaged.
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from wdskit.config.types import parse_settings, show, wrong_kind
+from wdskit.config.types import parse_settings
 from wdskit.engine.stream import StreamPipeline
-from wdskit.errors import ConfigError, PipelineError, Problem
-from wdskit.loader.base import Loader
-from wdskit.loader.planned import PlannedLoader
+from wdskit.errors import PipelineError
+from wdskit.loader.loader import Loader, PlannedLoader
 from wdskit.loader.stream import StreamLoader
 from wdskit.pipeline.build import build_pipeline
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.ranks import find_rank
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, choose_workers
-from wdskit.stages.registry import STAGES
 from wdskit.stages.sources import PlannedSource
 
 logger = logging.getLogger(__name__)
@@ -65,10 +63,10 @@ def make_loader(
             means different classes in two folders.
         SelectionError: A split, condition or column of a source is missing or invalid.
         RankError: Rank and world size are invalid, or differ from `process_group`.
-        Exception: The import of a module in `plugins` failed with this error.
+        ImportError: A module in `plugins` does not exist. Other errors of its import are raised unchanged.
     """
-    _check_functions(transforms)
-    _import_plugins(plugins)
+    for plugin in plugins:
+        importlib.import_module(plugin)
     name, stages, settings = open_pipeline(config, pipeline, overrides, transforms)
     given = parse_settings(LoaderSpec, loader, where="make_loader")
     spec = settings.loader.model_copy(update=given.model_dump(exclude_unset=True))
@@ -116,48 +114,3 @@ def _check_cluster(spec: LoaderSpec, stages: Sequence[Any]) -> None:
         what = "workers is 0" if "workers" in spec.model_fields_set else "workers is not set"
         msg = f"loader.on: {spec.on}: {what}, but the cores of this machine do not say how many a cluster can run."
         raise PipelineError(f"{msg}\n  Set their number, as in `loader: {{workers: 32, on: {spec.on}}}`.")
-
-
-def _check_functions(functions: Mapping[str, Callable[..., Any]] | None) -> None:
-    """Check the argument `transforms` of `make_loader`.
-
-    Raises:
-        ConfigError: `functions` is neither a dict nor None, a name is invalid or belongs to a stage of wdskit, or a
-            value cannot be called.
-    """
-    if functions is None:
-        return
-    if not isinstance(functions, Mapping):
-        raise _refuse("transforms", wrong_kind(functions, 'a dict is needed, as in {"my_augment": my_augment}'))
-    for name, function in functions.items():
-        if not str(name).isidentifier():
-            raise _refuse("transforms", f"{show(name)} is not a valid name for a function (letters, digits, _).")
-        if not callable(function):
-            raise _refuse(f"transforms.{name}", wrong_kind(function, "a function is needed"))
-        if name in STAGES:
-            raise _refuse(f"transforms.{name}", f"`{name}` is a stage of wdskit. Use another name: `my_{name}`.")
-
-
-def _import_plugins(plugins: Iterable[object]) -> None:
-    """Import the modules of the argument `plugins` of `make_loader`.
-
-    Raises:
-        ConfigError: `plugins` is not a list of module names, or a module does not exist.
-        Exception: The import of a module failed with this error.
-    """
-    if isinstance(plugins, str):
-        raise _refuse("plugins", wrong_kind(plugins, f'a list is needed, as in ["{plugins}"]'))
-    for plugin in plugins:
-        if not isinstance(plugin, str) or not all(part.isidentifier() for part in plugin.split(".")):
-            raise _refuse("plugins", f"{show(plugin)} is not the name of a module.")
-        try:
-            importlib.import_module(plugin)
-        except ModuleNotFoundError as err:
-            if err.name is None or not f"{plugin}.".startswith(f"{err.name}."):
-                raise  # the plugin exists, and imports a module that does not
-            rule = f"the module {show(err.name)} does not exist. Install it, or run Python where it can be imported."
-            raise _refuse("plugins", rule) from err
-
-
-def _refuse(argument: str, rule: str) -> ConfigError:
-    return ConfigError(problems=(Problem("make_loader", argument, rule),))

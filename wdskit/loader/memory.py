@@ -12,6 +12,8 @@ no page fault.
 from __future__ import annotations
 
 import ctypes
+import errno
+import io
 import itertools
 import math
 import mmap
@@ -25,22 +27,19 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-
-if TYPE_CHECKING:
-    import torch
 
 MIN_BYTES = 1 << 12
 """Smallest array that is in an arena. Smaller arrays use malloc, and are part of the pickle of a batch."""
 
 _ALIGNMENT = 64
 _STEP = 1 << 16  # sizes of blocks are multiples of it; pages that no batch touches take no memory
-_UNUSED_FOR = 64  # a block is released to the system after this number of other batches
 
 Bytes = NDArray[np.uint8]
+T = TypeVar("T")
 
 
 class Block:
@@ -55,20 +54,23 @@ class Block:
     Attributes:
         memory: The mapped bytes.
         address: Address of the first byte.
-        holders: Number of arrays and messages that use the block.
-        last_used: Number of the last batch in this block.
     """
 
     def __init__(self, number: int, num_bytes: int, *, is_shared: bool) -> None:
         self.number = number
         self.num_bytes = num_bytes
-        self.is_shared = is_shared
-        self._file = _anonymous_file() if is_shared else -1
+        self._file = -1
         if is_shared:
+            self._file = _anonymous_file()
+            self._closing = weakref.finalize(self, os.close, self._file)
             os.ftruncate(self._file, num_bytes)
         self.memory = map_memory(num_bytes, self._file)
         self.address = ctypes.addressof(self.memory)
-        self.holders = self.last_used = 0
+
+    @property
+    def is_sent(self) -> bool:
+        """True if `send` was called."""
+        return not self._closing.alive
 
     def send(self, connection: Connection) -> None:
         """Send the descriptor to the process at the other end of `connection`, and close the descriptor in this
@@ -78,24 +80,15 @@ class Block:
         # byte of a request as the answer.
         with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as channel:
             socket.send_fds(channel, [b"f"], [self._file])
-        self._close_file()
+        self._closing()
 
     def free_pages(self) -> None:
         """Give the pages back to the operating system. The block can be used again, but its content is undefined. Do
         nothing for a shared block on systems other than Linux.
         """
-        advice = getattr(mmap, "MADV_REMOVE", None) if self.is_shared else mmap.MADV_DONTNEED
+        advice = mmap.MADV_DONTNEED if self._file < 0 else getattr(mmap, "MADV_REMOVE", None)
         if advice is not None:
             _libc.madvise(self.address, self.num_bytes, advice)
-
-    def _close_file(self) -> None:
-        """Close the descriptor; the mapping stays."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def __del__(self) -> None:
-        self._close_file()
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -126,14 +119,14 @@ def receive_memory(connection: Connection, num_bytes: int) -> Any:
 
     Raises:
         EOFError: The other process has ended.
-        OSError: The descriptor is missing, or cannot be mapped.
+        OSError: Too many files are open, or the block cannot be mapped.
     """
     with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as channel:
         data, files, _, _ = socket.recv_fds(channel, 1, 1)
     if not data:
         raise EOFError
     if not files:
-        raise OSError("no file descriptor came with the block")
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the kernel dropped it
     try:
         return map_memory(num_bytes, files[0])
     finally:
@@ -148,12 +141,12 @@ def _anonymous_file() -> int:
         return os.dup(file.fileno())
 
 
-def borrow(memory: Any, back: deque[int], number: int) -> Bytes:
-    """Return `memory` as a uint8 array. After this array and all its views are garbage-collected, `number` is appended
-    to `back`.
+def borrow(memory: Any, back: deque[T], item: T) -> Bytes:
+    """Return `memory` as a uint8 array. After this array and all its views are garbage-collected, `item` is appended to
+    `back`.
     """
     array: Bytes = np.frombuffer(memory, np.uint8)
-    weakref.finalize(array, back.append, number).atexit = False
+    weakref.finalize(array, back.append, item).atexit = False
     return array
 
 
@@ -171,56 +164,38 @@ class Arenas:
         is_shared: Whether other processes can map the memory.
 
     Attributes:
-        returned: Numbers of blocks whose user has ended. Finalizers fill it, which must take no lock.
-        dropped: Numbers of blocks that were released to the operating system. A worker removes a number when it reports
-            the number to the main process.
+        free: The blocks that no batch uses. Finalizers append to it, which must take no lock.
+        dropped: Numbers of blocks that were too small and were released to the operating system. A worker removes a
+            number when it reports the number to the main process.
+        usual_bytes: Size of the largest batch until now. New blocks are large enough for it.
     """
 
     def __init__(self, *, is_shared: bool = False) -> None:
-        self.returned: deque[int] = deque()
+        self.free: deque[Block] = deque()
         self.dropped: deque[int] = deque()
+        self.usual_bytes = 0
         self._is_shared = is_shared
         self._numbers = itertools.count()
-        self._free: list[Block] = []
-        self._lent: dict[int, Block] = {}
-        self._num_lent = 0
-        self._usual_bytes = 0  # of a batch
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> Block:
-        """Return a block of at least `num_bytes`, for one user. It can be taken again after its number was in
-        `returned` once for each of its `holders`.
-        """
-        needed = -(-max(num_bytes, self._usual_bytes) // _STEP) * _STEP
+        """Return a block of at least `num_bytes`. The caller appends it to `free` after its use."""
+        needed = -(-max(num_bytes, self.usual_bytes) // _STEP) * _STEP
         with self._lock:
-            self._collect()
-            self._num_lent += 1
-            for block in [*self._free]:
-                if block.num_bytes < needed or self._num_lent - block.last_used > _UNUSED_FOR:
-                    self._free.remove(block)
-                    self.dropped.append(block.number)
-            block = self._free.pop() if self._free else Block(next(self._numbers), needed, is_shared=self._is_shared)
-            block.holders, block.last_used = 1, self._num_lent
-            self._lent[block.number] = block
-        return block
-
-    def learn(self, num_bytes: int) -> None:
-        """Make later blocks large enough for a batch of `num_bytes`."""
-        self._usual_bytes = max(self._usual_bytes, num_bytes)
+            while self.free:
+                block = self.free.pop()
+                if block.num_bytes >= needed:
+                    return block
+                self.dropped.append(block.number)
+            return Block(next(self._numbers), needed, is_shared=self._is_shared)
 
     def free_pages(self) -> None:
         """Give the pages of all free blocks back to the operating system. The blocks can be used again."""
         with self._lock:
-            self._collect()
-            for block in self._free:
+            for _ in range(len(self.free)):
+                block = self.free.popleft()
                 block.free_pages()
-
-    def _collect(self) -> None:
-        while self.returned:
-            block = self._lent[self.returned.popleft()]
-            block.holders -= 1
-            if not block.holders:
-                self._free.append(self._lent.pop(block.number))
+                self.free.append(block)
 
 
 class Arena:
@@ -228,12 +203,13 @@ class Arena:
 
     Attributes:
         block: The block; None before the first large array.
+        bytes: The bytes of the block. The block is free after this array and its views are garbage-collected.
     """
 
     def __init__(self, arenas: Arenas) -> None:
         self._arenas = arenas
         self.block: Block | None = None
-        self._bytes: Bytes | None = None
+        self.bytes: Bytes | None = None
         self._used = self._wanted = 0
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
@@ -247,11 +223,11 @@ class Arena:
         self._wanted += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         if self.block is None:
             self.block = self._arenas.take(num_bytes)
-            self._bytes = borrow(self.block.memory, self._arenas.returned, self.block.number)
-        if self._bytes is None or start + num_bytes > self.block.num_bytes:
+            self.bytes = borrow(self.block.memory, self._arenas.free, self.block)
+        if self.bytes is None or start + num_bytes > self.block.num_bytes:
             return np.empty(tuple(shape), dtype)
         self._used = start + -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-        return self._bytes[start : start + num_bytes].view(dtype).reshape(tuple(shape))
+        return self.bytes[start : start + num_bytes].view(dtype).reshape(tuple(shape))
 
     def find(self, address: int) -> int | None:
         """Return the offset of an address in the block; None for another address."""
@@ -260,50 +236,57 @@ class Arena:
 
     def end(self) -> None:
         """End the use of the arena. Its block is free once no array in it is left."""
-        self._arenas.learn(self._wanted)
-        self.block = self._bytes = None
+        self._arenas.usual_bytes = max(self._arenas.usual_bytes, self._wanted)
+        self.block = self.bytes = None
 
 
 class Message(NamedTuple):
     """A value that `pack` has prepared for another process.
 
     Attributes:
-        pickled: The pickle of the value; if the pickle is large, its (start, size) in the block.
-        block: Number of the block that holds the value's large arrays; -1 if there is none.
+        pickled: The pickle of the value; empty if the last of `parts` is the pickle.
+        block: Number of the block with the parts; -1 if there are none.
+        block_bytes: Size of the block.
         parts: (start, size) of each large array in the block.
     """
 
-    pickled: bytes | tuple[int, int]
-    block: int
-    parts: tuple[tuple[int, int], ...]
+    pickled: bytes
+    block: int = -1
+    block_bytes: int = 0
+    parts: tuple[tuple[int, int], ...] = ()
 
 
 class BatchPickler(pickle.Pickler):
     """Pickles arrays and tensors. Their memory goes to the pickler's `buffer_callback` instead of the pickle."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Reduce arrays and tensors; `pickle.Pickler` calls this method."""
+        """Reduce a tensor as an array, and images (batch, channels, height, width) whose memory is channels_last as the
+        contiguous array (batch, height, width, channels) of the same memory. `pickle.Pickler` calls this method.
+        """
         if type(value) is np.ndarray:
-            return _reduce_array(value)
+            if value.ndim != 4 or value.flags.c_contiguous:
+                return NotImplemented
+            images_bhwc = value.transpose(0, 2, 3, 1)  # numpy would copy the images, which are not contiguous
+            return (_channels_first, (images_bhwc,)) if images_bhwc.flags.c_contiguous else NotImplemented
         torch = sys.modules.get("torch")
-        return _reduce_tensor(value) if torch is not None and type(value) is torch.Tensor else NotImplemented
+        if torch is None or type(value) is not torch.Tensor:
+            return NotImplemented
+        try:
+            return torch.from_numpy, (value.numpy(),)
+        except (RuntimeError, TypeError):  # numpy has no such tensor: sparse, bfloat16, with `requires_grad`, on a GPU
+            return NotImplemented
 
 
-class _Chunks(list[Any]):
-    """A file to which a pickler writes. It keeps the written objects in a list and does not copy them."""
-
-    def write(self, data: Any) -> int:
-        """Append `data`, and return its length in bytes."""
-        self.append(data)
-        return memoryview(data).nbytes
+def _channels_first(images_bhwc: NDArray[Any]) -> Any:
+    return images_bhwc.transpose(0, 3, 1, 2)
 
 
 def pack(value: Any, arena: Arena) -> Message:
     """Pack a value for another process, which calls `unpack`.
 
     Large arrays and tensors in the arena are not copied. Others, and a large pickle, are copied into the arena; if it
-    has no room, they are a part of the message. A message with a block is one more user of the block, until the number
-    of the block is in `Arenas.returned`.
+    has no room, they are a part of the message. The caller keeps `Arena.bytes` until the other process has returned the
+    block.
 
     Raises:
         OSError: No memory or no file descriptor is left.
@@ -311,102 +294,32 @@ def pack(value: Any, arena: Arena) -> Message:
     """
     parts: list[tuple[int, int]] = []
 
-    def take(buffer: pickle.PickleBuffer) -> bool:
-        raw = np.frombuffer(buffer.raw(), np.uint8)
+    def is_placed(raw: Bytes) -> bool:
         if raw.nbytes < MIN_BYTES:
-            return True
+            return False
         start = arena.find(raw.ctypes.data)
         if start is None:
             copied = arena.empty(raw.shape, np.uint8)
             start = arena.find(copied.ctypes.data)
-            if start is None:
-                return True
-            copied[:] = raw
-        parts.append((start, raw.nbytes))
-        return False
+            if start is not None:
+                copied[:] = raw
+        if start is not None:
+            parts.append((start, raw.nbytes))
+        return start is not None
 
-    chunks = _Chunks()
-    BatchPickler(chunks, protocol=5, buffer_callback=take).dump(value)
-    num_bytes = sum(memoryview(chunk).nbytes for chunk in chunks)
-    copied = arena.empty((num_bytes,), np.uint8)
-    start = arena.find(copied.ctypes.data)
-    pickled: bytes | tuple[int, int]
-    if start is None:
-        pickled = b"".join(chunks)
-    else:
-        pickled, at = (start, num_bytes), 0
-        for chunk in chunks:
-            raw = np.frombuffer(chunk, np.uint8)
-            copied[at : at + len(raw)] = raw
-            at += len(raw)
-    if start is None and not parts:
-        return Message(pickled, -1, ())
-    assert arena.block is not None
-    arena.block.holders += 1
-    return Message(pickled, arena.block.number, tuple(parts))
+    def take(buffer: pickle.PickleBuffer) -> bool:
+        return not is_placed(np.frombuffer(buffer.raw(), np.uint8))
 
-
-def can_pack(value: Any) -> bool:
-    """Return True if `pack` can pickle a value, that is, if its pickling raises no Exception."""
-    try:
-        BatchPickler(_Chunks(), protocol=5, buffer_callback=lambda _: False).dump(value)
-    except Exception:  # noqa: BLE001 (a user's `__reduce__` may raise anything)
-        return False
-    return True
+    file = io.BytesIO()
+    BatchPickler(file, protocol=5, buffer_callback=take).dump(value)
+    pickled = b"" if is_placed(np.frombuffer(file.getbuffer(), np.uint8)) else file.getvalue()
+    if arena.block is None or not parts:
+        return Message(pickled)
+    return Message(pickled, arena.block.number, arena.block.num_bytes, tuple(parts))
 
 
 def unpack(message: Message, block: Bytes | None) -> Any:
     """Return the value of a message. `block` has the bytes of `message.block`; large arrays are views of it."""
-
-    def find(part: tuple[int, int]) -> Bytes:
-        assert block is not None
-        return block[part[0] : part[0] + part[1]]
-
-    pickled = message.pickled if isinstance(message.pickled, bytes) else find(message.pickled).data
-    return pickle.loads(pickled, buffers=map(find, message.parts))  # noqa: S301 (from our own worker)
-
-
-def _reduce_array(array: NDArray[Any]) -> Any:
-    """Return the result of `object.__reduce__` for images (batch, channels, height, width) whose memory is
-    channels_last. They are pickled as the contiguous array (batch, height, width, channels) of the same memory.
-
-    For any other array, return NotImplemented: numpy then pickles the array itself.
-    """
-    # numpy would copy the images, because they are not contiguous.
-    if array.ndim != 4 or array.flags.c_contiguous:
-        return NotImplemented
-    images_bhwc = array.transpose(0, 2, 3, 1)
-    return (_channels_first, (images_bhwc,)) if images_bhwc.flags.c_contiguous else NotImplemented
-
-
-def _channels_first(images_bhwc: NDArray[Any]) -> Any:
-    return images_bhwc.transpose(0, 3, 1, 2)
-
-
-def _reduce_tensor(tensor: torch.Tensor) -> Any:
-    """Return the result of `object.__reduce__` for a CPU tensor, which is pickled as bytes, dtype, shape and strides.
-
-    Return NotImplemented for a tensor that torch must pickle: sparse, nested, quantized, not on the CPU, or with
-    `requires_grad`.
-    """
-    import torch
-
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.requires_grad:
-        return NotImplemented
-    if tensor.is_quantized or tensor.is_nested:
-        return NotImplemented
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    # Dense values fill their memory without gaps, in row-major or channels_last order.
-    is_images = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    dense = tensor if is_images else tensor.contiguous()
-    flat = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
-    return _tensor, (pickle.PickleBuffer(flat.data), tensor.dtype, tuple(dense.shape), dense.stride())
-
-
-def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    import torch
-
-    if not memoryview(buffer):
-        return torch.empty_strided(shape, stride, dtype=dtype)
-    return torch.from_numpy(np.frombuffer(buffer, np.uint8)).view(dtype).as_strided(shape, stride)
+    parts = [] if block is None else [block[start : start + size] for start, size in message.parts]
+    pickled = message.pickled or parts.pop().data
+    return pickle.loads(pickled, buffers=parts)  # noqa: S301 (from our own worker)

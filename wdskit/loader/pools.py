@@ -1,15 +1,13 @@
 """Pools make the batches of jobs: in this thread, in threads or in worker processes.
 
-A loader gives a job to a pool (`submit`) and takes its batches later (`take`). A worker is a thread of this process or
-a process. It takes jobs in a loop (`loader.worker`), makes the batches with the `Maker` of its process, and answers.
+A loader gives a job to a pool (`submit`) and takes its batches later (`take`). In each process, the threads of
+`loader.worker.JobThreads` make the batches with the process's `BatchMaker`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import select
 import threading
 import time
 import weakref
@@ -17,35 +15,37 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing import connection as connections
 from multiprocessing.util import Finalize
-from queue import SimpleQueue
 from typing import Any, Protocol
 
 import torch.multiprocessing  # registers how tensors of a program are pickled for other processes
 
-from wdskit.engine.batch import Batch, Maker
+from wdskit.engine.batch import Batch, BatchMaker
 from wdskit.engine.outcome import Outcome
+from wdskit.engine.program import Program
 from wdskit.errors import PipelineError
-from wdskit.loader.memory import Arena, Arenas, Bytes, Message, borrow, keep_freed_memory, receive_memory, unpack
-from wdskit.loader.start_method import (
-    StartMethod,
-    check_guard,
-    explain_exit,
-    start_fork_server,
-)
+from wdskit.loader.memory import Arena, Arenas, Bytes, Message, borrow, receive_memory, unpack
+from wdskit.loader.start_method import StartMethod, check_guard, explain_exit, start_fork_server, start_method_of
 from wdskit.loader.watch import Watch
-from wdskit.loader.worker import BOARD_BLOCK, JOIN_S, ReceivedJob, Reply, Request, WorkerSetup, serve, work
-from wdskit.processes import GUARD, block_sigint, refuse_fork, without_script
-from wdskit.stages.base import Run, renew_turn
-from wdskit.stages.progress import slots_in
+from wdskit.loader.worker import JobThreads, Reply, Request, serve
+from wdskit.pipeline.settings import LoaderSpec
+from wdskit.processes import GUARD, block_sigint, without_script
+from wdskit.stages.base import renew_turn
+from wdskit.stages.progress import BOARD_BYTES, slots_in
 
+_CLOSED = "the loader was closed during this wait."  # by a signal handler or another thread
 _PATIENCE_S = 0.5  # a worker that still makes a batch after this time is killed
 
 
 class Pool(Protocol):
-    """Makes the batches of jobs."""
+    """Makes the batches of jobs. Only one thread calls a pool, in the process that made it.
+
+    An exception of a method, also a KeyboardInterrupt, leaves the pool in an unknown state: only `close` may follow.
+    """
 
     def submit(self, job: Any) -> Any:
-        """Start a job, an argument of `Maker.open`, and return its ticket, for `take`."""
+        """Start a job, an argument of `BatchMaker.open`, and return its ticket, for `take`. The first job starts the
+        threads and processes.
+        """
         ...
 
     def take(self, ticket: Any) -> Outcome[list[Batch]]:
@@ -60,11 +60,9 @@ class Pool(Protocol):
         ...
 
     def forget(self, tickets: Sequence[Any]) -> None:
-        """Cancel the jobs of these tickets. The tickets become invalid for `take`."""
-        ...
-
-    def free_memory(self) -> None:
-        """Free the memory that no batch uses, so that other processes can use it. Called at the end of an epoch."""
+        """Cancel the jobs of these tickets, which become invalid for `take`, and free the memory that no batch uses, so
+        that other processes can use it. Called at the end of an epoch.
+        """
         ...
 
     def close(self) -> None:
@@ -75,282 +73,177 @@ class Pool(Protocol):
         ...
 
 
-def make_pool(
-    program: Any,
-    make_maker: Callable[[Any], Maker],
-    num_workers: int,
-    start_method: Callable[[], StartMethod],
-    timeout_s: float | None,
-) -> Pool:
-    """Return a `ProcessPool` if `num_workers` is at least 1, otherwise a `LocalPool`. If the start method of the
-    processes needs a fork server, start the server.
+class _Ticket:
+    """A job of a `LocalPool`: its outcome, and whether the outcome has come."""
 
-    Args:
-        program: The program of the pipeline.
-        make_maker: Called with the program in each process. Returns the `Maker` of the batches.
-        num_workers: Number of worker processes, 0 for none.
-        start_method: Returns the start method of the processes. Called now, so that its errors come early, and each
-            time that the processes start. Not called without worker processes.
-        timeout_s: The longest wait for a batch in seconds; None or 0 for no limit. It has no effect with one thread of
-            this process, the consumer's.
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.outcome: Outcome[list[Batch]] = Outcome()
 
-    Raises:
-        PipelineError: The error of `start_method`.
-    """
-    keep_freed_memory()
-    watch = Watch(program.describe, timeout_s or 0.0)
-    if num_workers:
-        start_fork_server(start_method())
-        return ProcessPool(program, make_maker, num_workers, start_method, watch)
-    return LocalPool(make_maker(program), program.run, watch)
+
+def _finish(ticket: _Ticket, outcome: Outcome[list[Batch]], _: Arena) -> None:
+    ticket.outcome = outcome
+    ticket.done.set()
 
 
 class LocalPool:
-    """A `Pool` of threads of this process. They start with the first job. With one thread, the consumer's thread makes
-    the batches of a job when it takes the job.
+    """A `Pool` of threads of this process. With one thread, the consumer's thread makes the batches of a job when it
+    takes the job.
 
     Args:
-        maker: Makes the batches.
-        run: The running pipeline, with the number of threads and their board.
+        program: The program of the pipeline.
         watch: Reports long waits for batches.
     """
 
-    def __init__(self, maker: Maker, run: Run, watch: Watch) -> None:
-        self._maker = maker
-        self._run = run
+    def __init__(self, program: Program, watch: Watch) -> None:
+        self._maker = BatchMaker(program)
+        self._run = program.run
         self._watch = watch
         self._arenas = Arenas()
-        self._owner = os.getpid()
-        self._queue: SimpleQueue[ReceivedJob | None] | None = None
-        self._received: weakref.WeakSet[ReceivedJob] = weakref.WeakSet()
+        self._jobs: JobThreads | None = None
         self._closing: Callable[[], object] | None = None
-        self._has_threads = run.num_threads > 1
 
-    def submit(self, job: Any) -> ReceivedJob:
-        """Queue a job for the next free thread. The ticket is a `ReceivedJob`.
+    def submit(self, job: Any) -> _Ticket:
+        """Queue a job for the next free thread."""
+        jobs = self._jobs or self._start()
+        ticket = _Ticket()
+        jobs.submit(ticket, job)
+        return ticket
 
-        Raises:
-            PipelineError: This process was forked from the process that has the threads.
-        """
-        if self._has_threads and self._queue is None:
-            self._start()
-        if self._has_threads:
-            refuse_fork(self._owner)
-        received = ReceivedJob(0, self._maker.open(job))
-        self._received.add(received)
-        if self._queue is not None:
-            self._queue.put(received)
-        return received
-
-    def _start(self) -> None:
-        queue: SimpleQueue[ReceivedJob | None] = SimpleQueue()
-        self._owner, threads = os.getpid(), list[threading.Thread]()
-        before = torch.get_num_threads()
-        ready = threading.Barrier(self._run.num_threads + 1)
+    def _start(self) -> JobThreads:
+        jobs = self._jobs = JobThreads(self._maker, self._arenas, _finish)
+        num_threads = self._run.num_threads
         with block_sigint():  # so that `close` knows every thread
-            self._closing = weakref.finalize(self, _close_threads, threads, queue, self._received, self._owner)
-            for at in range(self._run.num_threads):
-                arguments = (ready, queue.get, self._maker, self._arenas)
-                threads.append(threading.Thread(target=_work, args=arguments, name=f"wdskit-{at}", daemon=True))
-            try:
-                for thread in threads:
-                    thread.start()
-            except BaseException:  # the system allows no more threads
-                ready.abort()
-                raise
-            ready.wait()
-            torch.set_num_threads(before)  # the new threads keep 1
-        self._queue = queue
+            self._closing = weakref.finalize(self, _end_threads, jobs, os.getpid())
+            if num_threads > 1:
+                before, ready = torch.get_num_threads(), threading.Barrier(num_threads + 1)
+                torch.set_num_threads(1)  # each thread works on another batch, not all on one image
+                # A thread keeps the number that it reads when it first asks for it.
+                jobs.start(num_threads, lambda: (torch.get_num_threads(), ready.wait()))
+                ready.wait()
+                torch.set_num_threads(before)
+        return jobs
 
-    def take(self, ticket: ReceivedJob) -> Outcome[list[Batch]]:
-        """Wait for a job and return its outcome. Later calls with the same ticket return an empty outcome.
-
-        Raises:
-            PipelineError: The wait has lasted for the `timeout`; the pool is closed then. Or this process was forked
-                from the process that has the threads.
-        """
-        if not self._has_threads:
+    def take(self, ticket: _Ticket) -> Outcome[list[Batch]]:
+        """Wait for a job and return its outcome. PipelineError: The wait has lasted for the `timeout`."""
+        if self._run.num_threads > 1:
+            self._watch.begin()
+            while not ticket.done.wait(self._watch.step_s):
+                if self._jobs is None:
+                    raise PipelineError(_CLOSED)
+                self._watch.look("this process", os.getpid(), self._run.board.slots)
+        elif self._jobs is not None:
+            jobs = self._jobs
             before = torch.get_num_threads()
             torch.set_num_threads(1)  # several threads for small images only wait for each other
             try:
-                work([None, ticket].pop, self._maker, self._arenas, _finish)
+                while not ticket.done.is_set():
+                    if not jobs.make_next():
+                        raise PipelineError(_CLOSED)
             finally:
                 torch.set_num_threads(before)
-            return ticket.take()
-        refuse_fork(self._owner)
-        if not ticket.done.is_set():
-            self._watch.begin()
-            while not ticket.done.wait(self._watch.step_s):
-                try:
-                    self._watch.look("this process", os.getpid(), self._run.board.slots)
-                except PipelineError:
-                    self.close()
-                    raise
-        return ticket.take()
+        outcome, ticket.outcome = ticket.outcome, Outcome()
+        return outcome
 
-    def is_ready(self, ticket: ReceivedJob) -> bool:
+    def is_ready(self, ticket: _Ticket) -> bool:
         """Return True if `take(ticket)` would not wait."""
         return ticket.done.is_set()
 
-    def forget(self, tickets: Sequence[ReceivedJob]) -> None:
-        """Cancel jobs and drop their outcomes. The threads that work on the jobs stop after their current sample."""
+    def forget(self, tickets: Sequence[_Ticket]) -> None:
+        """Cancel jobs, and free the memory that no batch uses."""
+        if self._jobs is not None:
+            self._jobs.cancel(tickets)
         for ticket in tickets:
-            ticket.cancel()
-
-    def free_memory(self) -> None:
-        """Free the memory that no batch uses, so that other processes can use it."""
+            ticket.outcome = Outcome()  # the traceback of an error refers to the ticket
         self._arenas.free_pages()
 
     def close(self) -> None:
         """End the threads, within a second. A thread that hangs goes on, but does not keep this process alive."""
         if self._closing is not None:
             self._closing()
-        self._queue, self._closing = None, None
+        self._jobs = self._closing = None
 
 
-def _finish(received: ReceivedJob, outcome: Outcome[list[Batch]], _: Arena) -> None:
-    received.finish(outcome)
-
-
-def _work(ready: threading.Barrier, next_job: Callable[[], ReceivedJob | None], maker: Maker, arenas: Arenas) -> None:
-    torch.set_num_threads(1)  # of this thread: each thread works on another batch, not all on one image
-    torch.get_num_threads()  # torch reads the process's number when a thread first asks, which may be later
-    try:
-        ready.wait()
-    except threading.BrokenBarrierError:  # another thread could not start
-        return
-    work(next_job, maker, arenas, _finish)
-
-
-def _close_threads(
-    threads: list[threading.Thread],
-    queue: SimpleQueue[ReceivedJob | None],
-    jobs: weakref.WeakSet[ReceivedJob],
-    owner: int,
-) -> None:
+def _end_threads(jobs: JobThreads, owner: int) -> None:
     if os.getpid() != owner:  # a forked process has a copy of the pool, but no threads
         return
     with block_sigint():
-        for received in [*jobs]:
-            received.cancel()
-        for _ in threads:
-            queue.put(None)
-        deadline_s = time.monotonic() + JOIN_S
-        for thread in threads:
-            if thread is not threading.current_thread() and thread.is_alive():
-                thread.join(max(0.0, deadline_s - time.monotonic()))
-                if thread.is_alive():  # perhaps in a user's function, whose lock the next epoch needs
-                    renew_turn()
+        if not jobs.end():  # perhaps in a user's function, whose lock the next epoch needs
+            renew_turn()
 
 
 class _Worker:
     """What the main process knows about one worker process."""
 
-    def __init__(self, context: Any, start: WorkerSetup, number: int) -> None:
-        self.number = number
-        self.has_started = context.get_start_method() == "fork"
+    def __init__(self, context: Any, program: Program, number: int, num_workers: int) -> None:
+        self.board = context.RawArray("b", BOARD_BYTES)
         self.connection, worker_end = context.Pipe()
-        arguments = (worker_end, start, number, dict(os.environ))
+        arguments = (worker_end, self.board, program, number, num_workers, dict(os.environ))
         self.process = context.Process(target=serve, args=arguments, name=f"wdskit-worker-{number}", daemon=True)
         self.process.start()
         worker_end.close()
+        self.name = f"worker {number} (pid {self.process.pid})"
         self.tickets: set[int] = set()  # of jobs that were sent, without a reply
-        self.forgotten: list[int] = []  # tickets of cancelled jobs, not sent yet
+        self.replies: dict[int, Message] = {}  # that were not taken yet, by ticket
         self.blocks: dict[int, Any] = {}
         self.returned: deque[int] = deque()  # numbers of free blocks, filled by finalizers at any time
-        self._poll = select.poll()
-        self._poll.register(self.connection.fileno(), select.POLLOUT)
 
-    @property
-    def can_send(self) -> bool:
-        """True if the worker's pipe has room, so that sending does not block."""
-        return bool(self._poll.poll(0))
-
-    def send(self, ticket: int = 0, job: Any = None, *, frees_memory: bool = False) -> None:
-        """Send a request to the worker. The request also has the tickets of cancelled jobs and the numbers of free
-        blocks that were not sent yet.
-
-        Args:
-            ticket: Ticket of the job.
-            job: The new job; None to send no job.
-            frees_memory: Whether the worker shall free the memory that no batch uses.
+    def send(self, ticket: int = 0, job: Any = None, *, forgotten: Sequence[int] = ()) -> None:
+        """Send a request to the worker, with a new job or without one, and with the numbers of free blocks.
 
         Raises:
             OSError: The worker has ended.
         """
         returned = tuple(self.returned.popleft() for _ in range(len(self.returned)))
-        forgotten, self.forgotten = tuple(self.forgotten), []
-        self.connection.send(Request(forgotten, returned, ticket, job, frees_memory))
+        # This does not wait for long: a thread of the worker always reads its pipe.
+        self.connection.send(Request(tuple(forgotten), returned, ticket, job))
         if job is not None:
             self.tickets.add(ticket)
 
     def forget(self, tickets: Sequence[int]) -> None:
-        """Cancel the jobs of these tickets. Ignore tickets of jobs that this worker does not have.
-
-        If the pipe is full, the worker gets the tickets with the next request.
+        """Cancel the jobs of these tickets, and let the worker free the memory that no batch uses. Ignore tickets of
+        jobs that this worker does not have.
         """
-        left = self.tickets.intersection(tickets)
-        self.tickets -= left
-        self.forgotten += left
-        self._send_if_open()
+        for ticket in self.replies.keys() & tickets:
+            self._drop(self.replies.pop(ticket))
+        forgotten = self.tickets.intersection(tickets)
+        self.tickets -= forgotten
+        with contextlib.suppress(OSError):  # the worker died, which the next `take` reports
+            self.send(forgotten=[*forgotten])
 
-    def free_memory(self) -> None:
-        """Ask the worker to free the memory that no batch uses. Do nothing if the pipe is full."""
-        self._send_if_open(frees_memory=True)
-
-    def _send_if_open(self, *, frees_memory: bool = False) -> None:
-        if self.can_send:
-            with contextlib.suppress(OSError):  # the worker died, which the next `take` reports
-                self.send(frees_memory=frees_memory)
-
-    def receive(self) -> Reply:
-        """Wait for the next reply, map the new block that follows it in the pipe, and return the reply.
+    def receive(self) -> None:
+        """Receive the next reply, and map the new block that follows it in the pipe. If the job of the reply was
+        cancelled, return the block to the worker, with the next request.
 
         Raises:
             EOFError, OSError: The worker has ended, or a block cannot be mapped.
         """
         reply: Reply = self.connection.recv()
-        self.has_started = True
+        message = reply.message
         for number in reply.dropped:
-            del self.blocks[number]
-        if reply.new_bytes:
-            self.blocks[reply.message.block] = receive_memory(self.connection, reply.new_bytes)
-        return reply
+            self.blocks.pop(number, None)
+        if message.block >= 0 and message.block not in self.blocks:
+            self.blocks[message.block] = receive_memory(self.connection, message.block_bytes)
+        if reply.ticket in self.tickets:
+            self.tickets.remove(reply.ticket)
+            self.replies[reply.ticket] = message
+        else:
+            self._drop(message)
 
-    def look(self, watch: Watch) -> None:
-        """Call `watch.look` for this worker, while the main process waits for the worker.
+    def _drop(self, message: Message) -> None:
+        if message.block >= 0:
+            self.returned.append(message.block)
 
-        Raises:
-            PipelineError: The wait has lasted for the `timeout`.
+    def take(self, ticket: int) -> Outcome[list[Batch]]:
+        """Return the outcome of a received reply. The worker may reuse the block of its message after all views of the
+        block are garbage-collected.
         """
-        hint = "It may be running the script's own code, such as init_process_group: put that under " + GUARD
-        memory = self.blocks.get(BOARD_BLOCK)
-        watch.look(
-            f"worker {self.number} (pid {self.process.pid})",
-            self.process.pid,
-            None if memory is None else slots_in(memory),
-            start_hint="" if self.has_started else f"{hint}.",
-        )
-
-    def unpack(self, message: Message) -> Outcome[list[Batch]]:
-        """Return the outcome in a message. The worker may reuse the block of the message after all views of it are
-        garbage-collected.
-        """
+        message = self.replies.pop(ticket)
         block: Bytes | None = None
         if message.block >= 0:
             block = borrow(self.blocks[message.block], self.returned, message.block)
         outcome: Outcome[list[Batch]] = unpack(message, block)
         return outcome
-
-    @property
-    def death(self) -> str:
-        """A text for messages: the worker, how the worker ended, and the likely reason.
-
-        Waits up to 0.5 s for the end of the worker.
-        """
-        self.process.join(_PATIENCE_S)
-        how = explain_exit(self.process.exitcode)
-        return f"worker {self.number} (pid {self.process.pid}) {how}"
 
 
 class ProcessPool:
@@ -358,51 +251,37 @@ class ProcessPool:
 
     Args:
         program: The program of the pipeline.
-        make_maker: Called with the program in each process. Returns the `Maker` of the batches.
-        num_workers: Number of processes.
-        start_method: Returns the start method of the processes. Called when they start.
+        spec: The settings: number and start method of the processes.
         watch: Reports long waits for batches.
+
+    Raises:
+        PipelineError: The processes cannot start in this way: see `start_method_of`.
     """
 
-    def __init__(
-        self,
-        program: Any,
-        make_maker: Callable[[Any], Maker],
-        num_workers: int,
-        start_method: Callable[[], StartMethod],
-        watch: Watch,
-    ) -> None:
-        self._setup = WorkerSetup(program, make_maker, num_workers)
-        self._start_method = start_method
-        self._workers: list[_Worker] = []
-        self._replies: dict[int, tuple[_Worker, Message]] = {}
-        self._next_ticket = 0
-        self._owner = 0
+    def __init__(self, program: Program, spec: LoaderSpec, watch: Watch) -> None:
+        self._program = program
+        self._spec = spec
         self._watch = watch
+        self._start_method()
+        self._workers: list[_Worker] = []
+        self._next_ticket = 0
         self._closing: Any = None
 
     def submit(self, job: Any) -> int:
-        """Send a job to the worker with the fewest jobs, and return its ticket. The first job starts the processes.
+        """Send a job to the worker with the fewest jobs, and return its ticket.
 
         Raises:
-            PipelineError: A worker died or cannot be started, a reply cannot be received, or the wait for room in a
-                pipe has lasted for the `timeout`; the pool is closed then. Or this process was forked from the process
-                that has the workers.
+            PipelineError: A worker died.
+            OSError: A worker cannot be started, or a reply cannot be received, because too many files are open.
         """
         if not self._workers:
             self._start()
-        refuse_fork(self._owner)
-        self._receive_all(timeout_s=0)
+        self._receive(timeout_s=0)
         chosen = min(self._workers, key=lambda each: len(each.tickets))
-        if not chosen.can_send:
-            self._watch.begin()
-        while not chosen.can_send:  # the worker may wait until this process takes its replies
-            self._receive_all(timeout_s=0.01)
-            self._look(chosen)
         self._next_ticket += 1
         try:
             chosen.send(self._next_ticket, job)
-        except OSError:
+        except ConnectionError:
             self._raise_death(chosen)
         return self._next_ticket
 
@@ -410,133 +289,89 @@ class ProcessPool:
         """Wait for a job and return its outcome. A ticket is valid for one call.
 
         Raises:
-            PipelineError: A worker died, a reply cannot be received, or the wait has lasted for the `timeout`; the pool
-                is closed then. Or this process was forked from the process that has the workers.
+            PipelineError: A worker died, or the wait has lasted for the `timeout`.
+            OSError: A reply cannot be received, because too many files are open.
         """
-        refuse_fork(self._owner)
-        if ticket not in self._replies:
-            self._watch.begin()
-        while ticket not in self._replies:
-            assigned = next((worker for worker in self._workers if ticket in worker.tickets), None)
-            assert assigned is not None, "the job was forgotten"
-            self._receive_all(self._watch.step_s)
-            if ticket not in self._replies:
-                self._look(assigned)
-        worker, message = self._replies.pop(ticket)
-        return worker.unpack(message)
+        worker = next(each for each in self._workers if ticket in each.tickets or ticket in each.replies)
+        self._watch.begin()
+        while ticket not in worker.replies:
+            if not self._workers:
+                raise PipelineError(_CLOSED)
+            if not self._receive(self._watch.step_s):
+                self._look(worker)
+        return worker.take(ticket)
+
+    def _look(self, worker: _Worker) -> None:
+        slots, hint = slots_in(worker.board), ""
+        if not slots.any():  # a worker that starts writes `IDLE` into its slots
+            hint = f"It may be running the script's own code, such as init_process_group: put that under {GUARD}."
+        self._watch.look(worker.name, worker.process.pid, slots, start_hint=hint)
 
     def is_ready(self, ticket: int) -> bool:
-        """Return True if `take(ticket)` would not wait.
-
-        Raises:
-            PipelineError: A worker died or a reply cannot be received; the pool is closed then. Or this process was
-                forked from the process that has the workers.
-        """
-        refuse_fork(self._owner)
-        if ticket not in self._replies:
-            self._receive_all(timeout_s=0)
-        return ticket in self._replies
+        """Return True if `take(ticket)` would not wait. Raises the errors of `take`."""
+        self._receive(timeout_s=0)
+        return any(ticket in worker.replies for worker in self._workers)
 
     def forget(self, tickets: Sequence[int]) -> None:
-        """Cancel the jobs of these tickets and drop their outcomes. Do nothing in a forked process."""
-        if not self._workers or self._owner != os.getpid():  # after the pool has ended; at exit `os` may be gone
-            return
-        for ticket in tickets:
-            self._drop(self._replies.pop(ticket, None))
+        """Cancel the jobs of these tickets, drop their outcomes, and free the memory that no batch uses."""
         for worker in self._workers:
             worker.forget(tickets)
 
-    def free_memory(self) -> None:
-        """Ask the workers to free the memory that no batch uses. Do nothing in a forked process."""
-        if self._workers and self._owner == os.getpid():
-            for worker in self._workers:
-                worker.free_memory()
-
     def close(self) -> None:
-        """End the processes, within a second; a worker that hangs is killed. The next job starts new processes."""
+        """End the processes, within a second; a worker that hangs is killed."""
         if self._closing is not None:
             self._closing()
-        self._workers, self._replies, self._closing = [], {}, None
+        self._workers, self._closing = [], None
+
+    def _start_method(self) -> StartMethod:
+        program = self._program
+        method = start_method_of(
+            program.parts,
+            self._spec.start_method,
+            reads_store=program.reader.is_remote,
+            needs_torch=program.needs_torch,
+        )
+        start_fork_server(method)
+        return method
 
     def _start(self) -> None:
-        if multiprocessing.current_process().daemon:
-            msg = "worker processes cannot be started: this is a daemon process, which may have no children."
-            raise PipelineError(f"{msg}\n  Use workers: 0, with `threads`.")
         method = self._start_method()
         check_guard(method)
-        start_fork_server(method)
         context = torch.multiprocessing.get_context(method.name)
-        self._owner = os.getpid()
         skips = contextlib.nullcontext() if method.runs_script or method.name == "fork" else without_script()
         with block_sigint(), skips:  # so that `close` knows every process
             # When Python exits, this comes before multiprocessing's SIGTERM, which workers ignore.
-            self._closing = Finalize(self, _close_workers, (self._workers, self._owner), exitpriority=0)
-            try:
-                for number in range(self._setup.num_workers):
-                    self._workers.append(_Worker(context, self._setup, number))
-            except (OSError, EOFError) as err:  # EOFError: of the fork server
-                self.close()
-                msg = f"worker processes cannot be started: {str(err) or type(err).__name__}."
-                raise PipelineError(f"{msg}\n  Often too many files are open: see `ulimit -n`.") from err
-            except BaseException:
-                self.close()
-                raise
+            self._closing = Finalize(self, _close_workers, (self._workers, os.getpid()), exitpriority=0)
+            for number in range(self._spec.workers):
+                self._workers.append(_Worker(context, self._program, number, self._spec.workers))
 
-    def _look(self, worker: _Worker) -> None:
-        """Call `worker.look`. If the wait has lasted for the `timeout`, close the pool and raise its PipelineError."""
-        try:
-            worker.look(self._watch)
-        except PipelineError:
-            self.close()
-            raise
-
-    def _receive_all(self, timeout_s: float) -> None:
-        """Receive all replies that the workers have sent. Wait up to `timeout_s` for the first reply.
+    def _receive(self, timeout_s: float) -> bool:
+        """Receive all replies that the workers have sent. Wait up to `timeout_s` for the first reply. Return False if
+        no reply came.
 
         Raises:
-            PipelineError: A worker died, or a reply cannot be received. The pool is closed then.
+            PipelineError: A worker died.
+            OSError: A reply cannot be received, because too many files are open.
         """
         by_handle: dict[Any, _Worker] = {}
         for worker in self._workers:
             by_handle[worker.connection] = by_handle[worker.process.sentinel] = worker
-        # A child that a worker forked keeps the pipe and the sentinel open, so the exit status is read too.
         ready = connections.wait(list(by_handle), timeout_s)
-        dead = [each for each in self._workers if not ready and each.process.exitcode is not None]
-        for worker in dead:
-            self._raise_death(worker)
         for worker in dict.fromkeys(by_handle[handle] for handle in ready):
             try:
                 while worker.connection.poll():  # a reply that a worker sent before it died is valid
-                    self._keep(worker, worker.receive())
+                    worker.receive()
             except (EOFError, ConnectionError):
                 self._raise_death(worker)
-            except OSError as err:
-                self.close()
-                msg = f"a batch of worker {worker.number} cannot be received: {err}."
-                raise PipelineError(f"{msg}\n  Often too many files are open: see `ulimit -n`.") from err
-            if worker.process.sentinel in ready:
+        # A child that a worker forked keeps the pipe and the sentinel open, so the exit status is read too.
+        for worker in self._workers:
+            if worker.process.sentinel in ready or (not ready and worker.process.exitcode is not None):
                 self._raise_death(worker)
-
-    def _keep(self, worker: _Worker, reply: Reply) -> None:
-        """Keep a reply until `take`. If its job was cancelled, drop the reply."""
-        if reply.ticket in worker.tickets:
-            worker.tickets.remove(reply.ticket)
-            self._replies[reply.ticket] = worker, reply.message
-        else:
-            self._drop((worker, reply.message))
-
-    def _drop(self, reply: tuple[_Worker, Message] | None) -> None:
-        """Return the block of a reply to its worker, with the next request. If `reply` is None, do nothing."""
-        if reply is not None:
-            worker, message = reply
-            if message.block >= 0:
-                worker.returned.append(message.block)
+        return bool(ready)
 
     def _raise_death(self, worker: _Worker) -> None:
-        """Close the pool, and raise the PipelineError that a worker died."""
-        death = worker.death
-        self.close()
-        raise PipelineError(f"a worker process died: {death}")
+        worker.process.join(_PATIENCE_S)
+        raise PipelineError(f"a worker process died: {worker.name} {explain_exit(worker.process.exitcode)}")
 
 
 def _close_workers(workers: list[_Worker], owner: int) -> None:
@@ -545,12 +380,11 @@ def _close_workers(workers: list[_Worker], owner: int) -> None:
     with block_sigint():
         for worker in workers:
             with contextlib.suppress(OSError):  # the worker has ended
-                if worker.can_send:
-                    worker.connection.send(None)
+                worker.connection.send(None)
             worker.connection.close()
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _PATIENCE_S
         for worker in workers:
-            worker.process.join(max(0.0, deadline - time.monotonic()))
+            worker.process.join(max(0.0, deadline_s - time.monotonic()))
             if worker.process.exitcode is None:
                 worker.process.kill()
                 worker.process.join()

@@ -10,10 +10,8 @@ retries they would wait for the actor, which has no place if the cluster has los
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
-import pickle
 import socket
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,15 +24,15 @@ from typing import Any
 
 import numpy as np
 
-from wdskit.engine.batch import Batch, Maker
+from wdskit.engine.batch import Batch
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Program
 from wdskit.errors import PipelineError
-from wdskit.loader.memory import Arena, Arenas, keep_freed_memory
-from wdskit.loader.node import NEEDS, ActorStart, Answer, NodeWorker, describe_versions, pickle_by_reference
+from wdskit.loader.memory import Arena, Arenas, Bytes, Message, unpack
+from wdskit.loader.node import ActorStart, NodeWorker, describe_versions
 from wdskit.loader.watch import Watch
 from wdskit.pipeline.ray_connection import connect, import_ray, last_line
-from wdskit.processes import block_sigint, refuse_fork
+from wdskit.processes import block_sigint
 from wdskit.text import plural
 
 logger = logging.getLogger(__name__)
@@ -46,6 +44,12 @@ _MOST_RESTARTS = 100
 """Number of times that Ray starts an actor again. An actor that dies at each start takes minutes to reach it."""
 
 
+_NEEDS = (
+    "All nodes need the same versions, the modules of your functions, and the shards under the same path or URL. "
+    "To send modules, call `ray.init(runtime_env=...)` before the loader is made"
+)
+
+
 @dataclass(eq=False)
 class _Actor:
     """What the training process knows about an actor.
@@ -55,14 +59,12 @@ class _Actor:
         number: Number of the worker.
         host: Name of its machine; empty while the actor starts.
         num_jobs: Number of jobs that the actor has not answered yet.
-        state: The running call of `NodeWorker.state`; None without a call.
     """
 
     handle: Any
     number: int
     host: str = ""
     num_jobs: int = 0
-    state: Future[Any] | None = None
 
 
 @dataclass(eq=False)
@@ -78,7 +80,7 @@ class _Job:
 
     job: Any
     actor: _Actor | None = None
-    answer: Answer | None = None
+    answer: tuple[Message, Bytes | None] | None = None
     num_losses: int = 0
 
 
@@ -88,28 +90,24 @@ class RayPool:
 
     Args:
         program: The program of the pipeline.
-        make_maker: Called with the program in each actor. Returns the factory that makes the batches.
         num_workers: Number of actors.
         on: "ray" or the address of the cluster.
         watch: Reports long waits for batches.
 
     Raises:
-        PipelineError: Ray is not installed, or a part of the program cannot be sent to other machines.
+        PipelineError: Ray is not installed.
+        Exception: A part of the program cannot be pickled.
     """
 
-    def __init__(
-        self, program: Program, make_maker: Callable[[Any], Maker], num_workers: int, on: str, watch: Watch
-    ) -> None:
+    def __init__(self, program: Program, num_workers: int, on: str, watch: Watch) -> None:
         self._ray = import_ray(PipelineError)
-        keep_freed_memory()
-        self._pickled = pickle_by_reference((program, make_maker))
+        self._pickled = self._ray.cloudpickle.dumps(program)
         self._num_workers, self._num_cpus = num_workers, program.run.num_threads
         self._most_jobs = program.run.num_threads + 1  # one job waits while the others are made
         self._on = on
         self._watch = watch
         self._arenas = Arenas()
         self._next_ticket = 0
-        self._owner = os.getpid()
         self._program: Any = None
         self._actors: list[_Actor] = []
         self._jobs: dict[int, _Job] = {}  # the oldest first
@@ -120,12 +118,10 @@ class RayPool:
         """Queue a job for the next free actor and return its ticket.
 
         Raises:
-            PipelineError: The cluster cannot be reached, or the actors cannot run the pipeline; the pool is closed
-                then. Or this process was forked from the process that has the actors.
+            PipelineError: The cluster cannot be reached, or the actors cannot run the pipeline.
         """
         if not self._actors:
             self._start()
-        refuse_fork(self._owner)
         self._next_ticket += 1
         self._jobs[self._next_ticket] = _Job(job)
         self._handle_events(0.0)
@@ -136,24 +132,23 @@ class RayPool:
 
         Raises:
             PipelineError: The actors cannot run the pipeline, the program has ended the connection to the cluster, or
-                the wait has lasted for the `timeout`; the pool is closed then. Or this process was forked from the
-                process that has the actors.
+                the wait has lasted for the `timeout`.
         """
-        refuse_fork(self._owner)
         self._watch.begin()
         while self._jobs[ticket].answer is None:
             if not self._handle_events(self._watch.step_s):
                 self._look(self._jobs[ticket].actor)
         answer = self._jobs.pop(ticket).answer
         assert answer is not None
-        pickled, arrays = answer
-        arena = Arena(self._arenas)
-        buffers = [arena.empty(array.shape, np.uint8) for array in arrays]
-        arena.end()
-        for buffer, array in zip(buffers, arrays, strict=True):
-            buffer[:] = array
-        # The pickle is from our own actor.
-        found: Outcome[Outcome[list[Batch]]] = Outcome.of(functools.partial(pickle.loads, pickled, buffers=buffers))
+        message, block = answer
+        if block is not None:  # Ray's memory is read-only
+            arena = Arena(self._arenas)
+            copied = arena.empty(block.shape, np.uint8)
+            arena.end()
+            copied[:] = block
+            block = copied
+        # The pickle is from our own actor. Its classes may not exist here.
+        found: Outcome[Outcome[list[Batch]]] = Outcome.of(unpack, message, block)
         return found.value or Outcome(error=found.error)
 
     def is_ready(self, ticket: int) -> bool:
@@ -162,18 +157,16 @@ class RayPool:
         Raises:
             PipelineError: The errors of `submit`.
         """
-        refuse_fork(self._owner)
         self._handle_events(0.0)
         job = self._jobs.get(ticket)
         return job is not None and job.answer is not None
 
     def forget(self, tickets: Sequence[int]) -> None:
-        """Drop the outcomes of these tickets. The actors still make the jobs that they have."""
+        """Drop the outcomes of these tickets, and free the memory that no batch uses, in this process. The actors still
+        make the jobs that they have.
+        """
         for ticket in tickets:
             self._jobs.pop(ticket, None)
-
-    def free_memory(self) -> None:
-        """Free the memory that no batch uses, in this process."""
         self._arenas.free_pages()
 
     def close(self) -> None:
@@ -195,8 +188,7 @@ class RayPool:
         versions, cwd = describe_versions(), str(Path.cwd())
         self._program = self._ray.put(np.frombuffer(self._pickled, np.uint8))
         with block_sigint():  # so that `close` knows every actor
-            self._owner = os.getpid()
-            self._closing = weakref.finalize(self, _kill, self._ray, self._actors, self._owner)
+            self._closing = weakref.finalize(self, _kill, self._ray, self._actors, os.getpid())
             for number in range(self._num_workers):
                 start = ActorStart(number, self._num_workers, socket.gethostname(), cwd, versions)
                 self._actors.append(_Actor(kind.remote(start), number))
@@ -212,23 +204,15 @@ class RayPool:
 
     def _handle_events(self, timeout_s: float) -> bool:
         """Handle the answers that have come, and send jobs to free actors. Wait up to `timeout_s` for the first answer.
-        Return False if no answer came. After an error, the pool is closed.
+        Return False if no answer came.
         """
         num_events = 0
-        try:
-            self._send_jobs()
-            with contextlib.suppress(Empty):
-                while True:
-                    self._handle(*self._events.get(timeout=0.0 if num_events else timeout_s))
-                    num_events += 1
-            self._send_jobs()
-        except PipelineError:
-            self.close()
-            raise
-        except Exception as err:  # of Ray: the program has ended its connection
-            self.close()
-            msg = f"on: a job cannot be sent to the cluster: {last_line(err)}."
-            raise PipelineError(f"{msg}\n  Iterate the loader again: it connects anew.") from err
+        self._send_jobs()
+        with contextlib.suppress(Empty):
+            while True:
+                self._handle(*self._events.get(timeout=0.0 if num_events else timeout_s))
+                num_events += 1
+        self._send_jobs()
         return num_events > 0
 
     def _send_jobs(self) -> None:
@@ -252,12 +236,9 @@ class RayPool:
         is_lost = isinstance(error, known.RayError) and not isinstance(error, known.RayTaskError)
         if error is not None and (job is None or not is_lost):
             where = actor.host or f"a node of {self._on}"
-            raise PipelineError(f"on: a worker on {where} cannot run: {last_line(error)}.\n  {NEEDS}.") from error
+            raise PipelineError(f"on: a worker on {where} cannot run: {last_line(error)}.\n  {_NEEDS}.") from error
         if job is None:
-            outcome: Outcome[str] = answer.result()
-            if outcome.error is not None:
-                raise outcome.error
-            actor.host = outcome.value or ""
+            actor.host = answer.result()
             return
         actor.num_jobs -= 1
         if error is None:
@@ -281,25 +262,16 @@ class RayPool:
         """Call `watch.look` for the worker that has a job, or for all workers if no worker has the job.
 
         Raises:
-            PipelineError: The wait has lasted for the `timeout`; the pool is closed then.
+            PipelineError: The wait has lasted for the `timeout`.
         """
-        slots, stack, hint = None, "", ""
-        if actor is None:
-            who = f"one of {plural(self._num_workers, 'worker')} on {self._on} ({plural(self._num_cpus, 'CPU')} each)"
-            total, free = self._ray.cluster_resources().get("CPU", 0), self._ray.available_resources().get("CPU", 0)
-            hint = f"The cluster has {plural(round(total), 'CPU')}, {free:g} of them free."
-        else:
-            who = f"worker {actor.number} on {actor.host}"
-            actor.state = actor.state or actor.handle.state.remote().future()
-            if actor.state.done():
-                if actor.state.exception() is None:  # otherwise the actor is lost, as the answer to its job says
-                    slots, stack = actor.state.result()
-                actor.state = None
-        try:
-            self._watch.look(who, None, slots, start_hint=hint, stack=stack)
-        except PipelineError:
-            self.close()
-            raise
+        if actor is not None:
+            self._watch.look(f"worker {actor.number} on {actor.host}")
+            return
+        total, free = self._ray.cluster_resources().get("CPU", 0), self._ray.available_resources().get("CPU", 0)
+        self._watch.look(
+            f"one of {plural(self._num_workers, 'worker')} on {self._on} ({plural(self._num_cpus, 'CPU')} each)",
+            start_hint=f"The cluster has {plural(round(total), 'CPU')}, {free:g} of them free.",
+        )
 
 
 def _kill(ray: ModuleType, actors: Sequence[_Actor], owner: int) -> None:

@@ -21,7 +21,6 @@ STATE_VERSION = 1
 _NUMBERS = ("epoch", "consumed", "start", "epoch_samples", "bad")
 _MAX_NUMBER = 1 << 62  # the sum of two such numbers is an int64
 _CONTENT = "content"
-_ORDER = "order_version"
 _DIGEST = "digest"
 _ADVICE = "Give the loader the same settings, or load with strict=False to continue from the same numbers."
 
@@ -92,13 +91,11 @@ class EpochCounter:
             StateError: A state of another epoch was loaded, and no pass has used the state yet.
         """
         if self._is_loaded:
-            has_begun = self.consumed > 0
-            if epoch == self.epoch:
-                return
-            if is_counted_elsewhere and epoch == self.epoch - 1 and not has_begun:
-                return  # the state was saved with the last batch of `epoch`, which the framework has not counted yet
-            if not is_counted_elsewhere or epoch != self.epoch + 1 or not has_begun:
+            step = epoch - self.epoch
+            if step and (not is_counted_elsewhere or step != (1 if self.consumed else -1)):
                 raise unused_state(epoch, self.epoch)
+            if step <= 0:
+                return  # -1: saved with the last batch of `epoch`, which the framework has not counted yet
             self._is_loaded = False  # the framework ended the epoch of the state early
             logger.warning("the rest of epoch %d is not read: the framework continues with the next epoch", self.epoch)
         self.epoch = epoch
@@ -229,8 +226,6 @@ def _check_numbers(state: Any) -> list[int]:
     if state.get("version") != STATE_VERSION:
         version = state.get("version")
         raise StateError(f"this is not the state of a planned loader of version {STATE_VERSION}, but {version!r}.")
-    if "consumed" not in state and "epoch" in state:
-        raise StateError("this is the state of a stream, not of a planned source such as `exact`.")
     numbers = [state.get(name) for name in _NUMBERS]
     for name, number in zip(_NUMBERS, numbers, strict=True):
         if type(number) is not int or not 0 <= number < _MAX_NUMBER:
@@ -259,8 +254,16 @@ def add_digest(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digest_of(fingerprint: Mapping[str, Any]) -> str:
-    fields = {name: value for name, value in _split_content(fingerprint)[0].items() if name != _DIGEST}
-    return hashlib.sha256(json.dumps(_with_whole_numbers(fields), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(_with_whole_numbers(_bare(fingerprint)), sort_keys=True).encode()).hexdigest()
+
+
+def _bare(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a fingerprint without its digest, and without the digests of the shards of its data sets."""
+    bare = {name: value for name, value in fingerprint.items() if name not in (_CONTENT, _DIGEST)}
+    parts = bare.get("parts")
+    if isinstance(parts, list) and all(isinstance(part, Mapping) for part in parts):
+        bare["parts"] = [{name: value for name, value in part.items() if name != _CONTENT} for part in parts]
+    return bare
 
 
 def _with_whole_numbers(value: Any) -> Any:
@@ -292,36 +295,19 @@ def compare_fingerprints(own: Mapping[str, Any], saved: Mapping[str, Any], *, st
 def _differences(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
     """Return a text for each field in which two fingerprints differ; an empty list if no field differs.
 
-    If the same source has another order version, the list has only this difference. Digests are compared only if all
-    other fields are equal; a digest that one fingerprint lacks counts as equal.
+    Digests are compared only if all other fields are equal; a digest that one fingerprint lacks counts as equal.
     """
-    own_digest, saved_digest = _digest_of(own), saved.get(_DIGEST)
-    own, saved = ({name: value for name, value in each.items() if name != _DIGEST} for each in (own, saved))
-    (own, own_digests), (saved, saved_digests) = _split_content(own), _split_content(saved)
-    if own.get("source") == saved.get("source") and saved.get(_ORDER) != own.get(_ORDER):
-        source = f"`{own.get('source')}` has order version {own.get(_ORDER)!r} in this wdskit"
-        return [f"{source} and {saved.get(_ORDER)!r} in the state; the same settings give a different sequence"]
-    names = dict.fromkeys([*own, *saved])
+    here, there = _bare(own), _bare(saved)
     differing = [
-        f"{name} is {own.get(name)!r} here and {saved.get(name)!r} in the state"
-        for name in names
-        if own.get(name) != saved.get(name)
+        f"{name} is {here.get(name)!r} here and {there.get(name)!r} in the state"
+        for name in dict.fromkeys([*here, *there])
+        if here.get(name) != there.get(name)
     ]
-    if not differing and saved_digest not in (None, own_digest):
-        differing.append("the state has a setting that this loader lacks, such as `where`, `repeat` or `weights`")
-    digests = zip(own_digests, saved_digests, strict=True)
-    if not differing and any(None not in pair and pair[0] != pair[1] for pair in digests):
-        differing.append("shards with these names and sample counts have other bytes now, by their sha256")
+    if not differing and saved.get(_DIGEST) not in (None, _digest_of(own)):
+        differing = ["the state has a setting that this loader lacks, such as `where`, `repeat` or `weights`"]
+    if not differing:
+        pairs = zip(own.get("parts") or [own], saved.get("parts") or [saved], strict=True)
+        contents = [(mine.get(_CONTENT), other.get(_CONTENT)) for mine, other in pairs]
+        if any(None not in pair and pair[0] != pair[1] for pair in contents):
+            differing = ["shards with these names and sample counts have other bytes now, by their sha256"]
     return differing
-
-
-def _split_content(fingerprint: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """Return (fingerprint without the digests of its shards, these digests). The list of digests has one item for each
-    data set of a mixture, and one item for any other source. The item is None if the data set has no digest.
-    """
-    parts = fingerprint.get("parts")
-    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
-        bare = {name: value for name, value in fingerprint.items() if name != _CONTENT}
-        return bare, [fingerprint.get(_CONTENT)]
-    bare_parts = [{name: value for name, value in part.items() if name != _CONTENT} for part in parts]
-    return {**fingerprint, "parts": bare_parts}, [part.get(_CONTENT) for part in parts]

@@ -14,8 +14,8 @@ from torch.utils.data._utils import signal_handling
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.stream import StreamPipeline, empty_epoch
 from wdskit.errors import PipelineError, StateError
-from wdskit.loader.base import Loader
 from wdskit.loader.budget import Budget
+from wdskit.loader.loader import Loader
 from wdskit.loader.start_method import check_guard, start_method_of
 from wdskit.loader.state import add_digest, compare_fingerprints, plain_state, unused_state
 from wdskit.loader.worker import seed_worker

@@ -53,7 +53,7 @@ class Watch:
         return max(0.001, min(_LOOK_S, progress.REPORT_S / 4, longest_s / 4, until_s - time.monotonic()))
 
     def look(
-        self, who: str, pid: int | None, slots: NDArray[np.int64] | None, *, start_hint: str = "", stack: str = ""
+        self, who: str, pid: int | None = None, slots: NDArray[np.int64] | None = None, *, start_hint: str = ""
     ) -> None:
         """At most once a minute, log the samples that a process works on, and let it print its stack. Raise if the wait
         for its batch is too long.
@@ -62,11 +62,9 @@ class Watch:
 
         Args:
             who: Name of the process that makes the batch, for messages.
-            pid: Id of the process, which has called `print_stack_on_signal` if it has sent its slots; None if the
-                process runs on another machine.
-            slots: The slots of the process's `Board`; None if the process has not sent them yet.
+            pid: Id of the process; None if the process runs on another machine.
+            slots: The slots of the process's `Board`; None if the process runs on another machine.
             start_hint: Likely reason why the process has not started, for messages; empty if the process has started.
-            stack: The stack of a process on another machine, for messages.
 
         Raises:
             PipelineError: The wait has lasted for `timeout_s`.
@@ -77,22 +75,24 @@ class Watch:
         if not is_over and now_s < self._next_s:
             return
         self._next_s = now_s + progress.REPORT_S
-        what = f"no batch has come from {who} for {waited_s:.0f} s. It is at {self._samples(slots)}."
+        what = f"no batch has come from {who} for {waited_s:.0f} s."
         if start_hint:
             what = f"{who} has not started within {waited_s:.0f} s. {start_hint}"
-        elif slots is not None and pid == os.getpid():
-            faulthandler.dump_traceback(_STDERR)
-        elif slots is not None and pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR2)
-        logger.warning("%s", f"{what}\n{stack}".rstrip())
+        elif slots is not None:
+            what += f" It is at {self._samples(slots)}."
+            if pid == os.getpid():
+                faulthandler.dump_traceback(_STDERR)
+            elif pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR2)
+        logger.warning("%s", what)
         if is_over:
             msg = f"no batch came within {self.timeout_s:g} s (timeout): {what}"
             raise PipelineError(f"{msg}\n  Correct what hangs, or raise `timeout`; 0 is no limit.")
 
-    def _samples(self, slots: NDArray[np.int64] | None) -> str:
+    def _samples(self, slots: NDArray[np.int64]) -> str:
         """Return the names of the samples in the slots that are not idle."""
-        busy = [] if slots is None else np.unique(slots[slots[:, 1] != IDLE, :2], axis=0).tolist()
+        busy = np.unique(slots[slots[:, 1] != IDLE, :2], axis=0).tolist()
         found: list[str] = []
 
         def find() -> None:

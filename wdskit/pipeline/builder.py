@@ -19,7 +19,7 @@ from wdskit.stages.registry import STAGES, parse_stage
 if TYPE_CHECKING:
     from wdskit.engine.program import Program
     from wdskit.engine.stream import StreamPipeline
-    from wdskit.loader.base import Loader
+    from wdskit.loader.loader import Loader
 
 
 class Pipeline:

@@ -8,7 +8,7 @@ from typing_extensions import Self
 
 from wdskit.engine.program import Program
 from wdskit.engine.stream import StreamPipeline
-from wdskit.loader.base import Loader
+from wdskit.loader.loader import Loader
 from wdskit.pipeline.settings import CacheSpec, Config, ErrorsSpec
 
 Shards: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch  # noqa: F401  # the time of its import does not count, as for the other peers
 
-import wdskit.loader.planned  # noqa: F401  # 0.3 s with pydantic: wdskit imports it when a loader is built
+import wdskit.loader.loader  # noqa: F401  # 0.3 s with pydantic: wdskit imports it when a loader is built
 from peers.common import FIELDS, Epochs, Job
 from wdskit import Pipeline
 
