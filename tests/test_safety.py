@@ -215,6 +215,7 @@ ALLOWED = {
     ("packing/row.py", "marshal.loads"),  # rows that this run wrote into the folder that it has locked
     ("packing/row.py", "marshal"),
     ("loader/memory.py", "pickle.loads"),  # from worker processes that this one started, as multiprocessing does
+    ("loader/node.py", "pickle.loads"),  # the program of the training process, which Ray sends
     ("loader/memory.py", "ctypes"),  # the mmap of the C library, which keeps no descriptor
     ("loader/memory.py", "ctypes.CDLL"),
     ("engine/outcome.py", "pickle.loads"),  # errors from the same processes; also where they are pickled, as a test

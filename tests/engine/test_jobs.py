@@ -14,7 +14,7 @@ from wdskit import Pipeline
 from wdskit.engine import program, reader
 from wdskit.engine.reader import SampleReader
 from wdskit.errors import SampleError
-from wdskit.loader.loader import _jobs_ahead
+from wdskit.loader.loader import jobs_ahead
 from wdskit.pipeline.settings import LoaderSpec
 from wdskit.shards.index import index_folder
 
@@ -123,7 +123,7 @@ def test_loaders_of_one_process_share_its_descriptors(tmp_path, threads):
 def test_every_worker_has_jobs_up_to_the_end_of_an_epoch(folder, workers, num_jobs):
     spec = LoaderSpec(workers=workers)
     built = Pipeline().exact(str(folder), seed=3).batched(2).loader(workers=0, threads=1).program
-    size, _ = _jobs_ahead(spec, built)
+    size, _ = jobs_ahead(spec, built)
     assert -(-25 // size) == num_jobs
 
 

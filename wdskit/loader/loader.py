@@ -355,7 +355,7 @@ class PlannedLoader(Loader):
         )
         self._pool = self._make_pool()
         self._owner: int | None = None  # the process that has the threads and processes of the pool
-        self._steps_per_job, self._num_ahead = _jobs_ahead(spec, program)
+        self._steps_per_job, self._num_ahead = jobs_ahead(spec, program)
         self._waiting: deque[tuple[Job, Any]] = deque()  # started jobs and their tickets
         self._made: deque[Batch] = deque()  # of the current job, not yielded yet
         self.most_ahead = self._num_ahead * self._steps_per_job + self._steps_per_job - 1
@@ -541,7 +541,7 @@ class PlannedLoader(Loader):
             raise RankError(f"{msg}\n  Give all ranks the same settings, data, epoch and state.")
 
 
-def _jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
+def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
     """Return (number of batches in a job, number of jobs that are made before the consumer asks for them).
 
     Without workers, with one thread and local shards, the number of jobs is 0. Otherwise, if `spec.prefetch` is set,
