@@ -152,8 +152,6 @@ COLOURED: dict[str, Any] = {
     "decode": lambda pipe: pipe.decode("rgb8"),
     "decode only": lambda pipe: pipe.decode("l8", only=["jpg", "seg.png"]),
     "float": lambda pipe: pipe.decode("rgb"),
-    "resize": lambda pipe: pipe.decode("rgb8", only="jpg").map(lambda s: {**s, "seg.png": s["jpg"][..., 0]})
-    .resize(9, fields="seg.png"),
 }  # fmt: skip
 
 

@@ -133,13 +133,11 @@ class Run:
         """
         return _NULL_CONTEXT if is_thread_safe(function) and not global_rng else _turn
 
-    def rng_of(self, stage: str) -> Callable[[Origin], Generator]:
-        """Return a function that takes the origin of a value, and returns the random Generator for the position of this
-        origin. `stage` is the key of the random numbers (see `Context.label`). Use the function only in the thread that
-        called `rng_of`: each call returns the same Generator for `stage`, and sets the Generator to the new position.
+    def rng_at(self, stage: str, origin: Origin) -> Generator:
+        """Return the random Generator for the position of `origin`, valid until the next call for `stage` in this
+        thread. `stage` is the key of the random numbers (see `Context.label`).
         """
-        rng = _rng(self.seed, stage, threading.get_ident())
-        return lambda origin: rng.at(origin.major, origin.minor, origin.part)
+        return _rng(self.seed, stage, threading.get_ident()).at(origin.major, origin.minor, origin.part)
 
 
 FunctionLookup: TypeAlias = Callable[[str], Callable[..., Any]]
@@ -276,7 +274,7 @@ class BoundFunction:
         Raises:
             SampleError: The function raised an Exception, or it returned None and `is_map` is set.
         """
-        options: dict[str, Any] = {"rng": self.run.rng_of(self.label)(origin)} if "rng" in self.wants else {}
+        options: dict[str, Any] = {"rng": self.run.rng_at(self.label, origin)} if "rng" in self.wants else {}
         if "epoch" in self.wants:
             options["epoch"] = origin.epoch
         try:
@@ -299,7 +297,7 @@ class BoundFunction:
         """
         import torch
 
-        words = self.run.rng_of(f"{self.label}:global")(origin).integers(0, 1 << 32, 3)
+        words = self.run.rng_at(f"{self.label}:global", origin).integers(0, 1 << 32, 3)
         # Without workers, the user's training loop uses the same generators.
         before = random.getstate(), np.random.get_state()  # noqa: NPY002
         random.seed(int(words[0]))

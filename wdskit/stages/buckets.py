@@ -171,7 +171,6 @@ class ResizeToBucket(GeometricTransform):
     name: ClassVar[str] = "resize_to_bucket"
     needs_plan: ClassVar[bool] = True
     draws: ClassVar[bool] = True
-    blends: ClassVar[bool] = True
     places_by_size: ClassVar[bool] = True
 
     crop: Literal["center", "random"] = Field("center", description="Which part is kept.")

@@ -286,7 +286,7 @@ class Rename(PerSampleStage):
                 needs it.
             WdskitError: A field is missing, or a new name is the name of another field that is kept.
         """
-        found = {new: _find("rename", sample, olds) for new, olds in self.names.items()}
+        found = {new: find("rename", sample, olds) for new, olds in self.names.items()}
         renamed = {old for old, _ in found.values() if old in sample}
         for new, (old, _) in found.items():
             if new in sample and new not in renamed:
@@ -473,11 +473,13 @@ def pick(stage: str, sample: Any, names: str) -> Any:
             it.
         WdskitError: The sample has none of the alternatives.
     """
-    return _find(stage, sample, names)[1]
+    return find(stage, sample, names)[1]
 
 
-def _find(stage: str, sample: Any, names: str) -> tuple[str, Any]:
-    """Return the first alternative in `names` that a sample has, and its value; see `pick`."""
+def find(stage: str, sample: Any, names: str) -> tuple[str, Any]:
+    """Return the first alternative in `names` that a sample has, and its value. Arguments and errors are those of
+    `pick`.
+    """
     check_dict(stage, sample)
     for name in names.split(";"):
         if name in sample:

@@ -75,13 +75,11 @@ class Roles:
         taken = {name: numbers for name in only if names_image(name) and not self.numbers_of(name)}
         return replace(self, numbers={**self.numbers, **taken}, others=self.others if only else self.others or numbers)
 
-    def with_images(self, names: Iterable[str], numbers: Numbers = "") -> Roles:
-        """Return the roles after an image stage that names fields. `numbers` are those of its results; "" for the same
-        as before.
-        """
-        found = {name for each in names for name in each.split(";")}
-        changed = dict.fromkeys(found, numbers) if numbers else {}
-        return replace(self, images=self.images | found, numbers={**self.numbers, **changed})
+    def with_images(self, names: Iterable[str], masks: Iterable[str] = ()) -> Roles:
+        """Return the roles after an image stage that names fields, and fields as masks."""
+        images, found = ({name for each in given for name in each.split(";")} for given in (names, masks))
+        new: dict[str, Numbers] = dict.fromkeys(found, "mask")
+        return replace(self, images=self.images | images | found, numbers={**self.numbers, **new})
 
     def with_lists(self, names: Iterable[str]) -> Roles:
         """Return the roles after a stage that makes arrays of lists in JSON."""

@@ -111,7 +111,7 @@ class Torchvision(PerSampleStage):
         kinds = self.fields or {}
         images = [name for name, kind in kinds.items() if kind == "image"]
         lists = [name for name, kind in kinds.items() if kind not in ("image", "mask")]
-        return roles.with_images(images, "colours").with_images(self.mask_names, "mask").with_lists(lists)
+        return roles.with_images(images, self.mask_names).with_lists(lists)
 
     def live_before(self, live: Live) -> Live:
         """Return the fields that this stage or later stages use; `live` are those of the later stages."""
@@ -164,7 +164,7 @@ class BoundTorchvision:
         inputs = self._inputs_of(sample, kinds)
         # All threads share the generators of the process, so seeding and drawing happen under a lock.
         with self.run.call_lock(self.transform, global_rng=True), torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(self.run.rng_of(self.label)(origin).integers(1 << 63)))
+            torch.default_generator.manual_seed(int(self.run.rng_at(self.label, origin).integers(1 << 63)))
             changed = self.transform(inputs)
         labels = [name for name, kind in kinds.items() if kind == "labels"]
         values = changed["fields"] | dict(zip(labels, changed["labels"], strict=True))

@@ -26,7 +26,7 @@ from wdskit.config.types import (
 )
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, Origin, PerSampleStage, Run
-from wdskit.stages.fields import list_fields
+from wdskit.stages.fields import find, list_fields
 from wdskit.stages.images import geometry
 from wdskit.stages.roles import Live, Roles
 
@@ -46,8 +46,6 @@ class ImageTransform(PerSampleStage):
     """Whether the transform computes new colours. It then refuses masks, whose numbers are classes or depths."""
     draws: ClassVar[bool] = False
     """Whether the transform draws random values, so that `draw` is called for each sample."""
-    blends: ClassVar[bool] = False
-    """Whether the transform blends neighbouring pixels, except in masks."""
     places_by_size: ClassVar[bool] = False
     """Whether the place of the result in an image depends on the size of this image. A mask must then have the size of
     its image.
@@ -80,9 +78,7 @@ class ImageTransform(PerSampleStage):
 
     def roles_after(self, roles: Roles) -> Roles:
         """Return the roles of the fields after this stage; `roles` are those before it."""
-        images, masks = ([*(self.fields or ())], self.mask_names)
-        blended = [name for name in images if self.blends and not roles.is_mask(name)]
-        return roles.with_images(images).with_images(blended, "colours").with_images(masks, "mask")
+        return roles.with_images(self.fields or (), self.mask_names)
 
     def live_before(self, live: Live) -> Live:
         """Return the fields that this stage or later stages use; `live` are those of the later stages."""
@@ -132,9 +128,9 @@ class BoundTransform:
             WdskitError: A mask must be padded, and `mask_fill` is not set or does not fit its dtype.
         """
         transform = self.transform
-        masks = [self._find_field(sample, names) for names in transform.mask_names]
+        masks = [find(transform.name, sample, names)[0] for names in transform.mask_names]
         if transform.fields:
-            images = [self._find_field(sample, names) for names in transform.fields]
+            images = [find(transform.name, sample, names)[0] for names in transform.fields]
         else:
             images = [only_image(transform.name, sample, self.roles, masks)]
         are_masks = {field: field in masks or self.roles.is_mask(field) for field in (*images, *masks)}
@@ -167,16 +163,7 @@ class BoundTransform:
 
     def rng_at(self, origin: Origin) -> np.random.Generator:
         """Return the random Generator for the position of `origin`, valid until the next call in this thread."""
-        return self.run.rng_of(self.stage)(origin)
-
-    def _find_field(self, sample: Sample, names: str) -> str:
-        """Return the first alternative in `names`, such as `jpg;png`, that the sample has. PipelineError: The sample
-        has none of the alternatives.
-        """
-        for name in names.split(";"):
-            if name in sample:
-                return name
-        raise PipelineError(f"{self.transform.name}: no field `{names}` in this sample (fields: {list_fields(sample)})")
+        return self.run.rng_at(self.stage, origin)
 
     def _check_image(self, field: str, value: Any, *, is_mask: bool) -> None:
         """Check that the value of a field is an array (height, width[, channels]), of uint8 or float32 if it is not a
@@ -201,7 +188,6 @@ class Resize(GeometricTransform):
 
     name: ClassVar[str] = "resize"
     shorthand: ClassVar[str | None] = "size"
-    blends: ClassVar[bool] = True
 
     size: Size = Field(
         description="The shorter side in pixels, which keeps the aspect ratio, or [height, width].", examples=[256]
@@ -250,7 +236,6 @@ class RandomResizedCrop(GeometricTransform):
     name: ClassVar[str] = "random_resized_crop"
     shorthand: ClassVar[str | None] = "size"
     draws: ClassVar[bool] = True
-    blends: ClassVar[bool] = True
 
     size: Size = Field(description="Both sides of the result in pixels, or [height, width].", examples=[224])
     scale: ShareRange = Field((0.08, 1.0), description="Share of the image's area to crop, [low, high].")
