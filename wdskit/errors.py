@@ -211,7 +211,7 @@ class PipelineError(WdskitError):
 
 class RankError(WdskitError):
     """Rank or world size is unknown or invalid, does not fit the ranks of a machine, or differs from the process group.
-    Or the process is not in the group, or a DeviceMesh has several dimensions.
+    Or the process is not in the group.
     """
 
 

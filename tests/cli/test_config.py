@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import typer
+from shards import write_numbers
 from typer.testing import CliRunner
 
 from wdskit.cli import app as main_app
 from wdskit.cli import main
 from wdskit.pipeline.settings import json_schema
+from wdskit.shards.index import index_folder
 from wdskit.stages import registry
 
 GOOD = """\
@@ -115,7 +117,6 @@ def test_show(monkeypatch: pytest.MonkeyPatch) -> None:
         "  - shuffle: {size: 7}\n"
         "loader: {workers: 1, persistent_workers: true, pin_memory: false}\n"
         "errors: {max_bad: 0, transforms: false}\n"
-        "# pipeline on this machine: {workers: 1, threads: 1}\n"
     )
     assert run("show", "long.yaml", "--set", "pipeline.shuffle=7") == (0, shown, "")
     Path("shown.yaml").write_text(shown)
@@ -145,8 +146,9 @@ def test_a_stage_of_a_plugin_is_known(command: list[str]) -> None:
     Path("plugin_with_a_stage.py").write_text(
         "import wdskit\n@wdskit.register('brighter')\ndef brighter(sample, by=2):\n    return sample\n"
     )
-    Path("stage.yaml").write_text("version: 1\npipeline:\n  - stream: a.tar\n  - brighter: {by: 3}\n")
-    Path("a.tar").write_bytes(bytes(1024))
+    Path("stage.yaml").write_text("version: 1\npipeline:\n  - exact: data\n  - brighter: {by: 3}\n")
+    write_numbers(Path("data"), [3])
+    index_folder("data", workers=1)
     missing = CliRunner().invoke(main_app, [*command, "stage.yaml"])
     assert missing.exit_code
     assert "`brighter` is not a stage" in f"{missing.stderr}{missing.exception}"

@@ -159,8 +159,6 @@ pipelines:
     - stream: {shards: [b.tar], seed: 5, shuffle_shards: true, resampled: false, check: size, classes: same}
 loader: {threads: 8, persistent_workers: true, pin_memory: false}
 errors: {max_bad: 0, transforms: false}
-# train on this machine: {workers: 1, threads: 8}
-# val on this machine: {workers: 1, threads: 8}
 """
     )
     assert load(text, tmp_path) == config

@@ -446,8 +446,7 @@ def test_a_cache_that_is_too_small_holds_no_more_than_it_may(here, there, tmp_pa
         pipe.loader(workers=0, cache=small)
     assert str(refused.value) == (
         "cache.size is 20.0 kB, but a node of this run (1 rank) must keep 358kB of its shards at once.\n"
-        "  Set `cache.size: 358kB` or more, a smaller `window`, fewer `lanes`, or no `cache`. "
-        "If a machine has more ranks, pass `ranks_per_node`."
+        "  Set `cache.size: 358kB` or more, `ranks_per_node`, a smaller `window`, fewer `lanes`, or no `cache`."
     )
     loader = pipe.loader(workers=0, cache={**small, "size": "358kB"})
     expected = SOURCES["exact"](here).loader(workers=0)

@@ -66,7 +66,6 @@ def test_a_loader_touches_only_the_data_of_its_own_pipeline(tmp_path: Path, monk
     sys.addaudithook(note)
     is_open = True
     assert len(list(make_loader(config, pipeline="train", workers=0))) == 4
-    wdskit.plan(config, pipeline="train")
     assert touched == []
     assert not caplog.records
     wdskit.plan(config, pipeline="val")

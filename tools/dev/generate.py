@@ -41,7 +41,7 @@ from typing_extensions import Self
 from wdskit.engine.program import Program
 from wdskit.engine.stream import StreamPipeline
 from wdskit.loader.loader import Loader
-from wdskit.pipeline.settings import CacheSpec, Config, ErrorsSpec
+from wdskit.pipeline.settings import Config
 
 Shards: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
 Function: TypeAlias = str | Callable[..., Any]

@@ -52,7 +52,7 @@ def show(config: ConfigArgument, overrides: OverridesOption = None, plugins: Plu
     """Print every setting that will be used: CONFIG with variables, --set and defaults filled in.
 
     The output loads as the same pipelines. Settings without a value are left out, and the query of a URL, which may be
-    a signature. Numbers of workers and threads that the loader chooses are comments.
+    a signature.
 
     Exit code: 0 without problems, 1 with problems, 2 if CONFIG or a plugin cannot be read.
 

@@ -153,7 +153,7 @@ class Document:
         node[path[-1]] = value
         self.places = {at: old for at, old in self.places.items() if at[: len(path)] != path} | {path: place}
         self.unread = [at for at in self.unread if at[: len(path)] != path]
-        self.problems = [each for each in self.problems if each[1][: len(path)] != path or each[0][0] == sys.maxsize]
+        self.problems = [each for each in self.problems if each[1][: len(path)] != path]
 
     def read_yaml(self, text: str) -> None:
         """Read one YAML document. Variables such as `${HOME}` get their values from the environment of the process."""
@@ -199,7 +199,7 @@ class Document:
             return [self._value(item, (*path, at)) for at, item in enumerate(node.value)]
         tree: dict[str, Any] = {}
         for key, item in node.value:
-            name = key.value.translate(_UNHIDE) if isinstance(key, yaml.ScalarNode) else "<<"
+            name = key.value.translate(_UNHIDE).replace("$$", "$") if isinstance(key, yaml.ScalarNode) else "<<"
             if name in tree:
                 rule = f"{show(name)} appears twice in this mapping. Remove one."
                 self.problems.append((self._place(key), path, rule))
@@ -285,9 +285,8 @@ def _check(
     unknown = [name for name in tree if name not in known]
     for name in unknown:
         note((name,), unknown_setting(name, known))
-    version = tree.get("version")
-    if type(version) is not int or version != VERSION:
-        note(("version",), f"write `version: {VERSION}` at the top, not {show(version)}.")
+    if tree.get("version") != VERSION or tree["version"] is True:
+        note(("version",), f"write `version: {VERSION}` at the top, not {show(tree.get('version'))}.")
     named = tree.get("pipelines")
     if SINGLE in tree and "pipelines" in tree:
         note((SINGLE,), "`pipeline` and `pipelines` exclude each other; move it into `pipelines`.")
@@ -402,9 +401,8 @@ def to_yaml(pipelines: Mapping[str, Sequence[Stage]], sections: Mapping[str, Map
     Raises:
         ConfigError: The configuration contains a function, which YAML text can only name.
     """
-    single = list(pipelines) == [SINGLE]
-    indent = "" if single else "  "
-    lines = [f"version: {VERSION}"] + ([] if single else ["pipelines:"])
+    lines = [f"version: {VERSION}"] + ([] if list(pipelines) == [SINGLE] else ["pipelines:"])
+    indent = "  " * (len(lines) - 1)
     try:
         for name, stages in pipelines.items():
             lines.append(f"{indent}{_write(name)}:")
@@ -425,11 +423,9 @@ def _write(value: Any) -> str:
     elif isinstance(value, BaseModel):
         value = {name: item for name, item in value if item is not None}
     if isinstance(value, Mapping):
-        # `$` is not doubled in names, because names have no variables
-        items = (f"{_write(str(name)).replace('$$', '$')}: {_write(item)}" for name, item in value.items())
-        return f"{{{', '.join(items)}}}"
+        return f"{{{', '.join(f'{_write(str(name))}: {_write(item)}' for name, item in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_write, value))}]"
-    text = value.replace("$", "$$") if isinstance(value, str) else value
-    is_plain = isinstance(text, str) and _PLAIN.fullmatch(text) and text not in _WORDS
-    return text if is_plain else json.dumps(text, ensure_ascii=False)
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value not in _WORDS:
+        return value
+    return json.dumps(value, ensure_ascii=False).replace("$", "$$")

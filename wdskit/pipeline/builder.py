@@ -72,8 +72,8 @@ class Pipeline:
         ranks_per_node: int | None = None,
         threads: int = 1,
         transforms: Mapping[str, Callable[..., Any]] | None = None,
-        errors: Mapping[str, Any] | ErrorsSpec | None = None,
-        cache: Mapping[str, Any] | CacheSpec | None = None,
+        errors: Mapping[str, Any] | None = None,
+        cache: Mapping[str, Any] | None = None,
     ) -> StreamPipeline | Program:
         """Build the running form of the pipeline for this rank.
 
@@ -108,17 +108,13 @@ class Pipeline:
         given = {"threads": threads, "ranks_per_node": ranks_per_node}
         spec = parse_settings(LoaderSpec, given, where="Pipeline.build")
         rank_info = find_rank(rank, world_size, process_group, ranks_per_node=spec.ranks_per_node)
-        if not isinstance(errors, ErrorsSpec):
-            errors = parse_settings(ErrorsSpec, errors or {}, where="Pipeline.build: errors")
-        if not isinstance(cache, CacheSpec):
-            cache = parse_settings(CacheSpec, cache or {}, where="Pipeline.build: cache")
         return build_pipeline(
             self.stages,
             rank_info=rank_info,
             num_threads=spec.threads or 1,
             functions=transforms,
-            errors=errors,
-            cache=cache,
+            errors=parse_settings(ErrorsSpec, errors or {}, where="Pipeline.build: errors"),
+            cache=parse_settings(CacheSpec, cache or {}, where="Pipeline.build: cache"),
         )
 
     def check(self) -> None:

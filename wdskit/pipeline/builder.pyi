@@ -9,7 +9,7 @@ from typing_extensions import Self
 from wdskit.engine.program import Program
 from wdskit.engine.stream import StreamPipeline
 from wdskit.loader.loader import Loader
-from wdskit.pipeline.settings import CacheSpec, Config, ErrorsSpec
+from wdskit.pipeline.settings import Config
 
 Shards: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
 Function: TypeAlias = str | Callable[..., Any]
@@ -59,8 +59,8 @@ class Pipeline:
         ranks_per_node: int | None = None,
         threads: int = 1,
         transforms: Mapping[str, Callable[..., Any]] | None = None,
-        errors: Mapping[str, Any] | ErrorsSpec | None = None,
-        cache: Mapping[str, Any] | CacheSpec | None = None,
+        errors: Mapping[str, Any] | None = None,
+        cache: Mapping[str, Any] | None = None,
     ) -> StreamPipeline | Program:
         """Build the running form of the pipeline for this rank.
 
@@ -563,24 +563,16 @@ class Pipeline:
                 `errors`.
             cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrides the
                 configuration's `cache`.
-            workers: Worker processes; 0: this process makes the batches. Default: 1. If a planned source's images are
-                decoded and `threads` is not set: one per two cores of this machine, which its ranks share. If a planned
-                source's samples pass through functions of yours: one per core.
-            threads: Threads in each process. Default: 1. If a planned source's images are decoded in workers and no
-                functions of yours are called: this machine's cores, divided by its ranks and workers, at most 8.
-            on: Where the workers of a planned source run: `ray` (the Ray cluster of the environment) or the address of
-                a cluster, as in ray://head:10001. Needs `workers`. Default: on this machine.
-            prefetch: Limit for the batches that are made ahead. Planned source: in total, at least two per worker.
-                Stream: per worker. Default: 4. More for small batches of a planned source, because a worker makes up to
-                1,024 samples together.
-            persistent_workers: Whether workers stay alive between epochs. Only then an epoch of a `stream` with
-                `with_epoch` continues where the last one ended.
-            start_method: How worker processes start. Default: torch's default, but not `fork` after CUDA is
-                initialised.
-            timeout: Seconds to wait for a batch before the loader raises an error. 0: no limit.
+            workers: Worker processes; 0: none. Default: 1, or for images and functions of yours what the cores allow.
+            threads: Threads in each process. Default: 1, or for images without functions of yours up to 8.
+            on: Where workers run: `ray`, or the address of a cluster, ray://head:10001. Default: here.
+            prefetch: Limit for batches made ahead: in all of a planned source, per worker of a stream. Default: 4.
+            persistent_workers: Whether workers stay alive between epochs. A `stream` then goes on where its epoch
+                ended.
+            start_method: How workers start. Default: torch's default, but not `fork` after CUDA is initialised.
+            timeout: Seconds to wait for a batch before an error; 0: no limit.
             pin_memory: Whether batches are in page-locked memory, if there is a GPU.
-            device: Device for the batches of a planned source: `cuda` (the current GPU) or `cuda:1`. Default: batches
-                stay in main memory.
+            device: `cuda` or `cuda:1`: where batches of a planned source go. Default: main memory.
             ranks_per_node: Ranks of each machine; they read the same shards. Default: from the launcher, else 1.
         """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -34,13 +33,8 @@ def _has_labels(folder: str) -> bool:
 
 def _folders_of(source: Any) -> Iterator[str]:
     """Yield the local shard folders of a source, some several times."""
-    if getattr(source, "classes", None) != "same":
-        return
-    heads = set()
-    for shards in [source.shards] if source.shards else [part.shards for part in source.mixture]:
-        for pattern in expand_patterns(shards):
-            head, name = os.path.split(pattern)
-            if is_local(pattern) and not (head in heads and name.endswith(".tar")):
-                heads.add(head)
+    if getattr(source, "classes", None) == "same":
+        for shards in [source.shards] if source.shards else [part.shards for part in source.mixture]:
+            for pattern in filter(is_local, expand_patterns(shards)):
                 with suppress(StorageError):  # the folder does not exist on this machine
                     yield from (found.folder for found in find_folders(pattern))

@@ -161,9 +161,7 @@ def initialised_rank() -> RankInfo | None:
 
 def group_rank(process_group: Any) -> RankInfo:
     """Return rank and world size of this process in a process group, or in a `DeviceMesh` of one dimension.
-
-    Raises:
-        RankError: This process is not in the group, or the mesh has several dimensions.
+    RankError: This process is not in the group.
     """
     import torch.distributed as dist
 
@@ -175,18 +173,8 @@ def group_rank(process_group: Any) -> RankInfo:
 
 
 def as_group(process_group: Any) -> Any:
-    """Return the process group of a `DeviceMesh` of one dimension. Return any other value unchanged.
-
-    Raises:
-        RankError: The mesh has several dimensions.
-    """
-    if not hasattr(process_group, "mesh_dim_names"):
-        return process_group
-    if process_group.ndim != 1:
-        names = ", ".join(process_group.mesh_dim_names or ["without names"])
-        msg = f"process_group: this mesh has {process_group.ndim} dimensions ({names})."
-        raise RankError(f'{msg}\n  Pass the dimension that the data is split over: process_group=mesh["dp"].')
-    return process_group.get_group()
+    """Return the process group of a `DeviceMesh` of one dimension. Return any other value unchanged."""
+    return process_group.get_group() if hasattr(process_group, "mesh_dim_names") else process_group
 
 
 def group_store(process_group: Any) -> Any:

@@ -59,8 +59,6 @@ take 20 % less memory."""
 MAX_TOTAL_THREADS = 16
 """Default limit for the threads of all workers together. With one thread per worker it limits the workers."""
 
-ONE_THREAD = "your functions run in one thread per process unless `threads` is set"
-
 
 class LoaderSpec(BaseModel):
     """The settings `loader`: how a pipeline is run."""
@@ -69,47 +67,31 @@ class LoaderSpec(BaseModel):
 
     workers: Natural = Field(
         1,
-        description="Worker processes; 0: this process makes the batches. Default: 1. If a planned source's images are "
-        "decoded and `threads` is not set: one per two cores of this machine, which its ranks share. If a planned "
-        "source's samples pass through functions of yours: one per core.",
+        description="Worker processes; 0: none. Default: 1, or for images and functions of yours what the cores allow.",
     )
     threads: Count | None = Field(
-        None,
-        description="Threads in each process. Default: 1. If a planned source's images are decoded in workers and no "
-        "functions of yours are called: this machine's cores, divided by its ranks and workers, at most 8.",
+        None, description="Threads in each process. Default: 1, or for images without functions of yours up to 8."
     )
     on: Cluster | None = Field(
-        None,
-        description="Where the workers of a planned source run: `ray` (the Ray cluster of the environment) or the "
-        "address of a cluster, as in ray://head:10001. Needs `workers`. Default: on this machine.",
+        None, description="Where workers run: `ray`, or the address of a cluster, ray://head:10001. Default: here."
     )
     prefetch: Count | None = Field(
         None,
-        description="Limit for the batches that are made ahead. Planned source: in total, at least two per worker. "
-        "Stream: per worker. Default: 4. More for small batches of a planned source, because a worker makes up to "
-        "1,024 samples together.",
+        description="Limit for batches made ahead: in all of a planned source, per worker of a stream. Default: 4.",
     )
     persistent_workers: Bool = Field(
-        True,
-        description="Whether workers stay alive between epochs. Only then an epoch of a `stream` with `with_epoch` "
-        "continues where the last one ended.",
+        True, description="Whether workers stay alive between epochs. A `stream` then goes on where its epoch ended."
     )
     start_method: Literal["fork", "spawn", "forkserver"] | None = Field(
-        None,
-        description="How worker processes start. Default: torch's default, but not `fork` after CUDA is initialised.",
+        None, description="How workers start. Default: torch's default, but not `fork` after CUDA is initialised."
     )
-    timeout: Timeout | None = Field(
-        None, description="Seconds to wait for a batch before the loader raises an error. 0: no limit."
-    )
+    timeout: Timeout | None = Field(None, description="Seconds to wait for a batch before an error; 0: no limit.")
     pin_memory: Bool = Field(False, description="Whether batches are in page-locked memory, if there is a GPU.")
     device: Device | None = Field(
-        None,
-        description="Device for the batches of a planned source: `cuda` (the current GPU) or `cuda:1`. Default: "
-        "batches stay in main memory.",
+        None, description="`cuda` or `cuda:1`: where batches of a planned source go. Default: main memory."
     )
     ranks_per_node: Count | None = Field(
-        None,
-        description="Ranks of each machine; they read the same shards. Default: from the launcher, else 1.",
+        None, description="Ranks of each machine; they read the same shards. Default: from the launcher, else 1."
     )
 
 
@@ -148,9 +130,7 @@ class CacheSpec(BaseModel):
 
     model_config = StageSpec.model_config
 
-    dir: Text | None = Field(
-        None, description="Folder of the cache, shared by all processes of one user on the machine."
-    )
+    dir: Text | None = Field(None, description="Folder of the cache, for all processes of one user on the machine.")
     size: Bytes | None = Field(None, description="Size of the cache: `500GB`.")
 
     @model_validator(mode="after")
@@ -215,8 +195,7 @@ class Config:
         """Return the configuration as YAML text. `load_config` reads the same configuration from this text.
 
         The text has defaults too, but no setting that is null, no `workers` that is not set, and no `cache` with only
-        defaults. Unless `workers` and `threads` are both set, comments list the numbers that a loader on this machine
-        would choose.
+        defaults.
 
         Raises:
             ConfigError: The configuration contains a function object. YAML can contain only names of functions.
@@ -227,13 +206,7 @@ class Config:
             del used["loader"]["workers"]
         if self.cache == CacheSpec():
             del used["cache"]
-        text = to_yaml(self.pipelines, used, self.origin)
-        if {"workers", "threads"} <= self.loader.model_fields_set:
-            return text
-        for name, stages in self.pipelines.items():
-            workers, threads, reason = choose_workers(self.loader, stages)
-            text += f"# {name} on this machine: {{workers: {workers}, threads: {threads}}}{reason and f', {reason}'}\n"
-        return text
+        return to_yaml(self.pipelines, used, self.origin)
 
 
 def load_config(
@@ -276,12 +249,10 @@ class WorkerCount(NamedTuple):
     Attributes:
         workers: Worker processes; 0 if this process makes the batches.
         threads: Threads in each process.
-        reason: Text that says why each process has one thread, if functions of the user are the cause; else empty.
     """
 
     workers: int
     threads: int
-    reason: str = ""
 
 
 def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str, str] = os.environ) -> WorkerCount:
@@ -309,29 +280,16 @@ def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str
     if threads is not None or not workers or spec.on is not None or not isinstance(stages[0], PlannedSource):
         return WorkerCount(workers, threads or 1)
     # a function may not allow two calls at once: a Hugging Face tokenizer keeps its padding between calls
-    is_one = calls_functions(stages)
-    reason = ONE_THREAD if is_one else ""
-    if all(map(_is_light, _worker_stages(stages))):
-        return WorkerCount(workers, 1, reason)
+    own = [*stages[1:], *(stage for part in stages[0].mixture or () for stage in part.stages)]
+    is_one = any(getattr(stage, "calls_user", True) or getattr(stage, "collate", None) for stage in own)
+    if all(map(_is_light, own)):
+        return WorkerCount(workers, 1)
     cores = max(1, usable_cores() // max(1, spec.ranks_per_node or 1, local_ranks(environ)[0]))
     most = 1 if is_one else MAX_THREADS
     if "workers" not in spec.model_fields_set:
         most = min(most, THREADS_PER_WORKER)
         workers = max(1, min(MAX_TOTAL_THREADS, cores) // most)
-    return WorkerCount(workers, max(1, min(most, cores // workers)), reason)
-
-
-def calls_functions(stages: Sequence[Any]) -> bool:
-    """Return True if a planned pipeline calls functions of the user, also as `collate`, or has a `torchvision` stage.
-    `stages` are all stages of the pipeline, the source first.
-    """
-    return any(
-        getattr(stage, "calls_user", True) or getattr(stage, "collate", None) for stage in _worker_stages(stages)
-    )
-
-
-def _worker_stages(stages: Sequence[Any]) -> list[Any]:
-    return [*stages[1:], *(stage for part in stages[0].mixture or () for stage in part.stages)]
+    return WorkerCount(workers, max(1, min(most, cores // workers)))
 
 
 def _is_light(stage: Any) -> bool:
@@ -346,11 +304,10 @@ def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
         needed: Bytes that the cache must hold.
         ranks_per_node: Ranks per node, for the message.
     """
-    ranks, least = plural(ranks_per_node, "rank"), format_at_least(needed)
-    msg = f"cache.size is {format_bytes(size)}, but a node of this run ({ranks}) must keep {least}"
-    way = f"Set `cache.size: {least}` or more, a smaller `window`, fewer `lanes`, or no `cache`."
-    more = "" if ranks_per_node > 1 else " If a machine has more ranks, pass `ranks_per_node`."
-    return f"{msg} of its shards at once.\n  {way}{more}"
+    least = format_at_least(needed)
+    msg = f"cache.size is {format_bytes(size)}, but a node of this run ({plural(ranks_per_node, 'rank')}) must keep"
+    way = f"Set `cache.size: {least}` or more, `ranks_per_node`, a smaller `window`, fewer `lanes`, or no `cache`."
+    return f"{msg} {least} of its shards at once.\n  {way}"
 
 
 def _parts(table: ShardTable) -> tuple[float, float]:
