@@ -28,7 +28,7 @@ from wdskit.loader.stats import LoaderStats as LoaderStats
 from wdskit.loader.stats import StageStats as StageStats
 from wdskit.packing.pack import PackResult as PackResult
 from wdskit.packing.pack import pack as pack
-from wdskit.packing.reshard import reshard as reshard
+from wdskit.packing.pack import reshard as reshard
 from wdskit.page import view as view
 from wdskit.pipeline.builder import Pipeline as Pipeline
 from wdskit.pipeline.settings import load_config as load_config

@@ -22,10 +22,7 @@ from wdskit.packing.row import (
     SourceFiles,
     Values,
     clean_key,
-    decode_row,
-    encode_row,
     field_of,
-    make_row,
 )
 
 INTS = st.integers(0, 2**40)
@@ -55,7 +52,7 @@ def plain(row: Row) -> Any:
 
 @given(ROWS)
 def test_a_row_is_read_back_as_it_was_written(row: Row) -> None:
-    assert plain(decode_row(*encode_row(row))) == plain(row)
+    assert plain(Row.decode(*row.encode())) == plain(row)
 
 
 @given(ROWS, ROWS)
@@ -65,14 +62,14 @@ def test_equal_content_means_equal_samples_wherever_they_come_from(row: Row, oth
         name: data._replace(path=f"/elsewhere/{data.path}") if isinstance(data, File) else data
         for name, data in row.fields.items()
     }
-    assert encode_row(row._replace(where="there", fields=moved))[1] == encode_row(row)[1]
+    assert row._replace(where="there", fields=moved).encode()[1] == row.encode()[1]
     without = [
         [(name, data[1:] if isinstance(data, File) else data) for name, _, data in plain(each)[1]]
         for each in (row, other)
     ]
     kinds = [[kind for _, kind, _ in plain(each)[1]] for each in (row, other)]
     is_same = (row.key, *without[:1], kinds[0]) == (other.key, *without[1:], kinds[1])
-    assert (encode_row(row)[1] == encode_row(other)[1]) == is_same
+    assert (row.encode()[1] == other.encode()[1]) == is_same
 
 
 @given(st.text(max_size=30) | st.text("a.b /_-+\\é\n", max_size=12))
@@ -98,7 +95,7 @@ def test_a_cleaned_key_is_valid_or_empty_and_a_valid_key_stays(key: str) -> None
      ("ä/ß-1+2", "ä/ß-1+2"), ("a\nb", "a_b"), ("a//b", "a/b")],
 )  # fmt: skip
 def test_odd_characters_become_underscores(key: str, cleaned: str) -> None:
-    row = make_row(key, {"txt": b""}, "here", keys="clean", source="s")
+    row = Row.make(key, {"txt": b""}, "here", keys="clean", source="s")
     assert (row.key, row.is_cleaned) == (cleaned, cleaned != key)
 
 
@@ -106,15 +103,15 @@ def test_odd_characters_become_underscores(key: str, cleaned: str) -> None:
 @pytest.mark.parametrize("key", ["", ".", "..", "/", "x" * 200])
 def test_a_key_of_which_nothing_valid_is_left_is_an_error(key: str, keys: str) -> None:
     with pytest.raises(KeyRuleError, match=r"^key"):
-        make_row(key, {"txt": b""}, "here", keys=keys, source="s")
+        Row.make(key, {"txt": b""}, "here", keys=keys, source="s")
 
 
 def test_fields_are_sorted_and_a_field_of_8_gib_is_refused() -> None:
-    row = make_row("a", {"txt": b"", "cls": Label(1), "png": b""}, "", keys="given", source="")
+    row = Row.make("a", {"txt": b"", "cls": Label(1), "png": b""}, "", keys="given", source="")
     assert [*row.fields] == ["cls", "png", "txt"]
     large = File("/f", 0, 8 << 30, 8 << 30, 0)
     with pytest.raises(ValueError, match=f"its field 'bin' has {8 << 30} bytes"):
-        make_row("a", {"bin": large}, "here", keys="given", source="")
+        Row.make("a", {"bin": large}, "here", keys="given", source="")
 
 
 @pytest.mark.parametrize(

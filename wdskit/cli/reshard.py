@@ -63,6 +63,6 @@ def reshard_command(
         wdskit reshard "a/*.tar::b/*.tar" merged
         wdskit reshard data small --where "width >= 256" --drop txt
     """
-    from wdskit.packing.reshard import reshard
+    from wdskit.packing.pack import reshard
 
     run_packing(reshard, context)

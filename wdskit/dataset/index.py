@@ -3,7 +3,7 @@
 `index.json` is the only truth about a folder: a file that it does not list is not part of the data. It is a valid wids
 index with one shard per line. `read_index` reads it into arrays, `write_index` publishes it.
 
-A run of `wdskit pack` works in the sub-folder `.wdskit` and publishes `index.json` last. `.wdskit/index.json` exists
+A run of `wdskit pack` works in the sub-folder `.wdskit` and publishes `index.json` last. `.wdskit/commit.json` exists
 from the moment when the run begins to move its shards into place.
 """
 

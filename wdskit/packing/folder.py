@@ -1,8 +1,8 @@
 """The folder of a data set. `index.json` is the only commit point: a file that it does not list is no part of the data.
 
-A run fills shards in `DEST/.wdskit/`, in files named by the digests of their jobs. `commit` writes the list of the
-final names, then `.wdskit/index.json`: from now on the run will be completed. Then the files get their names,
-and `index.json` last. After a kill, `open_folder` completes the moves. Every step can be repeated.
+A run fills shards in `DEST/.wdskit/`, in files named by the digests of their jobs. `commit` writes
+`.wdskit/commit.json`, with the final names and the new index: from now on the run will be completed. Then the files get
+their names, and `index.json` last. After a kill, `open_folder` completes the moves. Every step can be repeated.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, read_classes
-from wdskit.dataset.columns import (
-    COLUMNS_NAME,
-    Columns,
-    NewColumn,
-    Texts,
-    is_column_file,
-    write_columns,
-)
+from wdskit.dataset.columns import COLUMNS_NAME, Columns, NewColumn, Texts, is_column_file, write_columns
 from wdskit.dataset.index import INDEX_NAME, Index, ShardEntry, has_index, index_json, read_index
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.lock import lock_folder, wait_for_workers
@@ -44,10 +38,10 @@ from wdskit.storage.urls import LocalFile
 WORK_NAME = ".wdskit"
 RUN_NAME = ".wdskit.last-run"
 REJECTED_NAME = "rejected.jsonl"
-_MOVES_NAME = "moves.json"
+_COMMIT_NAME = "commit.json"
 _SHARD = re.compile(r"(.+)-([0-9]+)\.tar", re.DOTALL)
 _OWN = re.compile(
-    r"[0-9a-f]{32}\.(tar|idx|json)|rows\.[0-9a-f]{8}|(index|moves|classes|columns|upload)\.json|run|"
+    r"[0-9a-f]{32}\.(tar|idx|json)|rows\.[0-9a-f]{8}|(index|commit|classes|columns)\.json|run|"
     r"rejected\.jsonl|.+\.put|.+\.[0-9a-f]{16}\.npy|\..*\.wdskit-temp"
 )
 """Names of the files that wdskit makes in the folder `.wdskit`."""
@@ -132,8 +126,6 @@ class Folder:
 
     def column_sources(self) -> dict[str, Mapping[str, Any]]:
         """Return how each column of the folder is computed, by its name. SelectionError: The columns are damaged."""
-        if not (self.path / COLUMNS_NAME).exists():
-            return {}
         known = Columns(read_index(self.path))
         return {name: known.column(name).source for name in known}
 
@@ -187,11 +179,9 @@ class Folder:
 
     def _finish(self, shards: Sequence[Filled], names: Sequence[str], index: bytes, done: Mapping[str, object]) -> None:
         """Move the shards and the files `names` of the work folder to the data, `index.json` last."""
-        moves = [(f"{each.digest}{end}", f"{each.entry.name}{last}") for each in shards for end, last in ENDS]
-        moves += [(name, name) for name in names]
-        old = [name for name in self._sizes() if self.entries and is_column_file(name) and name not in names]
-        publish_note(self.work / _MOVES_NAME, {"moves": moves, "remove": sorted(old), "done": done}, disk=self.disk)
-        publish_bytes(self.work / INDEX_NAME, index, disk=self.disk)
+        old = sorted(name for name in self._sizes() if self.entries and is_column_file(name) and name not in names)
+        moves = {"shards": [(each.digest, asdict(each.entry)) for each in shards], "names": names, "remove": old}
+        publish_note(self.work / _COMMIT_NAME, {**moves, "index": index.decode(), "done": done}, disk=self.disk)
         self.roll_forward()
 
     def _write_columns(
@@ -215,31 +205,26 @@ class Folder:
         """Complete a commit, if one was begun: move all files to their names, `index.json` last.
 
         Raises:
-            PackError: A file is gone.
-            FolderIndexError: The list of moves is damaged or foreign.
+            FolderIndexError: `commit.json` or a shard is damaged.
             OSError: An operation of the disk fails.
         """
-        if not (self.work / INDEX_NAME).exists():
+        commit = self.work / _COMMIT_NAME
+        note = parse_note(read_own(commit), commit)
+        if note is None:
             return
         self.disk.fsync_folder(self.work)
-        moves, index = self.work / _MOVES_NAME, (self.work / INDEX_NAME).read_bytes()
-        note = parse_note(read_own(moves), moves)
-        if note is None:  # the user removed it, because it was damaged: the commit begins again
-            self.disk.remove(self.work / INDEX_NAME)
-            return
-        if note["done"]["index"] != hashlib.sha256(index).hexdigest():
-            raise FolderIndexError(describe_foreign(self.work / INDEX_NAME, "is damaged"), folder=self.shown)
-        for source, target in note["moves"]:
-            self._move(self.work / source, self.path / target)
-        names = {target for _, target in note["moves"]}
-        for entry in read_index(self.work).entries:
-            shard = self.path / entry.name
-            if entry.name in names and not is_whole(shard, offsets_path(shard), entry):
+        for digest, entry in note["shards"]:
+            shard = self.path / entry["name"]
+            self._move(self.work / f"{digest}.tar", shard)
+            self._move(self.work / f"{digest}.idx", offsets_path(shard))
+            if not is_whole(shard, offsets_path(shard), ShardEntry(**entry)):
                 msg = f"{shard}: this shard or its .idx is damaged. Remove {self.work} and this shard, and pack again."
                 raise FolderIndexError(msg, folder=self.shown)
+        for name in note["names"]:
+            self._move(self.work / name, self.path / name)
         publish_note(self.path / RUN_NAME, note["done"], disk=self.disk)
         self.disk.fsync_folder(self.path)
-        publish_bytes(self.path / INDEX_NAME, index, disk=self.disk)
+        publish_bytes(self.path / INDEX_NAME, note["index"].encode(), disk=self.disk)
         for name in note["remove"]:
             self.disk.remove(self.path / name)
         self._look()
@@ -256,8 +241,8 @@ class Folder:
 
     def clean(self) -> None:
         """Remove the work folder with all files that wdskit made there."""
-        self.disk.remove(self.work / INDEX_NAME)
-        self.disk.fsync_folder(self.work)  # it must be gone for certain before the list of moves goes
+        self.disk.remove(self.work / _COMMIT_NAME)
+        self.disk.fsync_folder(self.work)  # it must be gone for certain before the files that it names
         for path in sorted(self.work.iterdir()):
             if _OWN.fullmatch(path.name):
                 self.disk.remove(path)
@@ -292,7 +277,7 @@ def open_folder(path: Path, *, is_part: bool, disk: Disk) -> Iterator[Folder]:
     work = path / WORK_NAME
     check_work(work)
     make_folders(path, disk=disk)
-    is_shared = is_part and not (work / INDEX_NAME).exists()
+    is_shared = is_part and not (work / _COMMIT_NAME).exists()
     with lock_folder(path, shared=is_shared):
         make_folders(work, disk=disk)
         folder = Folder(path, work, disk)

@@ -29,19 +29,7 @@ from wdskit.files import DISK, Disk, write_all
 from wdskit.limits import BLOCK_BYTES
 from wdskit.order.keys import permutation
 from wdskit.packing.labels import NO_CLASS, ClassNames, read_label
-from wdskit.packing.row import (
-    File,
-    Label,
-    LabelledJson,
-    OnProgress,
-    Row,
-    SourceFiles,
-    Values,
-    bad_row,
-    decode_row,
-    encode_row,
-    size_of,
-)
+from wdskit.packing.row import File, Label, LabelledJson, OnProgress, Row, SourceFiles, Values, bad_row, size_of
 from wdskit.shards.shares import SPLIT_SEED, choose_splits, make_draw
 from wdskit.tar.writer import END_BYTES, member_bytes
 
@@ -82,7 +70,7 @@ class Rows:
                 if len(data) < stop - start:
                     raise OSError(0, "the rows of this run were cut short", self.path)
                 content = _HEAD.size + _HEAD.unpack_from(data)[1]
-                yield decode_row(data[_HEAD.size : content], data[content:])
+                yield Row.decode(data[_HEAD.size : content], data[content:])
 
 
 class PlannedShard(NamedTuple):
@@ -160,12 +148,7 @@ class Plan:
         self.rejected[number] = err
 
     def read(
-        self,
-        rows: Iterable[Row | RowError],
-        classes: ClassNames | None,
-        *,
-        reads_labels: bool,
-        on_progress: OnProgress,
+        self, rows: Iterable[Row | RowError], classes: ClassNames | None, *, reads_labels: bool, on_progress: OnProgress
     ) -> None:
         """Write all rows to the spool.
 
@@ -232,7 +215,7 @@ class Plan:
         return row if label is data else row._replace(fields={**row.fields, CLASS_FIELD: label})
 
     def _add(self, row: Row) -> None:
-        places, content = encode_row(row)
+        places, content = row.encode()
         self.fields.update(row.fields)
         digest = xxhash.xxh3_128_digest(content)
         self._digest.update(digest)

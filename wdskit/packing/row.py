@@ -1,7 +1,7 @@
 """A row is what is packed as one sample: its key, its fields, and its place for messages.
 
 A field is bytes, or stands for bytes that are known later: a part of a file, a label that the plan numbers, or an array
-whose dtype the whole column decides. `encode_row` writes a row as two texts of bytes: the places, and everything that
+whose dtype the whole column decides. `Row.encode` writes a row as two texts of bytes: the places, and everything that
 decides the bytes of the sample. Only the second text enters the digest of a shard.
 """
 
@@ -95,7 +95,7 @@ class Reading:
         image: Column with the image of a table's row; None for the first of `records.IMAGE_COLUMNS` that it has.
         key: Column with the key; None for the column `key`, or else the image's path.
         fields: Column from which each further field is made, by field name.
-        keys: "clean", "given" or "hashed", as `row.make_row` takes it.
+        keys: "clean", "given" or "hashed", as `Row.make` takes it.
         sidecars: Extensions of files that belong to the main file of the same name: `json`, `seg.png`.
         files: Extensions of main files in place of images: `wav`.
         images: Folder of the images that COCO annotations name; None for the folder of the annotations.
@@ -125,6 +125,71 @@ class Row(NamedTuple):
     where: str
     is_cleaned: bool = False
 
+    @classmethod
+    def make(cls, key: str, fields: Mapping[str, Field], where: str, *, keys: str, source: str) -> Self:
+        """Return a row whose key and fields every reader reads back unchanged.
+
+        Args:
+            key: The key as the source has it.
+            fields: Field by name.
+            where: Place of the row, for messages.
+            keys: "clean" replaces odd characters of a key by `_`, "given" refuses them, "hashed" makes the key a hash
+                of `source` and the key.
+            source: Name of the file or folder that the row comes from, without its place on this machine.
+
+        Raises:
+            KeyRuleError: The key or a field name is invalid.
+            ValueError: A field has 8 GiB or more, or 2 GiB of bytes in memory, or the row has no field.
+        """
+        if not fields:
+            raise ValueError("it has no field")
+        given = key
+        if keys == "hashed":
+            key = hashed_key(f"{source}/{given}")
+        elif keys == "clean":
+            key = clean_key(given)
+        check_member_name(key, max(fields, key=len))
+        for name, data in fields.items():
+            check_field(name)
+            most = MAX_USTAR_SIZE_BYTES if type(data) is File else _MAX_HELD_BYTES
+            if size_of(data) > most:
+                raise ValueError(f"its field {name!r} has {size_of(data)} bytes, more than {most}")
+        return cls(key, dict(sorted(fields.items())), where, key != given)
+
+    def encode(self) -> tuple[bytes, bytes]:
+        """Return (places, content) of a row as bytes. Rows with equal content give equal samples."""
+        paths = [data.path for data in self.fields.values() if isinstance(data, File)]
+        content = self.key, [(name, *_encode(data)) for name, data in self.fields.items()]
+        return marshal.dumps([self.where, *paths], _MARSHAL), marshal.dumps(content, _MARSHAL)
+
+    @classmethod
+    def decode(cls, places: bytes, content: bytes) -> Self:
+        """Return the row that `encode` encoded. `is_cleaned` is False."""
+        where, *paths = marshal.loads(places)  # noqa: S302 (the run's own file, in a folder that it has locked)
+        key, encoded = marshal.loads(content)  # noqa: S302
+        at = iter(paths)
+        fields: dict[str, Field] = {}
+        for name, value, *more in encoded:
+            if len(more) == 3:
+                fields[name] = File(next(at), value, *more)
+            elif more:
+                is_json = more[0] is None
+                fields[name] = LabelledJson(value) if is_json else Values(np.asarray(decode_field("npy", value)))
+            else:
+                fields[name] = value if isinstance(value, bytes) else Label(value)
+        return cls(key, fields, where)
+
+
+def _encode(data: Field) -> tuple[Any, ...]:
+    """Return offset, sizes and time of a file; a label; an array and its dtype; JSON and None; or bytes."""
+    if isinstance(data, File):
+        return data[1:]
+    if isinstance(data, Label):
+        return (data.value,)
+    if isinstance(data, Values):
+        return encode_field("npy", data.array), data.array.dtype.str
+    return (bytes(data), None) if isinstance(data, LabelledJson) else (data,)
+
 
 def bad_row(where: str, problem: str) -> RowError:
     """Return the error of the row at `where`, shortened if `problem` quotes a large value."""
@@ -142,37 +207,6 @@ def field_of(path: str) -> str:
     return SAME_FIELD.get(extension, extension)
 
 
-def make_row(key: str, fields: Mapping[str, Field], where: str, *, keys: str, source: str) -> Row:
-    """Return a row whose key and fields every reader reads back unchanged.
-
-    Args:
-        key: The key as the source has it.
-        fields: Field by name.
-        where: Place of the row, for messages.
-        keys: "clean" replaces odd characters of a key by `_`, "given" refuses them, "hashed" makes the key a hash of
-            `source` and the key.
-        source: Name of the file or folder that the row comes from, without its place on this machine.
-
-    Raises:
-        KeyRuleError: The key or a field name is invalid.
-        ValueError: A field has 8 GiB or more, or 2 GiB of bytes in memory, or the row has no field.
-    """
-    if not fields:
-        raise ValueError("it has no field")
-    given = key
-    if keys == "hashed":
-        key = hashed_key(f"{source}/{given}")
-    elif keys == "clean":
-        key = clean_key(given)
-    check_member_name(key, max(fields, key=len))
-    for name, data in fields.items():
-        check_field(name)
-        most = MAX_USTAR_SIZE_BYTES if type(data) is File else _MAX_HELD_BYTES
-        if size_of(data) > most:
-            raise ValueError(f"its field {name!r} has {size_of(data)} bytes, more than {most}")
-    return Row(key, dict(sorted(fields.items())), where, key != given)
-
-
 def size_of(data: Field) -> int:
     """Return the bytes of a field. A label counts as one byte: every number fits the same block of a tar."""
     if isinstance(data, File):
@@ -180,43 +214,6 @@ def size_of(data: Field) -> int:
     if isinstance(data, Label):
         return 1
     return len(encode_field("npy", data.array)) if isinstance(data, Values) else len(data)
-
-
-# Rows as bytes. A field is a tuple of its name and: data | data, None | label | offset, sizes, time | npy, dtype.
-
-
-def encode_row(row: Row) -> tuple[bytes, bytes]:
-    """Return (places, content) of a row. Rows with equal content give equal samples."""
-    paths = [data.path for data in row.fields.values() if isinstance(data, File)]
-    content = row.key, [(name, *_encode(data)) for name, data in row.fields.items()]
-    return marshal.dumps([row.where, *paths], _MARSHAL), marshal.dumps(content, _MARSHAL)
-
-
-def _encode(data: Field) -> tuple[Any, ...]:
-    if isinstance(data, File):
-        return data[1:]
-    if isinstance(data, Label):
-        return (data.value,)
-    if isinstance(data, Values):
-        return encode_field("npy", data.array), data.array.dtype.str
-    return (bytes(data), None) if isinstance(data, LabelledJson) else (data,)
-
-
-def decode_row(places: bytes, content: bytes) -> Row:
-    """Return the row that `encode_row` encoded. `is_cleaned` is False."""
-    where, *paths = marshal.loads(places)  # noqa: S302 (the run's own file, in a folder that it has locked)
-    key, encoded = marshal.loads(content)  # noqa: S302
-    at = iter(paths)
-    fields: dict[str, Field] = {}
-    for name, value, *more in encoded:
-        if len(more) == 3:
-            fields[name] = File(next(at), value, *more)
-        elif more:
-            is_json = more[0] is None
-            fields[name] = LabelledJson(value) if is_json else Values(np.asarray(decode_field("npy", value)))
-        else:
-            fields[name] = value if isinstance(value, bytes) else Label(value)
-    return Row(key, fields, where)
 
 
 class SourceFiles:

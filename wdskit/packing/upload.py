@@ -24,7 +24,6 @@ from wdskit.packing.folder import ENDS, LISTS, RUN_NAME, Folder, open_folder
 from wdskit.storage.urls import read_bytes
 
 _PUT = ".put"
-_INDEX_NAME = "upload.json"  # of the index in the work folder: another name than the one that a local commit completes
 
 
 class Bucket(Folder):
@@ -62,7 +61,7 @@ class Bucket(Folder):
 
     def _others(self) -> set[str]:
         """Return the names of all objects but those that this run uploaded, or was about to upload."""
-        has_begun = (self.work / _INDEX_NAME).exists()  # a commit, which puts these files before the index
+        has_begun = (self.work / INDEX_NAME).exists()  # a commit, which puts these files before the index
         return {name for name in self._objects if not self._is_own(name)} - (LISTS if has_begun else set())
 
     def _is_own(self, name: str) -> bool:
@@ -122,7 +121,7 @@ class Bucket(Folder):
             msg = f"{self.shown}: another writer has changed {(*lost, INDEX_NAME)[0]} during this run."
             raise PackError(f"{msg} Wait until it ends.")
         files = {name: self.work / name for name in names}
-        files |= {RUN_NAME: self.work / "run", INDEX_NAME: self.work / _INDEX_NAME}
+        files |= {RUN_NAME: self.work / "run", INDEX_NAME: self.work / INDEX_NAME}
         publish_bytes(files[INDEX_NAME], index, disk=self.disk)
         publish_note(files[RUN_NAME], done, disk=self.disk)
         self._upload(files)

@@ -53,7 +53,7 @@ class ImageFolder(Source):
                 at_top = at_top or path
             elif path.count("/") < self._classes.setdefault(name, path).count("/"):
                 self._classes[name] = path
-            yield self.row(os.path.join(self.path, path), self._fields, path, sidecars, not at_top)
+            yield self.row(os.path.join(self.path, path), self._fields, path, sidecars)
             if at_top and self._classes:
                 raise PackError(f"{os.path.join(self.path, at_top)}: it is beside class folders: {min(self._classes)}.")
         if not at_top:
@@ -115,21 +115,17 @@ class ImageFolder(Source):
         self.num_other += len(names) - len(main) - len(used)
         return samples
 
-    def _fields(
-        self,
-        path: str,
-        sidecars: Sequence[tuple[str, str]],
-        has_class: bool,  # noqa: FBT001
-    ) -> tuple[str, dict[str, Field]]:
+    def _fields(self, path: str, sidecars: Sequence[tuple[str, str]]) -> tuple[str, dict[str, Field]]:
         full = os.path.join(self.path, path)
         text = path if path.isascii() else os.fsencode(path).decode()
         fields: dict[str, Field] = {field_of(text): File.whole(full)}
         for field, file in sidecars:
             add_field(fields, field, File.whole(os.path.join(os.path.dirname(full), file)))
-        about = {"class": text.split("/", 1)[0], "path": text} if has_class else {"path": text}
-        fields["json"] = labelled_json(read_object(fields), about, has_label=has_class)
-        if has_class:
-            add_field(fields, CLASS_FIELD, Label(about["class"]))
+        label, slash, _ = text.partition("/")
+        about = {"class": label, "path": text} if slash else {"path": text}
+        fields["json"] = labelled_json(read_object(fields), about, has_label=bool(slash))
+        if slash:
+            add_field(fields, CLASS_FIELD, Label(label))
         return os.path.splitext(text)[0], fields
 
 

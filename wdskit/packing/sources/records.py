@@ -21,19 +21,7 @@ from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import DecodeError, KeyRuleError, PackError, RowError
 from wdskit.limits import MAX_COCO_BYTES, MAX_ROW_BYTES
 from wdskit.packing.labels import read_label
-from wdskit.packing.row import (
-    Field,
-    File,
-    LabelledJson,
-    Reading,
-    Row,
-    SourceFiles,
-    Values,
-    bad_row,
-    field_of,
-    make_row,
-    size_of,
-)
+from wdskit.packing.row import Field, File, LabelledJson, Reading, Row, SourceFiles, Values, bad_row, field_of, size_of
 from wdskit.shards.make_columns import parse_names
 
 IMAGE_COLUMNS = ("image", "file_name", "path", "filepath")
@@ -278,7 +266,7 @@ class Source(ABC):
         """
         try:
             key, fields = make(*args)
-            row = make_row(key, fields, where, keys=self.how.keys, source=self.name if name is None else name)
+            row = Row.make(key, fields, where, keys=self.how.keys, source=self.name if name is None else name)
             return keep_key(row, key) if self.keeps_keys else row
         except KeyError as err:
             return bad_row(where, f"it has no {err}")
