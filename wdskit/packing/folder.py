@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +30,7 @@ from wdskit.dataset.lock import lock_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.shard import offsets_path
 from wdskit.errors import FolderIndexError, PackError
-from wdskit.files import Disk, describe_foreign, make_folders, publish_bytes, read_own, remove_temp_files
+from wdskit.files import DISK, Disk, describe_foreign, make_folders, publish_bytes, read_own, remove_temp_files
 from wdskit.packing.fill import Filled, is_whole, parse_note, publish_note, read_filled
 from wdskit.packing.plan import SPOOL_PREFIX, PlannedShard
 from wdskit.shards.make_columns import pack_columns
@@ -67,14 +68,8 @@ class Folder:
     def __init__(self, path: Path, work: Path, disk: Disk) -> None:
         self.path, self.work, self.disk = path, work, disk
         self.shown = str(path)
-        self.entries: tuple[ShardEntry, ...] = ()
-        self.classes: tuple[str, ...] | None = None
-        self._look()
-
-    def _look(self) -> None:
-        if self.path.is_dir():
-            self.entries = read_index(self.path).entries if has_index(str(self.path)) else ()
-            self.classes = read_classes(self.path)
+        self.entries: tuple[ShardEntry, ...] = read_index(path).entries if has_index(path) else ()
+        self.classes = read_classes(path)
 
     def first_number(self, prefix: str) -> int:
         """Return the number of the next shard with this prefix. The numbers follow those of the folder's shards."""
@@ -227,7 +222,6 @@ class Folder:
         publish_bytes(self.path / INDEX_NAME, note["index"].encode(), disk=self.disk)
         for name in note["remove"]:
             self.disk.remove(self.path / name)
-        self._look()
         self.clean()
 
     def _move(self, source: Path, target: Path) -> None:
@@ -265,6 +259,13 @@ def is_same(source: Path, target: Path) -> bool:
 
 
 @contextlib.contextmanager
+def look_at(path: Path) -> Iterator[Folder]:
+    """Yield a folder that is not changed. The files of the run are in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="wdskit-") as work:
+        yield Folder(path, Path(work), DISK)
+
+
+@contextlib.contextmanager
 def open_folder(path: Path, *, is_part: bool, disk: Disk) -> Iterator[Folder]:
     """Lock a folder for a run, complete a commit that was killed, and yield the folder. The parts of a run share it.
 
@@ -289,6 +290,7 @@ def open_folder(path: Path, *, is_part: bool, disk: Disk) -> Iterator[Folder]:
                 disk.remove(spool)
             folder.roll_forward()
             make_folders(work, disk=disk)
+            folder = Folder(path, work, disk)
         try:
             yield folder
         finally:

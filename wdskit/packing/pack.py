@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from wdskit.files import DISK, Disk, describe_os_error, read_own
 from wdskit.limits import MAX_SHARD_BYTES
 from wdskit.packing.change import Change, MapFunction
 from wdskit.packing.fill import Filled, Filler, ShardJob
-from wdskit.packing.folder import REJECTED_NAME, Folder, open_folder
+from wdskit.packing.folder import REJECTED_NAME, Folder, look_at, open_folder
 from wdskit.packing.labels import ClassesOption, ClassNames, find_class_names
 from wdskit.packing.plan import MAX_BYTES, MAX_SAMPLES, NO_LIMIT, Limits, Plan, PlannedShard
 from wdskit.packing.ray import fill_on_ray
@@ -315,9 +314,7 @@ def fill_folder(
             plan.read(source.rows(), allowed, reads_labels=not source.copies, on_progress=on_progress)
             has_both = append and folder.has_labels and CLASS_FIELD in plan.fields
             if has_both and plan.class_numbers != (own.numbers if own else {}):
-                raise PackError(
-                    f"{folder.shown}: its classes are not those of the new rows, so a label would mean two."
-                )
+                raise PackError(f"{folder.shown}: its classes are not those of the new rows: a label would mean two.")
             if append and folder.entries:
                 asked, columns = columns, folder.column_sources()
                 if asked and asked != columns:
@@ -372,20 +369,14 @@ def fill_folder(
     )
 
 
-@contextlib.contextmanager
-def open_destination(dest: str, run: RunOptions, disk: Disk) -> Iterator[Folder]:
+def open_destination(dest: str, run: RunOptions, disk: Disk) -> contextlib.AbstractContextManager[Folder]:
     """Open the folder of a run: local, of a bucket, or only looked at for a dry run."""
     is_part = run.get("part") is not None
-    with contextlib.ExitStack() as stack:
-        if not is_local(dest):
-            if run.get("append") or is_part:
-                raise PackError(f"{dest}: append and part are for local folders. Pack into a new folder of the bucket.")
-            yield stack.enter_context(open_bucket(dest, disk=disk))
-        elif run.get("dry_run"):
-            work = stack.enter_context(tempfile.TemporaryDirectory(prefix="wdskit-"))
-            yield Folder(Path(dest), Path(work), DISK)
-        else:
-            yield stack.enter_context(open_folder(Path(dest), is_part=is_part, disk=disk))
+    if is_local(dest):
+        return look_at(Path(dest)) if run.get("dry_run") else open_folder(Path(dest), is_part=is_part, disk=disk)
+    if run.get("append") or is_part:
+        raise PackError(f"{dest}: append and part are for local folders. Pack into a new folder of the bucket.")
+    return open_bucket(dest, disk=disk)
 
 
 def find_lists(plan: Plan, folder: Folder, rejected: Sequence[RowError]) -> dict[str, bytes]:

@@ -22,11 +22,11 @@ from wdskit.codecs.fields import decode_field, encode_field
 from wdskit.dataset.keys import check_field, check_member_name, clean_key, hashed_key
 from wdskit.errors import RowError
 from wdskit.limits import MAX_READ_BYTES, MAX_USTAR_SIZE_BYTES
+from wdskit.text import shorten
 
 SAME_FIELD = {"jpeg": "jpg"}
 """Extensions that become another field name, so that all samples of one kind have one field."""
 
-_SHOWN_CHARS = 1000  # of a problem that quotes a large value
 _MAX_OPEN = 128
 _MAX_HELD_BYTES = (1 << 31) - 1  # of a field in memory, which marshal can write
 _MARSHAL = 2  # this version writes equal values as equal bytes; later ones depend on reference counts
@@ -194,9 +194,7 @@ def _encode(data: Field) -> tuple[Any, ...]:
 def bad_row(where: str, problem: str) -> RowError:
     """Return the error of the row at `where`, shortened if `problem` quotes a large value."""
     where = where.replace("\n", "\\n")
-    problem = problem.removeprefix(f"{where}: ").rstrip(".")
-    if len(problem) > _SHOWN_CHARS:
-        problem = f"{problem[:_SHOWN_CHARS]}..."
+    problem = shorten(problem.removeprefix(f"{where}: ").rstrip("."))
     return RowError(f"{where}: {problem}.", where=where, problem=problem)
 
 

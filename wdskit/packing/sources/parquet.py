@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from wdskit.codecs.fields import NPY_FIELDS
@@ -77,14 +77,12 @@ class Parquet(Source):
                 if not file.schema_arrow.equals(self._schema):
                     raise PackError(f"{path}: its columns or types differ from those of {self._files[0]}.")
                 for batch in _batches(file, path):
-                    for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                        yield self.row(
-                            f"{path}, row {number - first}", self._fields, values, records, number, name=name
-                        )
+                    for record in batch.to_pylist():
+                        where = f"{path}, row {number - first}"
+                        yield self.row(where, self._fields, record, records, number, name=name)
                         number += 1
 
-    def _fields(self, values: Sequence[Any], records: Records, number: int) -> tuple[str, dict[str, Field]]:
-        record = dict(zip(self._schema.names, values, strict=True))
+    def _fields(self, record: dict[str, Any], records: Records, number: int) -> tuple[str, dict[str, Field]]:
         shown = {name: value for name, value in record.items() if name not in self._left_out}
         for name in self._structs:
             image = record[name]
