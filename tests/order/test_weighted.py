@@ -256,7 +256,7 @@ def test_a_state_of_drawn_samples_resumes_on_other_ranks(folder: Path, settings:
         (Resampled, {"weights": "json.neg"}, r"the weight of sample 0 .* is -1.0; weights are 0 or more"),
         (Resampled, {"balance": "json.f"}, "`balance` needs whole numbers or text"),
         (Resampled, {"balance": "nope"}, "there is no column 'nope'. The columns are cls, json.w"),
-        (Resampled, {"weights": "json.w", "range": [0, 1]}, "all weights are 0 in the column json.w"),
+        (Resampled, {"weights": "json.w", "range": [0, 1]}, "column json.w: the sum of its weights is 0.0"),
         (Exact, {"repeat": {"cls": 3}}, r"`repeat` needs a column of bool; for one of numbers write \{column: cls\}"),
         (Exact, {"repeat": {"column": "json.f"}}, "`repeat` needs whole numbers"),
         (Exact, {"repeat": {"column": "json.w"}}, "`repeat` needs numbers from 0 to 16"),

@@ -76,7 +76,9 @@ class SampleWeights:
         self._scale = 1.0 / counts
 
     def _check(self, column: Column) -> None:
-        """Raise SelectionError if a weight or their sum is negative or not finite. `column` is for the error."""
+        """Raise SelectionError if a weight is negative or not finite, or their sum is 0 or not finite. `column` is for
+        the error.
+        """
         total = 0.0
         for first in range(0, len(self._view), _CHUNK):
             weights = self(np.arange(first, min(len(self._view), first + _CHUNK)))
@@ -86,8 +88,8 @@ class SampleWeights:
                 what = f"the weight of sample {at} (counted over all shards from 0) is {weights[at - first]}"
                 raise column.unfit(f"{what}; weights are 0 or more. Leave such samples out with `where`")
             total += float(weights.sum())
-        if not np.isfinite(total):
-            raise column.unfit(f"the sum of its weights is {total}. Write smaller weights")
+        if not 0 < total < np.inf:
+            raise column.unfit(f"the sum of its weights is {total}, which is no number above 0")
 
     def __call__(self, numbers: Ints) -> Floats:
         """Return the weights of samples, float64 (n,). `numbers`, int64 (n,), are sample numbers over all shards."""

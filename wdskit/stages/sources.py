@@ -36,7 +36,6 @@ from wdskit.config.types import (
     Natural,
     Positive,
     Shards,
-    Stages,
     StageSpec,
     Text,
     dotted,
@@ -70,28 +69,17 @@ _MAX_IN_WINDOWS = 2**28  # lanes x window of `resampled`, which needs up to 8 by
 
 
 def _check_stages(items: tuple[Any, ...], info: ValidationInfo) -> tuple[StageSpec, ...]:
-    return tuple(_check_stage(at, item, info.context or {}) for at, item in enumerate(items))
-
-
-def _check_stage(at: int, item: object, stages: Stages) -> StageSpec:
-    """Return the stage that `item`, the value of a stage in YAML, describes.
-
-    Args:
-        at: Number of `item` in its list, from 0, for messages.
-        item: A name, or {name: settings}.
-        stages: Maps the names of the known stages to their classes.
-
-    Raises:
-        PydanticCustomError: `item` is not a valid stage, or the stage does not turn one dict into one dict.
-    """
-    flaws: list[Flaw] = []
-    spec = read_stage(stages, item, flaws)
-    if spec is None:
-        raise refuse(f"{dotted((at, *flaws[0].path))}: {flaws[0].rule}")
-    if spec.kind != "each" or spec.name in {"to_tuple", "to_dict", "map_tuple"}:
-        msg = f"[{at}]: `{spec.name}` cannot be a stage of one part"
-        raise refuse(f"{msg}; the stages of a part turn one sample into one sample (decode, map, resize, ...).")
-    return spec
+    stages = []
+    for at, item in enumerate(items):
+        flaws: list[Flaw] = []
+        stage = read_stage(info.context or {}, item, flaws)
+        if stage is None:
+            raise refuse(f"{dotted((at, *flaws[0].path))}: {flaws[0].rule}")
+        if stage.kind != "each" or stage.name in {"to_tuple", "to_dict", "map_tuple"}:
+            msg = f"[{at}]: `{stage.name}` cannot be a stage of one part"
+            raise refuse(f"{msg}; the stages of a part turn one sample into one sample (decode, map, resize, ...).")
+        stages.append(stage)
+    return tuple(stages)
 
 
 def _check_times(value: dict[str, Any]) -> dict[str, Any]:
@@ -437,10 +425,7 @@ class Resampled(PlannedSource):
         """Return the order of the samples that are drawn by `weights` or `balance`, and a digest."""
         name = self.weights or self.balance or ""
         weights = SampleWeights(table, name, balance=self.balance is not None)
-        try:
-            order = WeightedOrder(table.counts, weights, num_samples=weights.num_used, seed=self.seed)
-        except ValueError as err:
-            raise SelectionError(f"{table.folders[0]}: weights: {err} in the column {name}.") from err
+        order = WeightedOrder(table.counts, weights, num_samples=weights.num_used, seed=self.seed)
         return order, weights.digest
 
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:  # noqa: ARG002

@@ -234,7 +234,7 @@ def test_a_mask_of_another_size_than_its_image_is_refused_where_the_place_depend
     pack([{"__key__": "a", "png": image, "seg.png": half}], tmp_path / "d", columns="width=png.width,height=png.height")
     base = Pipeline().exact(str(tmp_path / "d")).decode("index", only="seg.png").decode("rgb8")
     names = {"fields": "png", "masks": "seg.png"}
-    told = r"the mask `seg.png` is 10 x 17 \(height x width\), but `png` is 21 x 34. Resize both first, to the same"
+    told = r"the mask `seg.png` has the height and width \(10, 17\), but the images have {'png': \(21, 34\)}"
     for pipe in (
         base.center_crop(8, **names),
         base.center_crop(30, mask_fill=255, **names),

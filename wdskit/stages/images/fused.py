@@ -280,8 +280,8 @@ class FusedStep:
         """
         origin, sample, field, plan = prepared
         if plan is not None:
-            assert field is not None
-            written = _empty((plan.rows.size, plan.columns.size), self.output_format) if out is None else out
+            shape = (1, plan.rows.size, plan.columns.size, 3)
+            written = np.empty(shape, self.output_format.dtype).transpose(0, 3, 1, 2) if out is None else out
             if self.carry_out_many([prepared], written, [0], memoryview(bytearray(16)).cast("q"))[0]:
                 sample[field] = self.value_of(written) if out is None else out
                 return sample
@@ -321,20 +321,15 @@ class FusedStep:
             them, or raises their error.
         """
         done = [False] * len(prepared)
-        planned = [at for at, each in enumerate(prepared) if each.plan is not None]
+        planned = [(at, each, each.plan) for at, each in enumerate(prepared) if each.plan is not None]
         if not planned:
             return done
-        files, plans = [], []
-        for at in planned:
-            origin, values, field, plan = prepared[at]
-            assert field is not None
-            assert plan is not None
-            files.append(values[field])
-            plans.append(plan.numbers(origin.minor, rows[at]))
+        files = [each.values[each.field] for _, each, _ in planned]
+        plans = [plan.numbers(each.origin.minor, rows[at]) for at, each, plan in planned]
         out = images.transpose(0, 2, 3, 1)
         numbers = np.array(plans, np.int64)
         verdicts = native().decode_jpegs(files, numbers, out, *out.shape[1:3], self.output_format.factors, slot)
-        for at, verdict in zip(planned, verdicts, strict=True):
+        for (at, _, _), verdict in zip(planned, verdicts, strict=True):
             done[at] = verdict == 0
         return done
 
@@ -395,10 +390,3 @@ class FusedStep:
 
 def _as_bytes(value: Any) -> Any:
     return bytes(value) if isinstance(value, memoryview) else value
-
-
-def _empty(size: tuple[int, int], output_format: OutputFormat) -> NDArray[Any]:
-    """Return new memory for one image, (1, 3, *size), channels_last."""
-    memory: NDArray[Any] = np.empty((1, *size, 3), output_format.dtype)
-    images: NDArray[Any] = memory.transpose(0, 3, 1, 2)
-    return images

@@ -7,7 +7,7 @@ values, and their numbers are not blended. `CenterCrop` is a template for a new 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -127,20 +127,18 @@ class BoundTransform:
                 they may not, or `fields` is not set, and the sample has not exactly one image.
             WdskitError: A mask must be padded, and `mask_fill` is not set or does not fit its dtype.
         """
-        transform = self.transform
-        masks = [find(transform.name, sample, names)[0] for names in transform.mask_names]
-        if transform.fields:
-            images = [find(transform.name, sample, names)[0] for names in transform.fields]
-        else:
-            images = [only_image(transform.name, sample, self.roles, masks)]
-        are_masks = {field: field in masks or self.roles.is_mask(field) for field in (*images, *masks)}
-        for field, is_mask in are_masks.items():
-            self._check_image(field, sample[field], is_mask=is_mask)
-        if masks and transform.places_by_size:
-            self._check_sizes(sample, images, masks)
-        drawn = self.draw(origin, {field: sample[field] for field in are_masks})
+        transform, name = self.transform, self.transform.name
+        masks = dict(find(name, sample, names) for names in transform.mask_names)
+        fields = transform.fields or (only_image(name, sample, self.roles, masks),)
+        images = dict(find(name, sample, names) for names in fields)
+        are_masks = {field: field in masks or self.roles.is_mask(field) for field in images | masks}
+        for field, value in (images | masks).items():
+            self._check_image(field, value, is_mask=are_masks[field])
+        if transform.places_by_size:
+            self._check_sizes(images, masks)
+        drawn = self.draw(origin, images | masks)
         changed = {
-            field: transform.change(sample[field], drawn, nearest=is_mask) for field, is_mask in are_masks.items()
+            field: transform.change(value, drawn, nearest=are_masks[field]) for field, value in (images | masks).items()
         }
         return {**sample, **changed}
 
@@ -148,18 +146,17 @@ class BoundTransform:
         """Return the random values of a sample: None if the transform draws nothing. `images` are those to change."""
         return self.transform.draw(self.rng_at(origin), images) if self.transform.draws else None
 
-    def _check_sizes(self, sample: Sample, images: Sequence[str], masks: Sequence[str]) -> None:
+    def _check_sizes(self, images: Mapping[str, Any], masks: Mapping[str, Any]) -> None:
         """Check that each mask has the height and width of at least one image. A difference of one pixel is allowed,
-        because `resize` to the shorter side rounds the longer side of each field. `images` and `masks` are names of
-        fields. PipelineError: A mask has another size than all images.
+        because `resize` to the shorter side rounds the longer side of each field. The arguments map fields to arrays.
+        PipelineError: A mask has another size than all images.
         """
-        sizes = [sample[field].shape[:2] for field in images]
-        for field in masks:
-            height, width = sample[field].shape[:2]
-            if not any(abs(height - rows) <= 1 and abs(width - columns) <= 1 for rows, columns in sizes):
-                msg = f"{self.transform.name}: the mask `{field}` is {height} x {width} (height x width), but "
-                msg += f"`{images[0]}` is {sizes[0][0]} x {sizes[0][1]}."
-                raise PipelineError(f"{msg} Resize both first, to the same shorter side or the same [height, width]")
+        sizes = {field: image.shape[:2] for field, image in images.items()}
+        for field, mask in masks.items():
+            if not any(np.abs(np.subtract(size, mask.shape[:2])).max() <= 1 for size in sizes.values()):
+                msg = f"{self.transform.name}: the mask `{field}` has the height and width {mask.shape[:2]}, but the "
+                msg += f"images have {sizes}. Resize both first, to the same shorter side or the same [height, width]"
+                raise PipelineError(msg)
 
     def rng_at(self, origin: Origin) -> np.random.Generator:
         """Return the random Generator for the position of `origin`, valid until the next call in this thread."""
@@ -328,7 +325,7 @@ def pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-def only_image(stage: str, sample: Sample, roles: Roles, masks: Sequence[str] = ()) -> str:
+def only_image(stage: str, sample: Sample, roles: Roles, masks: Collection[str] = ()) -> str:
     """Return the only image of a sample: the only array, or, without arrays, the only field with the role of an image.
     Fields in `masks` do not count. PipelineError: There is none, or several. The message starts with `stage`.
     """
