@@ -373,7 +373,7 @@ FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     ),
     "a rename forgets": (roles.Roles, "renamed", lambda _: lambda self, _: self),
     "a function forgets": (roles.Roles, "after_function", lambda _: lambda *_: roles.NO_ROLES),
-    "an image stage forgets": (roles.Roles, "with_images", lambda _: lambda self, *_: self),
+    "an image stage forgets": (roles.Roles, "named", lambda _: lambda self, *_: self),
     "a place has no name": (
         roles.Roles, "names_at", lambda right: lambda self, slot: "" if isinstance(slot, int) else right(self, slot)
     ),

@@ -83,10 +83,10 @@ def resolve(name: str, extra: Mapping[str, Callable[..., Any]]) -> Callable[...,
     Raises:
         PipelineError: The name is unknown. The message suggests the most similar name.
     """
-    for known in (extra, _FUNCTIONS):
-        if name in known:
-            return known[name]
-    msg = f"{name}: no function with this name is registered.{did_you_mean(name, [*extra, *_FUNCTIONS])}"
+    known = {**_FUNCTIONS, **extra}
+    if name in known:
+        return known[name]
+    msg = f"{name}: no function with this name is registered.{did_you_mean(name, known)}"
     way_out = (
         f'Register it with @wdskit.register("{name}"), or pass it: make_loader(..., transforms={{"{name}": ...}}).'
     )

@@ -75,15 +75,12 @@ class Roles:
         taken = {name: numbers for name in only if names_image(name) and not self.numbers_of(name)}
         return replace(self, numbers={**self.numbers, **taken}, others=self.others if only else self.others or numbers)
 
-    def with_images(self, names: Iterable[str], masks: Iterable[str] = ()) -> Roles:
-        """Return the roles after an image stage that names fields, and fields as masks."""
-        images, found = ({name for each in given for name in each.split(";")} for given in (names, masks))
-        new: dict[str, Numbers] = dict.fromkeys(found, "mask")
-        return replace(self, images=self.images | images | found, numbers={**self.numbers, **new})
-
-    def with_lists(self, names: Iterable[str]) -> Roles:
-        """Return the roles after a stage that makes arrays of lists in JSON."""
-        return replace(self, lists=self.lists | {*names})
+    def named(self, images: Iterable[str], masks: Iterable[str] = (), lists: Iterable[str] = ()) -> Roles:
+        """Return the roles after an image stage that names images, masks, and fields that are lists in JSON."""
+        found, as_masks = ({name for each in names for name in each.split(";")} for names in (images, masks))
+        new: dict[str, Numbers] = dict.fromkeys(as_masks, "mask")
+        numbers = {**self.numbers, **new}
+        return replace(self, images=self.images | found | as_masks, lists=self.lists | {*lists}, numbers=numbers)
 
     def renamed(self, names: Mapping[str, str]) -> Roles:
         """Return the roles after fields got new names. `names` maps each new name to the old one or to alternatives."""

@@ -111,7 +111,7 @@ class Torchvision(PerSampleStage):
         kinds = self.fields or {}
         images = [name for name, kind in kinds.items() if kind == "image"]
         lists = [name for name, kind in kinds.items() if kind not in ("image", "mask")]
-        return roles.with_images(images, self.mask_names).with_lists(lists)
+        return roles.named(images, self.mask_names, lists)
 
     def live_before(self, live: Live) -> Live:
         """Return the fields that this stage or later stages use; `live` are those of the later stages."""

@@ -78,7 +78,7 @@ class ImageTransform(PerSampleStage):
 
     def roles_after(self, roles: Roles) -> Roles:
         """Return the roles of the fields after this stage; `roles` are those before it."""
-        return roles.with_images(self.fields or (), self.mask_names)
+        return roles.named(self.fields or (), self.mask_names)
 
     def live_before(self, live: Live) -> Live:
         """Return the fields that this stage or later stages use; `live` are those of the later stages."""
