@@ -18,6 +18,7 @@ import pytest
 from folders import HELPERS, REPOSITORY, TESTS
 from forking import Interpreter
 from hypothesis import settings
+from shards import write_numbers
 
 from wdskit import cli
 from wdskit.native import native
@@ -126,6 +127,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory, load_tool) -> Path:
     folder = tmp_path_factory.mktemp("photos") / "photos"
     load_tool("make_photos").make_photos(folder, num=48, seed=0)
     return folder
+
+
+@pytest.fixture
+def six(tmp_path: Path) -> str:
+    """Six shards of 4 to 9 samples, 39 in all, without an index."""
+    return write_numbers(tmp_path / "six", [4, 5, 6, 7, 8, 9])
 
 
 @pytest.fixture(scope="session")

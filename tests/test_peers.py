@@ -22,9 +22,9 @@ from folders import ALL, TESTS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from images import image_bytes
+from packed import KINDS, Packed, Samples, pack_all
+from reading import check_read
 
-from tests.peers.packed import KINDS, Packed, Samples, pack_all
-from tests.peers.reading import check_read
 from wdskit import WdskitError
 from wdskit.tar import reader
 from wdskit.tar.header import GNU_LONG_NAME_TYPE, Header, Overrides, parse_header

@@ -1,4 +1,6 @@
-"""The documentation site builds without a warning, and loads nothing from elsewhere."""
+"""The documentation site builds without a warning and loads nothing from elsewhere; in a real browser the keyboard
+reaches every scrolling box, and the search finds the pages.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from http_server import serve_folder
 
 pytest.importorskip("zensical", reason="needs Python 3.11")
 
@@ -28,18 +33,24 @@ def build(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True, timeout=120)
 
 
-def test_every_page_is_built_and_asks_no_other_host(sources: Path) -> None:
-    """No font, script, style or picture comes from elsewhere; each page is in the navigation."""
+@pytest.fixture(scope="module")
+def site(sources: Path) -> Path:
+    """The folder of the pages."""
     done = build(sources)
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = [*(sources / "build" / "docs").glob("*.html")]
+    return sources / "build" / "docs"
+
+
+def test_every_page_is_built_and_asks_no_other_host(sources: Path, site: Path) -> None:
+    """No font, script, style or picture comes from elsewhere; each page is in the navigation."""
+    pages = [*site.glob("*.html")]
     assert {path.stem for path in pages} >= {path.stem for path in (sources / "docs").glob("*.md")}
     for path in pages:
         html = path.read_text(encoding="utf-8")
         loaded = re.findall(r"<(?:script|img|source|iframe)[^>]*?(?:src|srcset)=\"?([^\s\">]+)", html)
         loaded += re.findall(r"<link[^>]*?rel=\"?(?:stylesheet|preconnect|icon)\"?[^>]*?href=\"?([^\s\">]+)", html)
         assert not [url for url in loaded if "//" in url], path.name
-    front = (sources / "build" / "docs" / "index.html").read_text(encoding="utf-8")
+    front = (site / "index.html").read_text(encoding="utf-8")
     assert not [
         path.name for path in pages if path.stem not in {"404", "index"} and f'href="./{path.name}' not in front
     ]
@@ -92,3 +103,97 @@ def test_a_public_name_without_a_docstring_is_found(load_tool) -> None:
     assert list(tool.undocumented("Bare", Bare)) == ["Bare.method"]
     assert list(tool.undocumented("test", test_a_public_name_without_a_docstring_is_found)) == []
     assert list(tool.undocumented("none", lambda: None)) == ["none"]
+
+
+# In a browser.
+
+PAGES = ["pack", "cli", "stages", "benchmarks", "cluster", "detection"]
+WIDTHS = [360, 1400]
+
+# As in axe's rule scrollable-region-focusable, the box or an element in it takes the focus.
+UNREACHABLE = """() => [...document.querySelectorAll("*")].filter(box => {
+    const style = getComputedStyle(box);
+    const scrolls = (size, inner, overflow) => inner > size + 14 && /auto|scroll/.test(overflow);
+    return box !== document.documentElement && box !== document.body && style.visibility === "visible"
+        && (scrolls(box.clientWidth, box.scrollWidth, style.overflowX)
+            || scrolls(box.clientHeight, box.scrollHeight, style.overflowY))
+        && box.getClientRects().length && box.tabIndex < 0
+        && !box.querySelector("a[href], button, input, select, textarea, summary, [tabindex='0']");
+}).map(box => box.outerHTML.slice(0, 80))"""
+
+NUM_WIDE = """() => [...document.querySelectorAll(".md-typeset__scrollwrap")].filter(
+    box => box.scrollWidth > box.clientWidth).length"""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", PAGES)
+def test_all_that_scrolls_on_a_page_is_reached_by_keyboard(browser: Any, site: Path, name: str, width: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    page.goto((site / f"{name}.html").as_uri(), wait_until="load")
+    page.wait_for_selector(".md-typeset__scrollwrap", state="attached")
+    page.wait_for_function(f"({UNREACHABLE})().length === 0", timeout=5000)
+    assert page.evaluate(UNREACHABLE) == []
+    if width == WIDTHS[0] and name in {"cli", "stages", "benchmarks"}:
+        assert page.evaluate(NUM_WIDE) > 0, "nothing scrolls, so nothing was tested"
+    page.close()
+
+
+# The contrast (WCAG 2) of an element's text to the colours behind the text, which may be translucent.
+CONTRAST = """(element) => {
+    const numbers = color => [...color.match(/[0-9.]+/g).map(Number), 1];
+    const luminance = color => color.slice(0, 3).map(value => value / 255)
+        .map(value => value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0);
+    let behind = [255, 255, 255];
+    const boxes = [];
+    for (let box = element; box; box = box.parentElement) boxes.unshift(numbers(getComputedStyle(box).backgroundColor));
+    for (const box of boxes) behind = behind.map((value, at) => box[at] * box[3] + value * (1 - box[3]));
+    const [low, high] = [numbers(getComputedStyle(element).color), behind].map(luminance).sort((a, b) => a - b);
+    return (high + 0.05) / (low + 0.05);
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_current_page_can_be_read_in_the_navigation(browser: Any, site: Path, scheme: str) -> None:
+    page = browser.new_page(viewport={"width": 1400, "height": 800}, color_scheme=scheme)
+    page.goto((site / "pack.html").as_uri(), wait_until="load")
+    name = page.locator(".md-sidebar--primary .md-nav__link--active .md-ellipsis:visible")
+    assert name.inner_text().strip() == "Pack"
+    assert name.evaluate(CONTRAST) >= 4.5
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """The address of the site on loopback: the search does not work from files."""
+    with serve_folder(site) as address:
+        yield address
+
+
+FOUND = {
+    "bounding box": "detection.html",
+    "class weights": "train.html",
+    "resume": "train.html",
+    "how many shards": "troubleshooting.html",
+    "bucketing": "tables.html",
+    "EXIF": "pack.html",
+    "mask": "segmentation.html",
+    "audio": "tables.html",
+    "Slurm": "cluster.html",
+    "preemption": "cluster.html",
+    "--set": "cluster.html",
+}
+"""Search terms of users, and the page that must be among the first six results."""
+
+
+def test_the_search_finds_what_users_ask_for(browser: Any, address: str) -> None:
+    page = browser.new_page(viewport={"width": 1400, "height": 800})
+    page.goto(f"{address}/index.html", wait_until="load")
+    page.get_by_role("button", name="Search").first.click()
+    box = page.locator("dialog input")
+    for words, name in FOUND.items():
+        box.fill(words)
+        page.locator(f"dialog a[href*='{name}']").first.wait_for(timeout=5000)
+        links = [link.get_attribute("href") for link in page.locator("dialog a[href]").all()[:6]]
+        assert any(name in link for link in links), (words, links)
+    page.close()

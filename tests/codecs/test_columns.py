@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from by_columns import count_made, forgo_columns
 from hypothesis import given
 from hypothesis import strategies as st
 from masks import mask_of
-from shards import key_of, png_of, write_shard
+from shards import key_of, npy, png_of, write_shard
 
 from wdskit import Pipeline
 from wdskit.codecs.columns import NpyColumn, decode_column
@@ -24,12 +23,6 @@ from wdskit.codecs.fields import decode_field
 from wdskit.dataset.sample_columns import RawColumn
 from wdskit.errors import DecodeError, SampleError, WdskitError
 from wdskit.shards.index import index_folder
-
-
-def npy(array: Any) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
 
 
 def fields_of(number: int) -> dict[str, bytes]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-import http.server
 import itertools
 import os
 import resource
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import braceexpand
 import pytest
 from disks import run_child
+from http_server import serve_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shards import write_numbers, write_shard
@@ -457,18 +456,8 @@ def test_a_colon_makes_no_url(here: Path) -> None:
 @pytest.fixture
 def server(indexed: Path) -> Iterator[str]:
     """The address of a web server over the parent of `d`."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            pass
-
-    handler = functools.partial(Quiet, directory=str(indexed.parent))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
-        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{running.server_port}"
-        running.shutdown()
-        thread.join()
+    with serve_folder(indexed.parent) as address:
+        yield address
 
 
 def test_a_plain_url_is_itself_and_nothing_is_asked_for() -> None:

@@ -23,6 +23,7 @@ from disks import HastyDisk
 from folders import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from leaks import open_descriptors
 from shards import write_shard
 
 from wdskit import Pipeline, verify
@@ -590,10 +591,6 @@ def test_an_index_without_digests_of_offsets_still_works(tmp_path: Path) -> None
 
 
 # Descriptors and processes.
-
-
-def open_descriptors() -> set[str]:
-    return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
 def test_a_closed_shard_says_so(tmp_path: Path) -> None:

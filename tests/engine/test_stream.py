@@ -8,17 +8,11 @@ import gc
 import pytest
 import torch
 import webdataset
-from shards import listed, number_of, write_numbers
+from shards import listed, number_of
 from torch.utils.data import DataLoader
 
 from wdskit import Pipeline, PipelineError
 from wdskit.dataset.patterns import list_shards
-
-
-@pytest.fixture
-def six(tmp_path):
-    """Six shards of 4 to 9 samples, 39 in all."""
-    return write_numbers(tmp_path / "six", [4, 5, 6, 7, 8, 9])
 
 
 def plus_100(source):

@@ -33,6 +33,11 @@ def open_things() -> dict[str, int]:
     }
 
 
+def open_descriptors() -> set[str]:
+    """Return the numbers of the open files of this process."""
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
 def opened_since(before: dict[str, int], limit_s: float = 10.0) -> dict[str, int]:
     """Return the increase of each kind of resource since `before`, as soon as it is empty or after `limit_s`.
 

@@ -128,6 +128,13 @@ def write_pictures(folder: Path, counts: list[int]) -> list[Picture]:
     return pictures
 
 
+def npy(array: Any) -> bytes:
+    """Return an array as numpy writes it."""
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
 def png_of(pixels: NDArray[np.uint8]) -> bytes:
     """Return the pixels as a lossless PNG file."""
     stream = io.BytesIO()

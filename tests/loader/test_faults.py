@@ -29,12 +29,6 @@ from wdskit.shards.index import index_folder
 WAYS = [{"workers": 0, "threads": 2}, {"workers": 2}, {"workers": 1, "threads": 2, "persistent_workers": False}]
 
 
-@pytest.fixture
-def six(tmp_path):
-    """Six shards of 4 to 9 samples, 39 in all."""
-    return write_numbers(tmp_path / "six", [4, 5, 6, 7, 8, 9])
-
-
 def split(pattern, **options):
     return Pipeline().stream(pattern, shuffle_shards=False, **options).split_by_node().split_by_worker()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from shards import draw, number_of, write_numbers, write_pictures
+from shards import draw, number_of, write_pictures
 
 import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, RankError, StorageError, make_loader
@@ -38,12 +38,6 @@ pipelines:
     - map: note
 loader: {workers: 0}
 """
-
-
-@pytest.fixture(scope="module")
-def six(tmp_path_factory):
-    """Six shards of 4 to 9 samples, 39 in all."""
-    return write_numbers(tmp_path_factory.mktemp("six"), COUNTS)
 
 
 @pytest.fixture
@@ -299,16 +293,6 @@ def test_len_is_refused_where_it_does_not_follow(six, build):
 def test_a_length_that_is_not_true_is_refused_at_once(six):
     with pytest.raises(PipelineError, match="with_length says 9, but an epoch of this rank has 10 items"):
         Pipeline().stream(six).with_epoch(10).with_length(9).loader(workers=0)
-
-
-def test_epochs_are_whole_numbers(six):
-    loader = Pipeline().stream(six).with_epoch(3).loader(workers=0)
-    loader.sampler.set_epoch(4)
-    assert loader.epoch == 4
-    for epoch in (-1, "1", 1.5, True, None):
-        with pytest.raises(PipelineError, match="an epoch is a whole number, 0 to"):
-            loader.set_epoch(epoch)
-    assert loader.epoch == 4
 
 
 # --- CUDA

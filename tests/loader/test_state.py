@@ -26,57 +26,6 @@ def consume(counter, num_steps=None):
         yield set(range(running.start + first, running.start + stop))
 
 
-def test_a_pass_ends_by_advancing_the_epoch_with_its_last_batch():
-    counter = passes()
-    assert (counter.epoch, len(counter), counter.remaining) == (0, 5, 5)
-    seen = []
-    for step, _ in enumerate(consume(counter)):
-        seen.append((counter.epoch, counter.consumed, counter.remaining))
-        assert step < 5
-    assert seen == [(0, 4, 4), (0, 8, 3), (0, 12, 2), (0, 16, 1), (1, 0, 5)]
-
-
-def test_a_pass_that_is_left_is_an_epoch_and_one_without_a_step_is_none():
-    counter = passes()
-    counter.end(counter.begin())
-    assert counter.epoch == 0
-    running = counter.begin()
-    counter.received(running, 0)
-    state = counter.state_dict()
-    counter.end(running)
-    assert (counter.epoch, counter.remaining, counter.state_dict()) == (1, 5, state)
-    assert next(consume(counter)) == {20, 21, 22, 23}
-    counter.load_state_dict(state)
-    assert next(consume(counter)) == {4, 5, 6, 7}
-
-
-@pytest.mark.parametrize("tail", ["drop", "pad"])
-@pytest.mark.parametrize("epoch_samples", [7, 8, 20])
-def test_a_state_taken_at_any_step_goes_on_exactly(tail, epoch_samples):
-    """States are taken before the first batch, after each batch and at the epoch's end; a second resume follows."""
-    settings = {"tail": tail, "epoch_samples": epoch_samples}
-    whole = passes(**settings)
-    sequence = [*consume(whole), *consume(whole)]
-    per_epoch = len(whole)
-    for first in range(2 * per_epoch):
-        begin = passes(**settings)
-        list(consume(begin, min(first, per_epoch)))
-        if first > per_epoch:
-            list(consume(begin, first - per_epoch))
-        state = json.loads(json.dumps(begin.state_dict()))
-        for second in range(3):
-            middle = passes(**settings)
-            middle.load_state_dict(state)
-            assert middle.state_dict() == state
-            middle.set_epoch(middle.epoch)
-            got = list(consume(middle, second))
-            last = passes(**settings)
-            last.load_state_dict(middle.state_dict())
-            while last.epoch < 2:
-                got += consume(last)
-            assert got == sequence[first:]
-
-
 def test_a_state_moves_to_another_number_of_ranks():
     """4 ranks -> 1, 2, 3, 6, 8, 12: with the same global batch the batches are equal, otherwise the sequence is."""
     for world_size in (1, 2, 3, 6, 8, 12):
@@ -105,20 +54,6 @@ def test_with_epoch_goes_on_where_another_world_size_ended():
     assert sorted(seen | set().union(*rest)) == list(range(40 + 40 + 20))
     assert not seen & set().union(*rest)
     assert (after.epoch, len(after)) == (3, 5)
-
-
-def test_set_epoch_keeps_the_loaded_position_and_refuses_another_epoch():
-    counter = passes()
-    list(consume(counter, 2))
-    state = counter.state_dict()
-    other = passes()
-    other.load_state_dict(state)
-    with pytest.raises(StateError, match=r"set_epoch\(1\): a state in epoch 0 was loaded and has not been used"):
-        other.set_epoch(1)
-    other.set_epoch(0)
-    assert next(consume(other)) == {8, 9, 10, 11}
-    other.set_epoch(3)
-    assert next(consume(other)) == {60, 61, 62, 63}
 
 
 def resumed_behind(num_steps):

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 from disks import HastyDisk
 from images import image_bytes
+from unsafe import READERS, UNSAFE, shard
 
-from tests.peers.unsafe import READERS, UNSAFE, shard
 from wdskit import pack
 from wdskit.dataset.index import read_index
 from wdskit.dataset.samples import ShardReader
@@ -137,7 +137,7 @@ def test_wids_reads_by_the_index(packed, tmp_path):
 
 
 class Shard(NamedTuple):
-    """A shard of `peers.unsafe` with the files of other readers but DALI's index, and its samples."""
+    """A shard of `unsafe` with the files of other readers but DALI's index, and its samples."""
 
     folder: Path
     samples: list[Sample]

@@ -18,11 +18,11 @@ import torch
 import webdataset
 from folders import ALL
 from images import image_bytes
+from packed import KINDS, Packed, pack_all
 from PIL import Image
+from reading import check_read, fields_of
 from shards import even, key_of, number_of, write_numbers, write_pictures
 
-from tests.peers.packed import KINDS, Packed, pack_all
-from tests.peers.reading import check_read, fields_of
 from wdskit import Pipeline, ShardError, make_loader
 
 # webdataset does not close its files; the garbage collector does.
@@ -41,12 +41,6 @@ def _nothing_left_open():
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory) -> dict[str, Packed]:
     return pack_all(tmp_path_factory.mktemp("packed"))
-
-
-@pytest.fixture(scope="module")
-def six(tmp_path_factory) -> str:
-    """Six shards of 4 to 9 samples, 39 in all."""
-    return write_numbers(tmp_path_factory.mktemp("six"), [4, 5, 6, 7, 8, 9])
 
 
 @pytest.fixture(scope="module")

@@ -20,12 +20,6 @@ from wdskit.engine import stream
 from wdskit.shards.index import index_folder
 
 
-@pytest.fixture
-def six(tmp_path):
-    """Six shards of 4 to 9 samples, 39 in all."""
-    return write_numbers(tmp_path / "six", [4, 5, 6, 7, 8, 9])
-
-
 def numbers(pattern):
     return Pipeline().stream(pattern).split_by_worker().map(number_of)
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from disks import run_child
+from disks import FailingDisk, WatchedDisk, run_child
 
 from wdskit import Pipeline, pack
 from wdskit.dataset.index import read_index
@@ -17,7 +17,7 @@ from wdskit.dataset.lock import LOCK_NAME, lock_folder
 from wdskit.dataset.patterns import check_found, find_shards
 from wdskit.dataset.shard import LocalShard
 from wdskit.errors import FolderIndexError, ShardError, StorageError
-from wdskit.files import Disk, temp_path
+from wdskit.files import TEMP_PREFIX, TEMP_SUFFIX
 from wdskit.shards.index import index_folder
 from wdskit.tar.writer import TarWriter
 
@@ -125,48 +125,15 @@ def test_an_error_and_a_kill_free_the_lock(folder: Path) -> None:
         pass
 
 
-class _FailingDisk(Disk):
-    """A disk that fails at the n-th operation, and counts all."""
-
-    def __init__(self, fail_at: int) -> None:
-        self.fail_at = fail_at
-        self.num_operations = 0
-
-    def _count(self) -> None:
-        self.num_operations += 1
-        if self.num_operations == self.fail_at:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def open(self, path):
-        self._count()
-        return super().open(path)
-
-    def write(self, fd, data):
-        self._count()
-        return super().write(fd, data)
-
-    def fsync(self, fd):
-        self._count()
-        super().fsync(fd)
-
-    def rename(self, source, target):
-        self._count()
-        super().rename(source, target)
-
-    def fsync_folder(self, folder):
-        self._count()
-        super().fsync_folder(folder)
-
-
 def test_a_disk_that_fails_at_any_operation_leaves_no_wrong_index(folder: Path) -> None:
-    counting = _FailingDisk(-1)
+    counting = WatchedDisk()
     index_folder(folder, disk=counting)
     right = index_bytes(folder)
     for name in right:
         (folder / name).unlink()
-    for fail_at in range(1, counting.num_operations + 1):
+    for fail_at in range(len(counting.operations)):
         with pytest.raises(StorageError, match="cannot be written: No space left"):
-            index_folder(folder, disk=_FailingDisk(fail_at))
+            index_folder(folder, disk=FailingDisk(fail_at, errno.ENOSPC))
         left = index_bytes(folder)
         assert left.items() <= right.items()  # whole files only
         assert "index.json" not in left or left == right  # and the index is the last file
@@ -177,7 +144,7 @@ def test_a_disk_that_fails_at_any_operation_leaves_no_wrong_index(folder: Path) 
 
 
 def test_drafts_of_a_killed_run_are_removed(folder: Path) -> None:
-    temp = temp_path(folder / "index.json")
+    temp = folder / f"{TEMP_PREFIX}index.json{TEMP_SUFFIX}"
     temp.write_bytes(b"half")
     index_folder(folder)
     assert not temp.exists()

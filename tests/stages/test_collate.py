@@ -14,9 +14,8 @@ from by_columns import count_made, forgo_columns
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from shards import write_shard
+from shards import npy, write_shard
 
-from tests.codecs.test_columns import npy
 from wdskit import ConfigError, Pipeline, PipelineError, Ragged, WdskitError, load_config
 from wdskit.shards.index import index_folder
 from wdskit.stages.collate import FRESH, Collate, as_tensors, make_ragged

@@ -16,12 +16,6 @@ from wdskit.shards.index import index_folder
 from wdskit.stages.fields import Rename
 
 
-@pytest.fixture
-def six(tmp_path):
-    """Six shards of 4 to 9 samples, 39 in all."""
-    return write_numbers(tmp_path / "six", [4, 5, 6, 7, 8, 9])
-
-
 def add_sample(extra, sample):
     return int(sample["cls"]) + extra
 

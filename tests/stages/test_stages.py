@@ -69,12 +69,6 @@ def pattern(pictures, monkeypatch):
     return f"{folder}/p-*.tar"
 
 
-@pytest.fixture
-def six(tmp_path):
-    """Six shards of 4 to 9 samples, 39 in all."""
-    return write_numbers(tmp_path / "six", [4, 5, 6, 7, 8, 9])
-
-
 def decoded(picture) -> dict[str, Any]:
     """Return the sample that `decode: rgb8` makes of a picture."""
     number = picture.number

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import os
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
+from http_server import serve_folder
 from images import image_bytes
 
 from wdskit.dataset.index import read_index
@@ -109,20 +108,10 @@ def test_a_large_member_is_printed_in_pieces(folder, tmp_path):
     assert sha256_of(tmp_path / "out") == sha256_of_large()
 
 
-class _Server(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
-
 @pytest.fixture
 def url(folder):
-    handler = lambda *parts: _Server(*parts, directory=str(folder))  # noqa: E731
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/a.tar"
-        server.shutdown()
-        thread.join()
+    with serve_folder(folder) as address:
+        yield f"{address}/a.tar"
 
 
 def test_a_large_member_of_a_remote_shard_goes_by_in_pieces(url, tmp_path):

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.peers.packed import Samples
+from packed import Samples
+
 from wdskit import LocalShard, Pipeline, make_loader
 from wdskit.dataset.samples import ShardReader
 from wdskit.shards.index import index_folder
