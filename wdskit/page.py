@@ -125,8 +125,7 @@ def _folder_cards(data: PlannedData, shards: Ints, numbers: Ints) -> Iterator[st
             except DecodeError as err:
                 values[name] = str(err)
         boxes = [box for name in filter(is_json_field, fields) for box in _boxes(values[name])]
-        num_bytes = sum(map(len, fields.values()))
-        yield _card(values, classes.get(path.rpartition("/")[0], ()), num_bytes, boxes[:MAX_BOXES])
+        yield _card(values, classes.get(path.rpartition("/")[0], ()), boxes[:MAX_BOXES])
 
 
 def _classes_of(data: PlannedData) -> dict[str, tuple[str, ...]]:
@@ -167,9 +166,7 @@ def _is_column(value: Any, num_rows: int) -> bool:
     return hasattr(value, "__getitem__") and not isinstance(value, str | Mapping) and len(value) == num_rows
 
 
-def _card(
-    values: Mapping[str, Any], classes: Sequence[str], num_bytes: int = 0, boxes: Sequence[tuple[list[float], str]] = ()
-) -> str:
+def _card(values: Mapping[str, Any], classes: Sequence[str], boxes: Sequence[tuple[list[float], str]] = ()) -> str:
     """Return the card of a sample. Images are the bytes of files, or arrays. The first image has all masks and the
     boxes over it.
     """
@@ -188,18 +185,16 @@ def _card(
             texts.append(("text", value[:MAX_CHARS]))
         elif not name.startswith("__"):
             fields.append((name, _text(value)))
-    num_bytes = num_bytes or sum(getattr(value, "nbytes", 0) for value in values.values())
     pictures: list[str] = []
     try:
         for data in (images or masks)[:MAX_IMAGES]:
             over = ((), ()) if pictures else (masks[:MAX_IMAGES] if images else (), boxes)
             picture, (width, height) = _picture(data, *over)
-            size = size or f"{width} x {height} · "
+            size = size or f"{width} x {height}"
             pictures.append(picture)
     except DecodeError as err:
         texts.append(("problem", shorten(str(err))))
-    sizes = f"{size}{format_bytes(num_bytes)}"
-    lines = [("name", shorten(label)), ("key", shorten(str(values.get("__key__", "")))), ("size", sizes), *texts]
+    lines = [("name", shorten(label)), ("key", shorten(str(values.get("__key__", "")))), ("size", size), *texts]
     return _figure("".join(pictures), lines, fields)
 
 
@@ -304,15 +299,12 @@ def _boxes(value: Any) -> Iterator[tuple[list[float], str]]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text: JSON indented, of an array its type, shape and range, of bytes their number."""
+    """Return a value as text: JSON indented, of an array its type, shape and numbers, of bytes their number."""
     if isinstance(value, bytes | bytearray | memoryview):
         return format_bytes(len(value))
     if hasattr(value, "shape"):
-        array = _array(value)
-        text = f"{str(value.dtype).removeprefix('torch.')} {' x '.join(map(str, array.shape))}"
-        if array.size and array.dtype.kind in "fiub":
-            text += f", {array.min():.6g} to {array.max():.6g}"
-        return f"{text}\n{np.array2string(array, threshold=64)}" if array.ndim < 3 else text
+        text = f"{str(value.dtype).removeprefix('torch.')} {' x '.join(map(str, value.shape))}"
+        return f"{text}\n{np.array2string(_array(value), threshold=64)}" if len(value.shape) < 3 else text
     try:
         return json.dumps(value, indent=2, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib.util
 import io
 import os
 import pickle
@@ -12,14 +11,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from multiprocessing import parent_process, spawn
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from types import FrameType, FunctionType, ModuleType
+from types import FrameType, FunctionType
 from typing import Any
 
 from wdskit.errors import PipelineError
@@ -42,40 +39,6 @@ def _wait_for_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def when_imported(name: str, call: Callable[[], None]) -> None:
-    """Call a function once: now if the module `name` is imported already, otherwise at the end of its import."""
-    if name in sys.modules:
-        call()
-    else:
-        sys.meta_path.insert(0, _CallAfterImport(name, call))
-
-
-class _CallAfterImport(MetaPathFinder):
-    def __init__(self, name: str, call: Callable[[], None]) -> None:
-        self._name = name
-        self._call = call
-
-    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
-        """Return the spec of the awaited module, with a loader that calls the function after the import.
-
-        Return None for all other modules, if the awaited module does not exist, and after the first search for this
-        module.
-        """
-        if fullname != self._name or self not in sys.meta_path:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                self._call()
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 @contextmanager

@@ -337,6 +337,7 @@ class ProcessPool:
     def _start(self) -> None:
         method = self._start_method()
         check_guard(method)
+        self._program.run.needs_torch = method.needs_torch
         context = torch.multiprocessing.get_context(method.name)
         skips = contextlib.nullcontext() if method.runs_script or method.name == "fork" else without_script()
         with block_sigint(), skips:  # so that `close` knows every process

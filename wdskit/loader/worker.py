@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -24,7 +25,7 @@ from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Program
 from wdskit.loader.memory import Arena, Arenas, Message, keep_freed_memory, pack
 from wdskit.loader.watch import print_stack_on_signal
-from wdskit.processes import end_with_parent, when_imported
+from wdskit.processes import end_with_parent
 from wdskit.stages.progress import Board
 
 JOIN_S = 0.5
@@ -220,20 +221,18 @@ def seed_worker(program: Any, number: int, num_workers: int) -> None:
     """Seed the generators of `random`, numpy and torch, and set torch's `get_worker_info`, as torch's DataLoader does.
 
     The seeds depend on the seed, the rank and the epoch of `program.run`, and on the number of the worker. Torch is
-    also limited to one thread. If torch is not imported yet, torch is prepared in this way when it is imported.
+    also limited to one thread. All this is left out if torch is not imported and `run.needs_torch` is False.
     """
     run = program.run
     words = np.random.SeedSequence([run.seed, run.rank_info.rank, number, run.epoch]).generate_state(3)
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))  # noqa: NPY002 (users may draw from the global generator)
+    if "torch" not in sys.modules and not run.needs_torch:
+        return
+    import torch
+    from torch.utils.data._utils import worker as torch_worker
 
-    def prepare_torch() -> None:
-        import torch
-        from torch.utils.data._utils import worker as torch_worker
-
-        torch.set_num_threads(1)
-        torch.manual_seed(int(words[2]))
-        info = {"id": number, "num_workers": num_workers, "seed": int(words[2]), "dataset": program}
-        torch_worker._worker_info = torch_worker.WorkerInfo(**info)  # noqa: SLF001 (torch has no public way)
-
-    when_imported("torch", prepare_torch)
+    torch.set_num_threads(1)
+    torch.manual_seed(int(words[2]))
+    info = {"id": number, "num_workers": num_workers, "seed": int(words[2]), "dataset": program}
+    torch_worker._worker_info = torch_worker.WorkerInfo(**info)  # noqa: SLF001 (torch has no public way)

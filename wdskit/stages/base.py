@@ -110,6 +110,7 @@ class Run:
         num_threads: Number of threads in this process that run the stages.
         worker: Number of this worker process; 0 in the main process.
         num_workers: Number of worker processes of the rank; 1 in the main process.
+        needs_torch: Whether worker processes import torch, and seed it, before they run the stages.
         epoch: Number of the epoch that runs in this process.
         board: The positions of the values that the threads of this process work on.
     """
@@ -120,6 +121,7 @@ class Run:
         self.num_threads = num_threads
         self.worker = 0
         self.num_workers = 1
+        self.needs_torch = True
         self.epoch = 0
         self.board = Board()
 
