@@ -344,12 +344,6 @@ def test_a_pipeline_that_fits_no_sample_is_an_error_after_a_hundred(tmp_path: An
         next(iter(pipe.loader(workers=0, errors={"max_bad": "50%"})))
 
 
-def test_a_function_is_in_the_budget_only_if_that_is_said(folders: Callable[[str], str]) -> None:
-    pipe = Pipeline().sequential(folders("a good sample")).map(raises).to_tuple("cls", "__valid__").batched(4)
-    with pytest.raises(SampleError, match="map failed: KeyError"):
-        list(pipe.loader(workers=0, errors={"max_bad": 5}))
-
-
 @pytest.mark.parametrize("size", [3, 4, 5, 8, 20])
 @pytest.mark.parametrize("source", ["sequential", "exact"])
 def test_padded_rows_do_not_decide_which_shape_is_bad(tmp_path, size, source):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from shards import listed, number_of
 from torch.utils.data import DataLoader
 
 from wdskit import Pipeline, PipelineError
-from wdskit.dataset.patterns import list_shards
 
 
 def plus_100(source):
@@ -61,30 +59,6 @@ def test_another_stage_of_webdataset_is_no_splitter(six):
     by_node = Pipeline().stream(six).split_by_node().stage(webdataset.filters.map(number_of)).with_epoch(3)
     with pytest.raises(PipelineError, match="split_by_worker is missing"):
         by_node.loader(rank=0, world_size=2, workers=2)
-
-
-def test_webdatasets_own_batches_shuffle_and_decode_run_inside(six):
-    pipe = listed(six).stage(webdataset.shuffle(10)).stage(webdataset.decode()).to_tuple("cls")
-    items = list(pipe.stage(webdataset.batched(4)).build())
-    assert sorted(int(number) for (column,) in items for number in column) == list(range(39))
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves its files open
-def test_build_is_a_data_pipeline_that_takes_webdatasets_stages(six):
-    built = (
-        Pipeline()
-        .stream(six, seed=1)
-        .map(number_of)
-        .stage(webdataset.filters.map(lambda number: number + 1000))
-        .build()
-    )
-    assert isinstance(built, webdataset.DataPipeline)
-    assert sorted(built) == list(range(1000, 1039))
-    source = webdataset.SimpleShardList([*list_shards(six).urls])
-    mixed = Pipeline().stage(source).stage(webdataset.tarfile_to_samples())
-    assert [int(sample["cls"]) for sample in mixed.build()] == list(range(39))
-    del mixed
-    gc.collect()
 
 
 @pytest.mark.parametrize(("persistent", "start_method"), [(False, "fork"), (True, "fork"), (True, "spawn")])

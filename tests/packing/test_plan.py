@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from wdskit import PackError, RowError, pack
 from wdskit.packing import folder as folder_module
 from wdskit.packing import plan as plan_module
-from wdskit.packing.labels import ClassNames
 from wdskit.packing.plan import NO_LIMIT, Limits, Plan
-from wdskit.packing.row import Label, Row, Values
+from wdskit.packing.row import Row, Values
 from wdskit.shards.shares import parse_shares
 
 KEEP = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
@@ -186,14 +185,6 @@ def test_a_whole_number_that_a_float_column_would_round_is_an_error(tmp_path: Pa
     row = Row("a", {"npy": Values(np.array([2**53 + 1]))}, "row 7")
     with pytest.raises(RowError, match=r"^row 7: its field 'npy' has whole numbers that would be rounded"):
         plan_module.with_dtypes(row, {"npy": np.dtype("<f8")})
-
-
-def test_names_of_classes_are_numbered_in_the_order_of_their_bytes(tmp_path: Path) -> None:
-    names = ["é", "b", "Z", "b"]
-    rows = [Row(f"k{n}", {"cls": Label(name)}, "") for n, name in enumerate(names)]
-    assert planned(tmp_path, [*rows]).class_numbers == {"Z": 0, "b": 1, "é": 2}
-    listed = ClassNames(["é", "b", "Z", "unused"], "list")
-    assert planned(tmp_path, [*rows], classes=listed).class_numbers == listed.numbers
 
 
 # The spool.

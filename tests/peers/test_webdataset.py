@@ -21,9 +21,9 @@ from images import image_bytes
 from packed import KINDS, Packed, pack_all
 from PIL import Image
 from reading import check_read, fields_of
-from shards import even, key_of, number_of, write_numbers, write_pictures
+from shards import even, key_of, listed, number_of, write_numbers, write_pictures
 
-from wdskit import Pipeline, ShardError, make_loader
+from wdskit import Pipeline, ShardError
 
 # webdataset does not close its files; the garbage collector does.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -49,11 +49,6 @@ def pictures(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("pictures")
     write_pictures(folder, [5, 6])
     return str(folder / "p-*.tar")
-
-
-def listed(pattern: str) -> Pipeline:
-    """Return the samples in the order of the list."""
-    return Pipeline().stream(pattern, shuffle_shards=False).split_by_node().split_by_worker()
 
 
 def urls_of(pattern: str) -> list[str]:
@@ -262,15 +257,6 @@ def test_its_decoder_feeds_our_stages(pictures, spec):
     assert plain(list(theirs.loader(workers=2))) == plain(list(ours.loader(workers=2)))
 
 
-def test_our_transforms_and_batches_take_what_its_decoder_gives(pictures):
-    def batches(pipe):
-        return list(pipe.center_crop(8).normalize("imagenet").to_tuple("jpg;png", "cls").batched(4).build())
-
-    theirs, ours = batches(listed(pictures).stage(webdataset.decode("rgb8"))), batches(listed(pictures).decode("rgb8"))
-    assert plain(theirs) == plain(ours)
-    assert theirs[0][0].shape == (4, 3, 8, 8)
-
-
 def test_its_stages_reach_workers_that_are_spawned(six):
     pipe = listed(six).stage(webdataset.tarfile_to_samples()).stage(webdataset.shuffle(5))
     loader = pipe.stage(webdataset.map(number_of)).with_epoch(13).loader(workers=1, start_method="spawn")
@@ -285,17 +271,6 @@ def test_behind_its_shuffle_the_stream_goes_on_from_epoch_to_epoch(six, workers)
     assert [len(epoch) for epoch in epochs] == [13] * 12
     assert set(itertools.chain(*epochs)) == set(range(39))
     assert len(set(map(tuple, epochs))) == 12
-
-
-def test_with_its_splitters_and_opener_ranks_and_workers_read_each_sample_once(six):
-    pipe = Pipeline().stream(six).stage(webdataset.split_by_node).stage(webdataset.split_by_worker)
-    pipe = pipe.stage(webdataset.tarfile_to_samples()).map(number_of).with_epoch(13)
-    loaders = [pipe.loader(rank=rank, world_size=3, workers=2) for rank in range(3)]
-    epochs = [list(loader) for loader in loaders for _ in range(2)]
-    assert [len(epoch) for epoch in epochs] == [13] * 6
-    assert set(itertools.chain(*epochs)) <= set(range(39))
-    whole = [list(listed(six).stage(webdataset.tarfile_to_samples()).map(number_of).loader(workers=3))]
-    assert sorted(itertools.chain(*whole)) == list(range(39))
 
 
 def test_its_lists_of_shards_are_sources(six):
@@ -374,39 +349,3 @@ def test_newest_version_nests_pipelines(six):
     assert list(fluid) == list(range(1, 39))
     reader = webdataset.WebDataset(urls_of(six), shardshuffle=False)
     assert sorted(Pipeline().stage(reader).shuffle(5).map(number_of).loader(workers=0)) == list(range(39))
-
-
-# From a configuration.
-
-
-def test_a_configuration_runs_the_same(pictures, tmp_path):
-    """The configuration does not name webdataset, whose stages run."""
-    config = tmp_path / "c.yaml"
-    config.write_text(f"""
-version: 1
-pipeline:
-  - stream: {{shards: "{pictures}", seed: 5, resampled: true}}
-  - split_by_node
-  - split_by_worker
-  - shuffle: 6
-  - decode: rgb8
-  - random_resized_crop: 8
-  - random_flip
-  - normalize: imagenet
-  - to_tuple: ["jpg;png", cls, __key__]
-  - batched: 4
-  - with_epoch: 6
-loader: {{workers: 2}}
-""")
-    pipe = (
-        Pipeline().stream(pictures, seed=5, resampled=True).split_by_node().split_by_worker().shuffle(6).decode("rgb8")
-    )
-    pipe = pipe.random_resized_crop(8).random_flip().normalize("imagenet").to_tuple("jpg;png", "cls", "__key__")
-    for rank in range(2):
-        loader = make_loader(config, rank=rank, world_size=2)
-        built = pipe.batched(4).with_epoch(6).loader(workers=2, rank=rank, world_size=2)
-        assert len(loader) == 6
-        for _ in range(3):
-            batches = plain(list(loader))
-            assert len(batches) == 6
-            assert batches == plain(list(built))
