@@ -123,7 +123,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = []
     for number in range(110):
         width, height = chance.choice([(50, 50), (64, 40), (40, 66), (52, 50)])
-        document = {"n": number, "tokens": chance.randrange(1, 60), "word": "ab"[number % 2], "few": number % 9 == 0}
+        document = {
+            "n": number,
+            "tokens": chance.randrange(1, 60),
+            "word": "ab"[number % 2],
+            "few": 1 if number % 9 else 3,
+        }
         rows.append({"__key__": f"k{number:03d}", "png": picture(width, height, number), "json": document})
     folder = tmp_path_factory.mktemp("buckets") / "data"
     columns = "width,height,tokens=json.tokens,word=json.word,few=json.few"
@@ -172,7 +177,9 @@ def run(pipe: Pipeline, world_size: int, *, state: Any = None, stop: int | None 
 
 
 @pytest.mark.parametrize("by", ["aspect", "tokens"])
-@pytest.mark.parametrize("source", [{}, {"where": "tokens > 10"}, {"repeat": {"few": 3}}, {"range": ["10%", "90%"]}])
+@pytest.mark.parametrize(
+    "source", [{}, {"where": "tokens > 10"}, {"repeat": {"column": "few"}}, {"range": ["10%", "90%"]}]
+)
 def test_steps_are_the_same_on_any_ranks_workers_and_threads(folder: Path, by: str, source: dict[str, Any]):
     pipe = make(folder, by=by, **source)
     steps, _ = run(pipe, 1)

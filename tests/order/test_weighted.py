@@ -175,10 +175,10 @@ def test_balance_makes_each_value_equally_likely(folder: Path):
 
 def test_every_sample_is_there_as_often_as_repeat_says(folder: Path):
     for settings, expected in (
-        ({"repeat": {"rare": 4}}, {n: 4 if n % 10 == 0 else 1 for n in range(120)}),
+        ({"repeat": {"column": "rare"}}, {n: n % 10 == 0 for n in range(120)}),
         ({"repeat": {"column": "json.times"}}, {n: n % 3 for n in range(120)}),
         ({"repeat": {"column": "json.times"}, "where": "json.w > 60"}, {n: n % 3 for n in range(61, 120)}),
-        ({"repeat": {"rare": 2}, "range": [5, 25]}, {n: 2 if n % 10 == 0 else 1 for n in range(5, 25)}),
+        ({"repeat": {"column": "json.times"}, "range": [5, 25]}, {n: n % 3 for n in range(5, 25)}),
     ):
         wanted = Counter({number: times for number, times in expected.items() if times})
         for world_size in (1, 3):
@@ -257,10 +257,9 @@ def test_a_state_of_drawn_samples_resumes_on_other_ranks(folder: Path, settings:
         (Resampled, {"balance": "json.f"}, "`balance` needs whole numbers or text"),
         (Resampled, {"balance": "nope"}, "there is no column 'nope'. The columns are cls, json.w"),
         (Resampled, {"weights": "json.w", "range": [0, 1]}, "column json.w: the sum of its weights is 0.0"),
-        (Exact, {"repeat": {"cls": 3}}, r"`repeat` needs a column of bool; for one of numbers write \{column: cls\}"),
         (Exact, {"repeat": {"column": "json.f"}}, "`repeat` needs whole numbers"),
         (Exact, {"repeat": {"column": "json.w"}}, "`repeat` needs numbers from 0 to 16"),
-        (Exact, {"repeat": {"column": "json.times"}, "range": [0, 1]}, "`repeat` leaves out all samples"),
+        (Exact, {"repeat": {"column": "json.times"}, "range": [0, 1]}, "one of them above 0"),
     ],
 )
 def test_a_column_of_other_values_is_refused(folder: Path, source: Any, settings: dict[str, Any], told: str):
@@ -274,9 +273,9 @@ def test_a_column_of_other_values_is_refused(folder: Path, source: Any, settings
         ("resampled", {"weights": "a", "balance": "b"}, "exclude each other"),
         ("resampled", {"weights": "a", "lanes": 4}, "`weights` draws samples one by one, without `chunk`, `lanes`"),
         ("resampled", {"balance": 3}, "balance: Input should be a valid string, not 3"),
-        ("exact", {"repeat": {"a": 0}}, "1 to 16 times are needed"),
+        ("exact", {"repeat": {"a": 3}}, "repeat.a: Input should be 'column'"),
         ("exact", {"repeat": 3}, "repeat: Input should be a valid dictionary"),
-        ("exact", {"repeat": {"a": 2, "b": 3}}, "at most 1 item"),
+        ("exact", {"repeat": {}}, "at least 1 item"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(name: str, settings: dict[str, Any], told: str):

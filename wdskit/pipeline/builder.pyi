@@ -130,8 +130,7 @@ class Pipeline:
             window: Number of samples of a lane that are shuffled together.
             homes: Number of groups of shards. A group keeps its place in every epoch, so that a node reads mostly the
                 same shards in each epoch. For shards in a store with a `cache`: a few times the number of nodes.
-            repeat: How often an epoch has a sample. {rare: 3}: 3 times if the column `rare` is true, otherwise once.
-                {column: NAME}: as often as the column says, 0 to 16.
+            repeat: How often an epoch has a sample: as {column: NAME} says, 0 to 16 times.
             tail: What to do with an incomplete last global batch: `drop` leaves it out, `pad` fills it. With `pad`,
                 each batch has a mask of the valid rows.
         """

@@ -41,7 +41,6 @@ from wdskit.config.types import (
     dotted,
     read_stage,
     refuse,
-    wrong_kind,
 )
 from wdskit.dataset.classes import check_labels
 from wdskit.dataset.index import folder_has_labels
@@ -59,7 +58,7 @@ from wdskit.order.resampled import DEFAULT_CHUNK, ResampledOrder
 from wdskit.order.sequential import SequentialOrder
 from wdskit.order.subset import PickedOrder
 from wdskit.order.weighted import WeightedOrder
-from wdskit.text import as_int, plain_value
+from wdskit.text import plain_value
 
 MAX_TIMES = 16
 """The largest number of times that `repeat` can put a sample into an epoch."""
@@ -82,15 +81,6 @@ def _check_stages(items: tuple[Any, ...], info: ValidationInfo) -> tuple[StageSp
     return tuple(stages)
 
 
-def _check_times(value: dict[str, Any]) -> dict[str, Any]:
-    [(name, times)] = value.items()
-    times = as_int(times)
-    if not (name == "column" and isinstance(times, str)) and not (type(times) is int and 1 <= times <= MAX_TIMES):
-        needs = f"a column of bool and 1 to {MAX_TIMES} times are needed, as in {{rare: 3}}, or {{column: NAME}} for a "
-        raise refuse(wrong_kind(value, f"{needs}column of numbers"))
-    return {name: times}
-
-
 def _check_where(text: str) -> str:
     try:
         return Where(text).text
@@ -101,7 +91,7 @@ def _check_where(text: str) -> str:
 Condition = Annotated[Text, AfterValidator(_check_where)]
 LaneCount = Annotated[int, Strict(), Field(ge=1, le=_MAX_LANES), WHOLE]
 Bounds = tuple[CountOrShare, CountOrShare]
-Times = Annotated[dict[Text, Any], Field(min_length=1, max_length=1), AfterValidator(_check_times)]
+Times = Annotated[dict[Literal["column"], Text], Field(min_length=1)]
 _From = Annotated[int, Field(ge=0, lt=10**18)]
 _WHOLE = AfterValidator(plain_value)  # states have 3, not 3.0
 _Number = Annotated[Positive, _WHOLE, Tag("[number]")]
@@ -341,8 +331,7 @@ class Exact(PlannedSource):
     )
     repeat: Times | None = Field(
         None,
-        description="How often an epoch has a sample. {rare: 3}: 3 times if the column `rare` is true, otherwise once. "
-        f"{{column: NAME}}: as often as the column says, 0 to {MAX_TIMES}.",
+        description=f"How often an epoch has a sample: as {{column: NAME}} says, 0 to {MAX_TIMES} times.",
     )
     tail: Literal["drop", "pad"] = Field("drop", description=_TAIL)
 
@@ -351,26 +340,16 @@ class Exact(PlannedSource):
         index. The setting `repeat` must not be None.
 
         Raises:
-            SelectionError: The column is missing or damaged, has values that `repeat` cannot use, or leaves out all
-                samples.
+            SelectionError: The column is missing or damaged, or has values that `repeat` cannot use.
         """
         assert self.repeat is not None
-        [(name, number)] = self.repeat.items()
-        view, [column, *_] = table.column(number if name == "column" else name)
+        view, [column, *_] = table.column(self.repeat["column"])
         values = view.all()[table.used()]
-        if name == "column":
-            if values.dtype == np.bool_ or not are_whole(values) or column.values is not None:
-                raise column.unfit("`repeat` needs whole numbers")
-            if len(values) and (values.min() < 0 or values.max() > MAX_TIMES):
-                raise column.unfit(f"`repeat` needs numbers from 0 to {MAX_TIMES}")
-            times = values.astype(np.uint8)
-        else:
-            if values.dtype != np.bool_:
-                raise column.unfit(f"`repeat` needs a column of bool; for one of numbers write {{column: {name}}}")
-            times = np.where(values, np.uint8(number), np.uint8(1))
-        if not times.any():
-            raise column.unfit("`repeat` leaves out all samples")
-        return times
+        if column.values is not None or not are_whole(values):
+            raise column.unfit("`repeat` needs whole numbers")
+        if values.min() < 0 or not 0 < values.max() <= MAX_TIMES:
+            raise column.unfit(f"`repeat` needs numbers from 0 to {MAX_TIMES}, one of them above 0")
+        return values.astype(np.uint8)
 
     def order_by_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str]:
         """Return the order in which each sample is repeated as `times` says, and a digest. The errors are those of
