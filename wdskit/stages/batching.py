@@ -12,6 +12,9 @@ from wdskit.errors import PipelineError
 from wdskit.stages.base import Context, Function, Origin, Run, stage_error
 from wdskit.stages.collate import FRESH, Collate, Memory
 
+COLLATE: Any = Field(None, description="Function from a list of samples to a batch.")
+RAGGED: Any = Field(None, description="Fields with arrays of different lengths, which become values and offsets.")
+
 
 class Batched(StageSpec):
     """Make batches of consecutive values. By default, arrays and numbers are stacked; other values become lists."""
@@ -30,10 +33,8 @@ class Batched(StageSpec):
         description="For a stream: whether to keep a last, smaller batch; otherwise it is dropped. With a planned "
         "source, whose `tail` decides, false is an error.",
     )
-    collate: Function | None = Field(None, description="Function from a list of samples to a batch.")
-    ragged: FieldNames | None = Field(
-        None, description="Fields with arrays of different lengths, which become values and offsets."
-    )
+    collate: Function | None = COLLATE
+    ragged: FieldNames | None = RAGGED
 
     @model_validator(mode="after")
     def _check_one(self) -> Batched:

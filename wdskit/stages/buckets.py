@@ -14,7 +14,7 @@ from wdskit.config.types import WHOLE, Count, FieldNames, Kind, StageSpec, Text,
 from wdskit.errors import PipelineError
 from wdskit.order.buckets import Buckets
 from wdskit.stages.base import Context, Function, Origin
-from wdskit.stages.batching import Batcher, make_batcher
+from wdskit.stages.batching import COLLATE, RAGGED, Batcher, make_batcher
 from wdskit.stages.images import geometry
 from wdskit.stages.images.transforms import BoundTransform, GeometricTransform
 
@@ -63,10 +63,8 @@ class Bucketed(StageSpec):
         description="With `budget`: the samples in the batches of all ranks together are a multiple of `divisor`. "
         "Choose a multiple of the number of ranks.",
     )
-    collate: Function | None = Field(None, description="Function from a list of samples to a batch.")
-    ragged: FieldNames | None = Field(
-        None, description="Fields with arrays of different lengths, which become values and offsets."
-    )
+    collate: Function | None = COLLATE
+    ragged: FieldNames | None = RAGGED
 
     @model_validator(mode="after")
     def _check_together(self) -> Bucketed:

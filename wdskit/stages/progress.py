@@ -14,9 +14,8 @@ REPORT_S = 60.0
 IDLE = -1
 """The value of `minor` in a slot whose thread works on no sample."""
 
-_SLOTS = 1024  # the most threads of a process
-_WORDS = 3
-BOARD_BYTES = _SLOTS * _WORDS * 8
+_SHAPE = (1024, 2)  # the most threads of a process, and the numbers of a slot
+BOARD_BYTES = 1024 * 2 * 8
 
 Slot: TypeAlias = "memoryview[int]"
 
@@ -25,19 +24,19 @@ class Board:
     """Shows on which sample each thread of a process works. Every working thread has a slot of the board and writes the
     slot before it touches a sample.
 
-    A slot has three numbers: `major` and `minor` of the sample's `Origin`, and 0. `minor` is `IDLE` if the thread works
-    on no sample.
+    A slot has two numbers: `major` and `minor` of the sample's `Origin`. `minor` is `IDLE` if the thread works on no
+    sample.
 
     Args:
         memory: Shared memory of `BOARD_BYTES`; None for memory of this process.
 
     Attributes:
-        slots: All slots, int64 (slots, 3).
+        slots: All slots, int64 (slots, 2).
     """
 
     def __init__(self, memory: Any = None) -> None:
         self.slots = slots_in(bytearray(BOARD_BYTES) if memory is None else memory)
-        self.slots[:] = (0, IDLE, 0)
+        self.slots[:] = (0, IDLE)
         self._free: deque[Slot] = deque(slot.data for slot in self.slots)
 
     def __reduce__(self) -> tuple[object, tuple[()]]:
@@ -54,5 +53,5 @@ class Board:
 
 
 def slots_in(memory: Any) -> NDArray[np.int64]:
-    """Return the slots in the memory of a `Board` as a view: int64 (slots, 3). `Board` explains the numbers."""
-    return np.frombuffer(memory, np.int64).reshape(_SLOTS, _WORDS)
+    """Return the slots in the memory of a `Board` as a view: int64 (slots, 2). `Board` explains the numbers."""
+    return np.frombuffer(memory, np.int64).reshape(_SHAPE)
