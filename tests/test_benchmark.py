@@ -61,11 +61,9 @@ def test_the_figures_of_a_result_agree_with_each_other(pictures: Path) -> None:
     json.dumps(dataclasses.asdict(result))
     assert (result.batch, result.num_cpus, result.repeats) == (4, 2, 2)
     assert result.bare_samples_per_s > 0
-    assert result.bare_cpu_ms > 0
     assert [each.setting for each in result.loaders] == [(0, 1), (1, 1)]
     for each in result.loaders:
-        for measured in (each.samples_per_s, each.cpu_ms, each.first_batch_s):
-            assert measured is not None
+        for measured in (each.samples_per_s, each.first_batch_s):
             assert measured > 0
     assert [done for _, done, _ in calls] == list(range(len(calls)))
     assert calls[-1] == ("done", calls[-1][2], 2 * (1 + 2))

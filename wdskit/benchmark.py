@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from wdskit.engine.batch import BatchMaker
 from wdskit.engine.program import Job, Program
@@ -15,8 +15,8 @@ from wdskit.errors import PipelineError
 from wdskit.loader.loader import PlannedLoader
 from wdskit.loader.make import make_loader
 from wdskit.pipeline.builder import Pipeline, open_pipeline
-from wdskit.pipeline.settings import Config, choose_workers
-from wdskit.processes import cpu_s_of_tree, usable_cores
+from wdskit.pipeline.settings import Config, WorkerCount, choose_workers
+from wdskit.processes import usable_cores
 from wdskit.stages.buckets import Bucketed
 from wdskit.stages.sources import PlannedSource
 from wdskit.stages.streaming import WithEpoch
@@ -27,16 +27,6 @@ _ENDLESS = 10**9  # batches of the measured epoch: it never ends, because loader
 _WARM_UP_S = 0.2
 
 
-class Setting(NamedTuple):
-    """Worker processes of a loader (0: none), and threads in each process."""
-
-    workers: int
-    threads: int
-
-    def __str__(self) -> str:
-        return f"workers: {self.workers}, threads: {self.threads}"
-
-
 @dataclass(frozen=True)
 class LoaderBench:
     """The loader with one setting: medians of the measurements.
@@ -44,14 +34,11 @@ class LoaderBench:
     Attributes:
         setting: Workers and threads.
         samples_per_s: Samples per second.
-        cpu_ms: CPU time per sample in ms, of this process and its workers. None if the loader has workers and the
-            system is not Linux.
         first_batch_s: Seconds from the first `next()` to the first batch, including the start of the workers.
     """
 
-    setting: Setting
+    setting: WorkerCount
     samples_per_s: float
-    cpu_ms: float | None
     first_batch_s: float
 
 
@@ -65,16 +52,14 @@ class BenchResult:
         repeats: Number of measurements of each setting, of which medians are given.
         configured: The workers and threads of the configuration, or a loader's defaults if it sets none.
         bare_samples_per_s: Samples per second of one thread that makes the same batches in a loop, without a loader.
-        bare_cpu_ms: CPU time per sample of this loop, in ms.
         loaders: The measurements of each setting, sorted by setting.
     """
 
     batch: int
     num_cpus: int
     repeats: int
-    configured: Setting
+    configured: WorkerCount
     bare_samples_per_s: float
-    bare_cpu_ms: float
     loaders: tuple[LoaderBench, ...]
 
 
@@ -128,31 +113,31 @@ def bench(
         raise PipelineError(f"{msg}\n  Measure it with `batched` in place of `bucketed`.")
     subject = _Subject(stages, configured_by, transforms, plugins)
     configured = subject.configured
-    settings = sorted({Setting(w, t) for w in workers or [configured.workers] for t in threads or [configured.threads]})
+    settings = sorted(
+        {WorkerCount(w, t) for w in workers or [configured.workers] for t in threads or [configured.threads]}
+    )
     for setting in settings:
         subject.loader(setting)  # raises before the first measurement if the pipeline cannot run
-    results: dict[Setting | None, list[Any]] = {job: [] for job in (None, *settings)}
+    results: dict[WorkerCount | None, list[tuple[float, ...]]] = {job: [] for job in (None, *settings)}
     num_jobs, tell = repeats * len(results), progress or (lambda *_: None)
     subject.run_bare(min(_WARM_UP_S, seconds))
     for number, job in enumerate([*results] * repeats):
         tell(str(job or "bare loop"), number, num_jobs)
         results[job].append(measure_loader(subject.loader(job), seconds) if job else subject.run_bare(seconds))
     tell("done", num_jobs, num_jobs)
-    bare_samples_per_s, bare_cpu_ms = _medians(results[None])
     return BenchResult(
         batch=subject.program.epoch.batch,
         num_cpus=usable_cores(),
         repeats=repeats,
         configured=configured,
-        bare_samples_per_s=bare_samples_per_s,
-        bare_cpu_ms=bare_cpu_ms,
+        bare_samples_per_s=_medians(results[None])[0],
         loaders=tuple(LoaderBench(setting, *_medians(results[setting])) for setting in settings),
     )
 
 
-def _medians(rounds: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return the median of each figure over all rounds; None for a figure that cannot be measured."""
-    return [None if None in values else statistics.median(values) for values in zip(*rounds, strict=True)]
+def _medians(rounds: Sequence[tuple[float, ...]]) -> list[float]:
+    """Return the median of each figure over all rounds."""
+    return [statistics.median(values) for values in zip(*rounds, strict=True)]
 
 
 class _Subject:
@@ -164,22 +149,22 @@ class _Subject:
 
     def __init__(self, stages: Sequence[Any], config: Config, transforms: Any, plugins: Sequence[str]) -> None:
         spec = config.loader
-        self.configured = Setting(*choose_workers(spec, stages)[:2])
+        self.configured = choose_workers(spec, stages)
         self._settings = spec.model_dump(exclude_unset=True) | {"persistent_workers": False, "on": None}
         self._settings |= {"rank": 0, "world_size": 1, "transforms": transforms, "plugins": plugins}
         self._settings |= {"errors": config.errors.model_dump() | {"dir": None}}
         self._pipe = Pipeline(stages)
-        loader = self.loader(Setting(0, 1))  # raises if the unchanged pipeline cannot run
+        loader = self.loader(WorkerCount(0, 1))  # raises if the unchanged pipeline cannot run
         if loader.program.reader.is_remote:
             self._settings["cache"] = config.cache.model_dump()
         if config.errors.max_bad:
             self._settings["errors"]["max_bad"] = 2**62  # the endless epoch repeats bad samples
         without_end = [stage for stage in stages if not isinstance(stage, WithEpoch)]
         self._pipe = Pipeline([*without_end, WithEpoch(n=_ENDLESS)])
-        self.program: Program = self.loader(Setting(0, 1)).program
+        self.program: Program = self.loader(WorkerCount(0, 1)).program
         self._step = 0
 
-    def loader(self, setting: Setting) -> PlannedLoader:
+    def loader(self, setting: WorkerCount) -> PlannedLoader:
         """Return a new loader with the workers and threads of `setting`. The workers start with the first batch.
 
         Raises:
@@ -189,31 +174,26 @@ class _Subject:
         assert isinstance(loader, PlannedLoader)
         return loader
 
-    def run_bare(self, seconds: float) -> tuple[float, float]:
-        """Make batches in this thread for at least `seconds`. Return samples/s and CPU ms per sample."""
+    def run_bare(self, seconds: float) -> tuple[float]:
+        """Make batches in this thread for at least `seconds`. Return samples/s."""
         layout, make = self.program.epoch, BatchMaker(self.program)
         steps = layout.steps(1)
-        count, elapsed, cpu_s, start = 0, 0.0, time.process_time(), time.perf_counter()
+        count, elapsed, start = 0, 0.0, time.perf_counter()
         while elapsed < seconds:
             make(make.open(Job(0, steps, self._step, self._step + 1))).result()
             self._step += 1
             count += layout.batch
             elapsed = time.perf_counter() - start
-        return count / elapsed, (time.process_time() - cpu_s) * 1000 / count
+        return (count / elapsed,)
 
 
-def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float | None, float]:
+def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float]:
     """Measure a new loader for at least `seconds`, then close it. Its epoch must be endless.
 
-    Batches that were made during the start of the workers are not measured; taking them may need `seconds` more.
-
-    Returns:
-        Samples/s, CPU ms per sample (None if the loader has workers and the system is not Linux), and seconds to the
-        first batch.
+    Batches that were made during the start of the workers are not measured; taking them may need `seconds` more. Return
+    samples/s and the seconds to the first batch.
     """
-    program, workers = loader.program, loader.spec.workers
-    cpu_time = cpu_s_of_tree if workers else time.process_time
-    round_size = max(1, workers)  # several workers finish their batches at the same time
+    round_size = max(1, loader.spec.workers)  # several workers finish their batches at the same time
     items = iter(loader)
     try:
         start = time.perf_counter()
@@ -224,14 +204,12 @@ def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float 
         while left and time.perf_counter() - start < seconds:
             next(items)
             left -= 1
-        count, elapsed, cpu_s, start = 0, 0.0, cpu_time(), time.perf_counter()
+        count, elapsed, start = 0, 0.0, time.perf_counter()
         while elapsed < seconds:
             for _ in range(round_size):
                 next(items)
-            count += round_size * program.epoch.batch
+            count += round_size * loader.program.epoch.batch
             elapsed = time.perf_counter() - start
-        cpu_s_now = cpu_time()
-        cpu_ms = None if cpu_s is None or cpu_s_now is None else (cpu_s_now - cpu_s) * 1000 / count
-        return count / elapsed, cpu_ms, first_batch_s
+        return count / elapsed, first_batch_s
     finally:
         items.close()  # type: ignore[attr-defined]  # a generator

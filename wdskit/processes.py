@@ -1,4 +1,4 @@
-"""Processes: signals and parents of worker processes, and the CPU time of a process tree. Standard library only."""
+"""Processes: signals, parents and scripts of worker processes, and usable cores. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process, spawn
@@ -24,7 +23,6 @@ from wdskit.errors import PipelineError
 GUARD = '`if __name__ == "__main__":`'
 
 _NOT_USERS = sys.stdlib_module_names | {"wdskit", "numpy", "pydantic", "pydantic_core"}  # packages of a plain program
-_PROCESSES = Path("/proc")
 _patching = threading.Lock()
 
 
@@ -89,32 +87,6 @@ def exit_on_ctrl_c() -> None:
     with contextlib.suppress(ValueError):  # only the main thread can set signals
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-def cpu_s_of_tree() -> float | None:
-    """Return the CPU seconds of this process and its living descendants; None on systems other than Linux."""
-    if not _PROCESSES.is_dir():
-        return None
-    total = time.process_time()
-    for pid in _descendants(os.getpid()):
-        with contextlib.suppress(OSError):  # the process has ended
-            # the clock of clock_getcpuclockid(3): all threads, in nanoseconds
-            total += time.clock_gettime((~pid << 3) | 2)
-    return total
-
-
-def _descendants(pid: int) -> list[int]:
-    """Return the process ids of all living descendants of process `pid`."""
-    children: dict[int, list[int]] = {}
-    for folder in _PROCESSES.iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                parent = int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(folder.name))
-    found = list(children.get(pid, ()))
-    for each in found:  # the loop appends to `found`
-        found += children.get(each, ())
-    return found
 
 
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from shards import write_numbers
 
-from wdskit.benchmark import BenchResult, LoaderBench, Setting
+from wdskit.benchmark import BenchResult, LoaderBench
 from wdskit.cli.bench import show_result
+from wdskit.pipeline.settings import WorkerCount
 from wdskit.shards.index import index_folder
 
 CONFIG = """\
@@ -36,12 +37,12 @@ QUICK = ("--seconds", "0.01", "--repeats", "1", "--workers", "0,1", "--threads",
 SHOWN = """\
 Batches of 64, on 4 CPUs; medians of 3
 
- workers x threads   samples/s   CPU ms   first batch
-──────────────────────────────────────────────────────
- bare loop                 800     1.25
- 0 x 1                     780     1.30        0.09 s
- 1 x 1 now                31.5     1.30        0.30 s
- 1 x 4                   2,760     1.38        0.31 s
+ workers x threads   samples/s   first batch
+─────────────────────────────────────────────
+ bare loop                 800
+ 0 x 1                     780        0.09 s
+ 1 x 1 now                31.5        0.30 s
+ 1 x 4                   2,760        0.31 s
 """
 
 
@@ -49,20 +50,19 @@ Batches of 64, on 4 CPUs; medians of 3
 def result() -> BenchResult:
     """Return fixed figures, as of an idle machine."""
     loaders = tuple(
-        LoaderBench(Setting(*setting), *others)
+        LoaderBench(WorkerCount(*setting), *others)
         for setting, *others in (
-            ((0, 1), 780, 1.30, 0.09),
-            ((1, 1), 31.5, 1.30, 0.30),
-            ((1, 4), 2760, 1.38, 0.31),
+            ((0, 1), 780, 0.09),
+            ((1, 1), 31.5, 0.30),
+            ((1, 4), 2760, 0.31),
         )
     )
     return BenchResult(
         batch=64,
         num_cpus=4,
         repeats=3,
-        configured=Setting(1, 1),
+        configured=WorkerCount(1, 1),
         bare_samples_per_s=800,
-        bare_cpu_ms=1.25,
         loaders=loaders,
     )
 

@@ -87,12 +87,11 @@ def show_result(result: BenchResult) -> None:
     console = make_console()
     repeats = f"; medians of {result.repeats}" if result.repeats > 1 else ""
     console.print(f"Batches of {result.batch:,}, on {plural(result.num_cpus, 'CPU')}{repeats}\n")
-    rows = [("bare loop", _rate(result.bare_samples_per_s), f"{result.bare_cpu_ms:#.3g}", "")]
+    rows = [("bare loop", _rate(result.bare_samples_per_s), "")]
     for each in result.loaders:
         setting = "{} x {}".format(*each.setting) + (" now" if each.setting == result.configured else "")
-        cpu_ms = "" if each.cpu_ms is None else f"{each.cpu_ms:#.3g}"
-        rows.append((setting, _rate(each.samples_per_s), cpu_ms, f"{each.first_batch_s:.2f} s"))
-    print_tables([numbers_table(("workers x threads", "samples/s", "CPU ms", "first batch"), rows)])
+        rows.append((setting, _rate(each.samples_per_s), f"{each.first_batch_s:.2f} s"))
+    print_tables([numbers_table(("workers x threads", "samples/s", "first batch"), rows)])
 
 
 def _rate(rate: float) -> str:

@@ -74,7 +74,7 @@ def make_loader(
     if spec.on is not None:
         _check_cluster(spec, stages)
     chosen = choose_workers(spec, stages)
-    logger.info("workers: %d, threads: %d", chosen.workers, chosen.threads)
+    logger.info("%s", chosen)
     spec = spec.model_copy(update={"workers": chosen.workers, "threads": chosen.threads})
     if errors is not None:
         error_spec = parse_settings(ErrorsSpec, errors, where="make_loader: errors")

@@ -254,6 +254,9 @@ class WorkerCount(NamedTuple):
     workers: int
     threads: int
 
+    def __str__(self) -> str:
+        return f"workers: {self.workers}, threads: {self.threads}"
+
 
 def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str, str] = os.environ) -> WorkerCount:
     """Choose the number of worker processes of a loader, and of the threads in each process.
