@@ -140,7 +140,7 @@ def test_functions_of_the_users_are_measured_in_one_thread_a_process_unless_thre
 
 def test_a_setting_that_cannot_run_is_an_error(numbers: str) -> None:
     pipe = Pipeline().exact(numbers).map(key_of, global_rng=True).batched(4)
-    with pytest.raises(PipelineError, match="2 threads share"):
+    with pytest.raises(PipelineError, match="2 threads of a process share"):
         wdskit.bench(pipe, **QUICK | {"threads": [1, 2]})
     with pytest.raises(PipelineError, match="cannot reach workers under 'spawn'"):
         wdskit.bench(
