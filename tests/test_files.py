@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from disks import FailingDisk, KillingDisk, PowerLossDisk, SlowDisk, Stopped, StoppingDisk, WatchedDisk, run_child
+from disks import FailingDisk, KillingDisk, PowerLossDisk, SlowDisk, Stopped, StoppingDisk, WatchedDisk, on, run_child
 from shards import write_shard
 
 from wdskit.dataset.index import INDEX_NAME
@@ -316,7 +316,7 @@ def test_indexing_shards_of_others_survives_a_power_loss(tmp_path: Path) -> None
         assert found[INDEX_NAME] == {None} or all(found[name] == {right[name]} for name in names[:-1])
 
     disk = PowerLossDisk(check)
-    index_folder(tmp_path, disk=disk)
+    on(disk, index_folder, tmp_path)
     assert disk.survivors(tmp_path / INDEX_NAME) == {right[INDEX_NAME]}
 
 

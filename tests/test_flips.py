@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from disks import ALL, HastyDisk
+from disks import ALL, HastyDisk, on
 
 from wdskit import LocalShard, Pipeline, WdskitError, verify
 from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
@@ -199,7 +199,7 @@ def sweep(kind: str, name: str, folder: Path, changes: list[tuple[int, int]]) ->
     shard.parent.mkdir(parents=True)
     shard.write_bytes(flips.data)
     if way.has_index or name == "by offset":
-        index_folder(shard.parent, workers=1, disk=HastyDisk())
+        on(HastyDisk(), index_folder, shard.parent, workers=1)
     times = shard.stat()
     expected = list(way.read(shard))
     assert sorted(expected) == sorted(flips.samples.items())

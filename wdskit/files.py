@@ -18,6 +18,7 @@ import secrets
 import stat
 from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -117,6 +118,22 @@ class Disk:
 
 
 DISK = Disk()
+_disk_in_use: ContextVar[Disk] = ContextVar("disk", default=DISK)
+
+
+def disk_in_use() -> Disk:
+    """Return the disk of the innermost `use_disk`; without one, the disk of this machine."""
+    return _disk_in_use.get()
+
+
+@contextlib.contextmanager
+def use_disk(disk: Disk) -> Iterator[None]:
+    """Let `pack`, `reshard`, `index_folder` and `split` write with `disk`, if this thread calls them in the block."""
+    token = _disk_in_use.set(disk)
+    try:
+        yield
+    finally:
+        _disk_in_use.reset(token)
 
 
 def _flush(fd: int) -> None:

@@ -1,5 +1,5 @@
 """For users' tests: `assert_resumes_exactly` checks that a loader with the user's settings and functions resumes, and
-`Disk` is what `pack(disk=...)` writes with: a subclass can fail, stop or watch each operation.
+`use_disk` lets `pack` and others write with a subclass of `Disk`, which can fail, stop or watch each operation.
 
 from wdskit.testing import assert_resumes_exactly
 
@@ -15,9 +15,9 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from wdskit.files import Disk
+from wdskit.files import Disk, use_disk
 
-__all__ = ["Disk", "assert_resumes_exactly"]
+__all__ = ["Disk", "assert_resumes_exactly", "use_disk"]
 
 
 class _Step(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disks import HastyDisk
+from disks import HastyDisk, on
 from shards import samples_in
 
 from wdskit import pack
@@ -18,7 +18,7 @@ from wdskit import pack
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     rows = [{"__key__": f"{n:02d}", "cls": n % 3, "json": {"n": n, "text": "t"}} for n in range(12)]
-    pack(rows, tmp_path / "data", max_samples=4, disk=HastyDisk())
+    on(HastyDisk(), pack, rows, tmp_path / "data", max_samples=4)
     monkeypatch.chdir(tmp_path)
     return "data"
 

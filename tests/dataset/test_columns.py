@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from disks import HastyDisk
+from disks import HastyDisk, on
 from formats import files_in
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,7 +67,7 @@ EXPECTED: dict[str, list[Any]] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of ninety samples in shards of 20, with columns made during packing."""
     folder = tmp_path_factory.mktemp("columns") / "data"
-    pack(ROWS, folder, max_samples=20, columns=NAMES, disk=HastyDisk())
+    on(HastyDisk(), pack, ROWS, folder, max_samples=20, columns=NAMES)
     return folder
 
 
@@ -98,8 +98,8 @@ def test_columns_are_what_the_samples_say(folder: Path) -> None:
 def test_packed_appended_and_indexed_columns_are_the_same_bytes(folder: Path, tmp_path: Path, workers: int) -> None:
     files = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".npy"}
     other = tmp_path / "data"
-    pack(ROWS[:40], other, max_samples=20, columns=NAMES, disk=HastyDisk(), workers=workers)
-    pack(ROWS[40:], other, max_samples=20, append=True, disk=HastyDisk())
+    on(HastyDisk(), pack, ROWS[:40], other, max_samples=20, columns=NAMES, workers=workers)
+    on(HastyDisk(), pack, ROWS[40:], other, max_samples=20, append=True)
     assert (other / "columns.json").read_bytes() == (folder / "columns.json").read_bytes()
     assert {path.name: path.read_bytes() for path in other.glob("*.npy")} == files
     (other / "columns.json").unlink()
@@ -121,8 +121,8 @@ def test_packed_appended_and_indexed_columns_are_the_same_bytes(folder: Path, tm
 def test_a_damaged_column_is_not_appended_to(tmp_path: Path, flip: int, how: str) -> None:
     """Otherwise its wrong values would get a new digest."""
     other, more = tmp_path / "data", tmp_path / "more"
-    pack(ROWS[:40], other, max_samples=20, columns="cls", disk=HastyDisk())
-    pack(ROWS[40:], more, max_samples=20, disk=HastyDisk())
+    on(HastyDisk(), pack, ROWS[:40], other, max_samples=20, columns="cls")
+    on(HastyDisk(), pack, ROWS[40:], more, max_samples=20)
     split(other, "a=0.5,b=0.5")
     [file] = other.glob("split.*.npy")
     good = file.read_bytes()
@@ -130,12 +130,12 @@ def test_a_damaged_column_is_not_appended_to(tmp_path: Path, flip: int, how: str
     before = files_in(other)
     with pytest.raises(SelectionError, match=r"column split: its .*\n  Run `wdskit index"):
         if how == "pack":
-            pack(ROWS[40:], other, max_samples=20, append=True, disk=HastyDisk())
+            on(HastyDisk(), pack, ROWS[40:], other, max_samples=20, append=True)
         else:
-            wdskit.reshard(str(more), other, append=True, disk=HastyDisk())
+            on(HastyDisk(), wdskit.reshard, str(more), other, append=True)
     assert before.items() <= files_in(other).items()
     index_folder(other, workers=1)
-    pack(ROWS[40:], other, max_samples=20, append=True, disk=HastyDisk())
+    on(HastyDisk(), pack, ROWS[40:], other, max_samples=20, append=True)
     assert sum(map(len, (*selected(other, "a"), *selected(other, "b")))) == len(ROWS)
 
 
@@ -151,7 +151,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("names", REFUSED)
 def test_what_cannot_be_a_column_is_named(tmp_path: Path, names: str) -> None:
-    pack(ROWS[:3], tmp_path / "data", disk=HastyDisk())
+    on(HastyDisk(), pack, ROWS[:3], tmp_path / "data")
     before = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
     with pytest.raises((SelectionError, wdskit.FolderIndexError), match=REFUSED[names]):
         index_folder(tmp_path / "data", columns=names)
@@ -159,9 +159,9 @@ def test_what_cannot_be_a_column_is_named(tmp_path: Path, names: str) -> None:
 
 
 def test_columns_that_do_not_fit_the_index_are_refused_with_the_command(tmp_path: Path) -> None:
-    pack(ROWS[:30], tmp_path / "data", max_samples=20, columns="cls", disk=HastyDisk())
+    on(HastyDisk(), pack, ROWS[:30], tmp_path / "data", max_samples=20, columns="cls")
     kept = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir() if "c" in path.name}
-    pack(ROWS[30:50], tmp_path / "data", max_samples=20, append=True, disk=HastyDisk())
+    on(HastyDisk(), pack, ROWS[30:50], tmp_path / "data", max_samples=20, append=True)
     for name, data in kept.items():
         if name == "columns.json" or name.endswith(".npy"):
             (tmp_path / "data" / name).write_bytes(data)
@@ -171,15 +171,15 @@ def test_columns_that_do_not_fit_the_index_are_refused_with_the_command(tmp_path
     with pytest.raises(SelectionError, match=again):
         wdskit.plan(Pipeline().exact(str(tmp_path / "data"), where="cls > 3").batched(2))
     with pytest.raises(SelectionError, match=again):
-        pack(ROWS[50:60], tmp_path / "data", append=True, disk=HastyDisk())
+        on(HastyDisk(), pack, ROWS[50:60], tmp_path / "data", append=True)
     index_folder(tmp_path / "data")
     assert columns(tmp_path / "data")["cls"].tolist() == EXPECTED["cls"][:50]
     with pytest.raises(PackError, match=r"/data: columns: new shards get those of the folder: \['cls'\]"):
-        pack(ROWS[50:60], tmp_path / "data", append=True, columns="json.score", disk=HastyDisk())
+        on(HastyDisk(), pack, ROWS[50:60], tmp_path / "data", append=True, columns="json.score")
 
 
 def test_no_flipped_bit_of_a_column_is_used(tmp_path: Path) -> None:
-    pack(ROWS[:40], tmp_path / "data", columns="cls,json.kind", disk=HastyDisk())
+    on(HastyDisk(), pack, ROWS[:40], tmp_path / "data", columns="cls,json.kind")
     where = "cls >= 0 and json.kind == 'photo'"
     expected = wdskit.plan(Pipeline().exact(str(tmp_path / "data"), where=where).batched(1)).num_samples
     for path in [*(tmp_path / "data").glob("*.npy"), tmp_path / "data" / "columns.json"]:
@@ -338,7 +338,7 @@ def test_an_epoch_has_the_samples_of_the_condition_once(folder: Path, source: st
 
 
 def test_conditions_meet_splits_ranges_mixtures_and_several_folders(folder: Path, tmp_path: Path) -> None:
-    pack(ROWS, tmp_path / "two", max_samples=7, columns="json.kind,cls", disk=HastyDisk())
+    on(HastyDisk(), pack, ROWS, tmp_path / "two", max_samples=7, columns="json.kind,cls")
     split(tmp_path / "two", "train=0.5,val=0.5")
     train = set(_keys_of_split(tmp_path / "two"))
     both = [
@@ -389,7 +389,7 @@ def test_a_state_belongs_to_its_condition(folder: Path) -> None:
 
 
 def test_verify_knows_the_columns(folder: Path, tmp_path: Path) -> None:
-    pack(ROWS[:30], tmp_path / "data", columns="cls,json.kind", disk=HastyDisk())
+    on(HastyDisk(), pack, ROWS[:30], tmp_path / "data", columns="cls,json.kind")
     assert wdskit.verify(tmp_path / "data").is_clean
     [path] = (tmp_path / "data").glob("cls.*.npy")
     right = path.read_bytes()
@@ -406,28 +406,29 @@ def test_verify_knows_the_columns(folder: Path, tmp_path: Path) -> None:
 def test_an_added_value_that_does_not_fit_a_column_says_how_to_go_on(tmp_path) -> None:
     """The folder stays as it is, and each of the ways out works."""
     folder = tmp_path / "d"
-    pack([{"__key__": "a", "json": {"n": 1}}], folder, columns="json.n", disk=HastyDisk())
+    on(HastyDisk(), pack, [{"__key__": "a", "json": {"n": 1}}], folder, columns="json.n")
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     wrong = [{"__key__": "b", "json": {"n": "seven"}}]
     for _ in range(2):
         with pytest.raises(SelectionError, match=r"column json\.n: .*'seven'.*\(1\)"):
-            pack(wrong, folder, append=True, disk=HastyDisk())
+            on(HastyDisk(), pack, wrong, folder, append=True)
     assert {name: (folder / name).read_bytes() for name in before} == before
     shutil.copytree(folder, tmp_path / "e")
-    pack([{"__key__": "b", "json": {"n": 7}}], folder, append=True, disk=HastyDisk())
+    on(HastyDisk(), pack, [{"__key__": "b", "json": {"n": 7}}], folder, append=True)
     assert columns(folder)["json.n"].tolist() == [1, 7]
     shutil.rmtree(tmp_path / "e" / ".wdskit")
     index_folder(tmp_path / "e", drop_columns="json.n")
-    pack(wrong, tmp_path / "e", append=True, disk=HastyDisk())
+    on(HastyDisk(), pack, wrong, tmp_path / "e", append=True)
     assert wdskit.verify(tmp_path / "e").is_clean
 
 
 def test_a_missing_label_can_be_left_out_of_a_comparison(tmp_path) -> None:
-    pack(
+    on(
+        HastyDisk(),
+        pack,
         [{"__key__": "a", "cls": 1}, {"__key__": "b", "txt": "t"}, {"__key__": "c", "cls": 2}],
         tmp_path / "d",
         columns="cls",
-        disk=HastyDisk(),
     )
     counts = [
         wdskit.plan(Pipeline().exact(str(tmp_path / "d"), where=where).batched(1)).num_samples

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from folders import ALL
 
-from wdskit.testing import Disk
+from wdskit.testing import Disk, use_disk
 
 CHILD_S = 240
 """Longest time of a child of `run_child`."""
@@ -19,6 +19,12 @@ CHILD_S = 240
 
 OWN = (".wdskit.lock", ".wdskit.last-run")
 """Internal files of wdskit in a folder."""
+
+
+def on(disk: Disk, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call `pack` or another function that writes, with this disk."""
+    with use_disk(disk):
+        return function(*args, **options)
 
 
 class HastyDisk(Disk):

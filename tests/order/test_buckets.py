@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from disks import HastyDisk
+from disks import HastyDisk, on
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -132,7 +132,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows.append({"__key__": f"k{number:03d}", "png": picture(width, height, number), "json": document})
     folder = tmp_path_factory.mktemp("buckets") / "data"
     columns = "width,height,tokens=json.tokens,word=json.word,few=json.few"
-    pack(rows, folder, max_samples=17, columns=columns, disk=HastyDisk())
+    on(HastyDisk(), pack, rows, folder, max_samples=17, columns=columns)
     return folder
 
 

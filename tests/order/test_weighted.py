@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from disks import HastyDisk
+from disks import HastyDisk, on
 
 import wdskit
 from wdskit import Pipeline, SelectionError, pack, split
@@ -116,7 +116,7 @@ ROWS = [
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("weights") / "data"
     columns = "cls,json.w,json.kind,json.times,json.f,json.neg,rare=json.rare"
-    pack(ROWS, folder, max_samples=25, columns=columns, disk=HastyDisk())
+    on(HastyDisk(), pack, ROWS, folder, max_samples=25, columns=columns)
     split(folder, "train=0.5,val=0.5")
     return folder
 

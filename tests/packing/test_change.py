@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from disks import HastyDisk
+from disks import HastyDisk, on
 from formats import read_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -188,7 +188,7 @@ lower.version = "1"  # type: ignore[attr-defined]
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_map_changes_samples_in_this_process_and_in_workers(tmp_path: Path, workers: int) -> None:
     rows = [{"__key__": f"k{n}", "txt": "AB"} for n in range(6)]
-    pack(rows, tmp_path / "d", map=lower, max_samples=2, workers=workers, disk=HastyDisk())
+    on(HastyDisk(), pack, rows, tmp_path / "d", map=lower, max_samples=2, workers=workers)
     assert read_folder(tmp_path / "d") == {f"k{n}": {"n.cls": b"2", "txt": b"ab"} for n in range(6)}
 
 
@@ -198,11 +198,11 @@ def test_another_version_of_a_map_is_another_run(tmp_path: Path) -> None:
 
     rows = [{"__key__": "a", "txt": "x"}]
     shout.version = "1"  # type: ignore[attr-defined]
-    pack(rows, tmp_path / "d", map=shout, disk=HastyDisk())
-    assert pack(rows, tmp_path / "d", map=shout, disk=HastyDisk()).was_done
+    on(HastyDisk(), pack, rows, tmp_path / "d", map=shout)
+    assert on(HastyDisk(), pack, rows, tmp_path / "d", map=shout).was_done
     shout.version = "2"  # type: ignore[attr-defined]
     with pytest.raises(PackError, match="another data set"):
-        pack(rows, tmp_path / "d", map=shout, disk=HastyDisk())
+        on(HastyDisk(), pack, rows, tmp_path / "d", map=shout)
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_what_a_map_must_not_return_is_an_error_of_its_row(tmp_path: Path, made:
     wrong.version = "1"  # type: ignore[attr-defined]
     rows = [{"__key__": f"k{n}", "txt": "x"} for n in range(3)]
     with pytest.raises(RowError, match=r"^row 1 \('k1'\): "):
-        pack(rows, tmp_path / "d", map=wrong, disk=HastyDisk())
-    pack(rows, tmp_path / "d", map=wrong, skip_bad=True, disk=HastyDisk())
+        on(HastyDisk(), pack, rows, tmp_path / "d", map=wrong)
+    on(HastyDisk(), pack, rows, tmp_path / "d", map=wrong, skip_bad=True)
     assert [*read_folder(tmp_path / "d")] == ["k0", "k2"]
 
 
@@ -225,7 +225,7 @@ def test_resize_comes_before_the_map(tmp_path: Path) -> None:
         return {**fields, "json": json.dumps({"size": open_image(fields["png"]).size}).encode()}
 
     note_size.version = "1"  # type: ignore[attr-defined]
-    pack([{"__key__": "a", "png": PNG}], tmp_path / "d", resize=4, map=note_size, disk=HastyDisk())
+    on(HastyDisk(), pack, [{"__key__": "a", "png": PNG}], tmp_path / "d", resize=4, map=note_size)
     found = read_folder(tmp_path / "d")["a"]
     assert json.loads(found["json"]) == {"size": [*open_image(found["png"]).size]}
     assert wdskit.verify(tmp_path / "d").is_clean

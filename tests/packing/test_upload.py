@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import pytest
-from disks import ALL, FailingDisk, HastyDisk, Stopped, StoppingDisk, WatchedDisk
+from disks import ALL, FailingDisk, HastyDisk, Stopped, StoppingDisk, WatchedDisk, on
 from formats import files_in, make_photos, write_tar
 from object_server import BUCKET, put, read_from, s3_server
 from store_proxy import DROP, StoreProxy
@@ -105,7 +105,7 @@ def test_few_shards_are_on_the_local_disk_at_a_time(tmp_path: Path, url: str) ->
             super().rename(source, target)
             counts.append(len([*(tmp_path / "cache").rglob("*.tar")]))
 
-    pack(rows(60), url, max_samples=2, workers=1, disk=CountingDisk())
+    on(CountingDisk(), pack, rows(60), url, max_samples=2, workers=1)
     assert len(objects_at(url)) == 61
     assert max(counts) == 1
 
@@ -224,7 +224,7 @@ def test_a_run_killed_between_put_and_entry_goes_on_and_the_index_is_last(
 @pytest.mark.parametrize("how", ["killed", "full disk"])
 def test_a_run_that_stops_at_any_disk_operation_goes_on(tmp_path: Path, url: str, how: str) -> None:
     disk = WatchedDisk()
-    pack(rows(), f"{url}/whole/out", max_samples=5, workers=1, disk=disk)
+    on(disk, pack, rows(), f"{url}/whole/out", max_samples=5, workers=1)
     whole = objects_at(f"{url}/whole/out")
     num = len(disk.operations)
     assert num > 40
@@ -232,7 +232,7 @@ def test_a_run_that_stops_at_any_disk_operation_goes_on(tmp_path: Path, url: str
         dest = f"{url}/{number}/out"
         try:
             stop = StoppingDisk(number) if how == "killed" else FailingDisk(number, errno.ENOSPC)
-            pack(rows(), dest, max_samples=5, workers=1, disk=stop)
+            on(stop, pack, rows(), dest, max_samples=5, workers=1)
         except Stopped:
             pass
         except WdskitError as err:

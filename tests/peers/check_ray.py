@@ -23,7 +23,7 @@ PACK = """
 import json, os, sys, time
 from pathlib import Path
 from wdskit import pack
-from wdskit.files import Disk
+from wdskit.testing import Disk, use_disk
 
 class Killed(Disk):
     "On a worker of the cluster: kills it, once, in the middle of a shard; or is so slow that it can be stopped."
@@ -45,7 +45,8 @@ class Killed(Disk):
 
 source, dest, how, options = *sys.argv[1:4], json.loads(sys.argv[4])
 disk = Disk() if how == "plain" else Killed(how, source + "-mark")
-pack(source, dest, on="ray", disk=disk, **options)
+with use_disk(disk):
+    pack(source, dest, on="ray", **options)
 """
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from disks import HastyDisk
+from disks import HastyDisk, on
 from images import image_bytes
 from unsafe import READERS, UNSAFE, shard
 
@@ -155,7 +155,7 @@ def shards(tmp_path_factory) -> dict[str, Shard]:
         folder = root / f"{number}"
         folder.mkdir()
         (folder / "s-0.tar").write_bytes(shard(name))
-        index_folder(folder, disk=HastyDisk())
+        on(HastyDisk(), index_folder, folder)
         write_files(folder)
         made[name] = Shard(folder, samples_of(folder / "s-0.tar"))
     return made

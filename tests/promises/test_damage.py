@@ -13,11 +13,12 @@ import shutil
 import signal
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from disks import HastyDisk, KillingDisk, WatchedDisk, run_child
+from disks import HastyDisk, KillingDisk, WatchedDisk, on, run_child
 from folders import ALL
 from formats import WORK_FOLDER, files_in, read_folder, tar_bytes, write_tar
 from writing import pack
@@ -304,7 +305,7 @@ def test_damaged_column_is_an_error_that_names_it(tmp_path: Path, column: str) -
 
 def stopped(folder: Path, number: int) -> None:
     """Pack with a disk that kills the process at an operation."""
-    work: Callable[[], Any] = lambda: pack(rows(), folder, max_samples=1, disk=KillingDisk(number))  # noqa: E731
+    work: Callable[[], Any] = lambda: on(KillingDisk(number), pack, rows(), folder, max_samples=1)  # noqa: E731
     assert run_child(work) == -signal.SIGKILL
 
 
@@ -314,7 +315,7 @@ def test_damaged_file_of_a_killed_run_is_not_read_into_a_shard(tmp_path: Path, p
     works without that file.
     """
     watched = WatchedDisk()
-    pack(rows(), tmp_path / "whole" / "d", max_samples=1, disk=watched)
+    on(watched, pack, rows(), tmp_path / "whole" / "d", max_samples=1)
     whole = files_in(tmp_path / "whole" / "d")
     number = int(len(watched.operations) * part)
     stopped(tmp_path / "stopped" / "d", number)
@@ -333,7 +334,7 @@ def test_damaged_file_of_a_killed_run_is_not_read_into_a_shard(tmp_path: Path, p
             shutil.copytree(tmp_path / "stopped", dest.parent)
             (dest.parent / path).write_bytes(damaged)
             try:
-                pack(rows(), dest, max_samples=1, disk=HastyDisk())
+                on(HastyDisk(), pack, rows(), dest, max_samples=1)
             except WdskitError as err:
                 assert path.name in str(err) or f"Remove {dest}" in str(err), (path, what)  # noqa: PT017
                 if path.name in str(err):
@@ -341,7 +342,7 @@ def test_damaged_file_of_a_killed_run_is_not_read_into_a_shard(tmp_path: Path, p
                 else:  # the stopped run had begun to give the files their names
                     assert not (dest / "index.json").exists()
                     shutil.rmtree(dest)
-                pack(rows(), dest, max_samples=1, disk=HastyDisk())
+                on(HastyDisk(), pack, rows(), dest, max_samples=1)
             assert files_in(dest) == whole, (path, what)
             shutil.rmtree(dest.parent)
 
@@ -350,12 +351,10 @@ def test_entry_of_another_run_is_not_used(tmp_path: Path) -> None:
     """An entry file of a run with other rows, copied over the right one, does not make its shard done."""
     others = [{**row, "txt": "other"} for row in rows()]
     watched = WatchedDisk()
-    pack(rows(), tmp_path / "whole" / "d", max_samples=1, disk=watched)
+    on(watched, pack, rows(), tmp_path / "whole" / "d", max_samples=1)
     number = len(watched.operations) * 2 // 3
     for name, source in (("right", rows()), ("other", others)):
-        work: Callable[[], Any] = lambda name=name, source=source: pack(  # type: ignore[misc]  # noqa: E731
-            source, tmp_path / name / "d", max_samples=1, disk=KillingDisk(number)
-        )
+        work = partial(on, KillingDisk(number), pack, source, tmp_path / name / "d", max_samples=1)
         assert run_child(work) == -signal.SIGKILL
     shutil.copytree(tmp_path / "other" / "d" / WORK_FOLDER, tmp_path / "right" / "d" / WORK_FOLDER, dirs_exist_ok=True)
     pack(rows(), tmp_path / "right" / "d", max_samples=1)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disks import FailingDisk, HastyDisk, KillingDisk, PowerLossDisk, SlowDisk, Stopped, WatchedDisk, run_child
+from disks import FailingDisk, HastyDisk, KillingDisk, PowerLossDisk, SlowDisk, Stopped, WatchedDisk, on, run_child
 from folders import ALL
 from formats import (
     WORK_FOLDER,
@@ -67,40 +67,40 @@ class Run:
 
 def _in_parts(source: Any, dest: Path, disk: Disk, **options: Any) -> None:
     for part in ("1/2", "0/2"):
-        pack(source, dest, disk=disk, part=part, **options)
-    pack(source, dest, disk=disk, **options)
+        on(disk, pack, source, dest, part=part, **options)
+    on(disk, pack, source, dest, **options)
 
 
 def _six_rows(base: Path, dest: Path) -> None:
-    pack(rows(0, 6), dest, max_samples=4, disk=HastyDisk())
+    on(HastyDisk(), pack, rows(0, 6), dest, max_samples=4)
 
 
 def _photos(base: Path, dest: Path) -> None:
-    pack(base / "photos", dest, max_samples=4, disk=HastyDisk())
+    on(HastyDisk(), pack, base / "photos", dest, max_samples=4)
 
 
 RUNS = {
-    "new": Run(lambda base, dest, disk: pack(base / "photos", dest, max_samples=2, shuffle=7, disk=disk)),
+    "new": Run(lambda base, dest, disk: on(disk, pack, base / "photos", dest, max_samples=2, shuffle=7)),
     "rows": Run(
-        lambda base, dest, disk: pack([*rows(0, 5), BAD_ROW], dest, max_samples=2, skip_bad=True, disk=disk)
+        lambda base, dest, disk: on(disk, pack, [*rows(0, 5), BAD_ROW], dest, max_samples=2, skip_bad=True)
     ),
-    "generator": Run(lambda base, dest, disk: pack(iter(rows(0, 5)), dest, max_samples=2, disk=disk)),
+    "generator": Run(lambda base, dest, disk: on(disk, pack, iter(rows(0, 5)), dest, max_samples=2)),
     "columns": Run(
-        lambda base, dest, disk: pack(rows(0, 5), dest, max_samples=3, columns=["cls", "json.n"], disk=disk)
+        lambda base, dest, disk: on(disk, pack, rows(0, 5), dest, max_samples=3, columns=["cls", "json.n"])
     ),
     "append": Run(
-        lambda base, dest, disk: pack(rows(6, 11), dest, max_samples=2, append=True, disk=disk), _six_rows
+        lambda base, dest, disk: on(disk, pack, rows(6, 11), dest, max_samples=2, append=True), _six_rows
     ),
     "append classes": Run(
-        lambda base, dest, disk: pack(base / "more", dest, max_samples=2, append=True, classes=dest, disk=disk), _photos
+        lambda base, dest, disk: on(disk, pack, base / "more", dest, max_samples=2, append=True, classes=dest), _photos
     ),
     "parts": Run(lambda base, dest, disk: _in_parts(rows(0, 7), dest, disk, max_samples=2)),
     "append in parts": Run(
         lambda base, dest, disk: _in_parts(rows(6, 11), dest, disk, max_samples=2, append=True), _six_rows
     ),
-    "reshard": Run(lambda base, dest, disk: reshard(base / "in.tar", dest, max_samples=3, drop="txt", disk=disk)),
+    "reshard": Run(lambda base, dest, disk: on(disk, reshard, base / "in.tar", dest, max_samples=3, drop="txt")),
     "reshard append": Run(
-        lambda base, dest, disk: reshard(base / "in.tar", dest, append=True, max_samples=3, disk=disk), _six_rows
+        lambda base, dest, disk: on(disk, reshard, base / "in.tar", dest, append=True, max_samples=3), _six_rows
     ),
 }  # fmt: skip
 FEW = ["new", "append", "parts", "reshard"]
@@ -249,21 +249,21 @@ def test_a_changed_run_after_a_kill_gives_the_bytes_of_the_changed_run(tmp_path:
     }
     first, options, second, others = sources[change]
     watched = WatchedDisk()
-    pack(first, tmp_path / "watched" / "d", disk=watched, **options)
+    on(watched, pack, first, tmp_path / "watched" / "d", **options)
     numbers = range(0, len(watched.operations) - 12, 3 if ALL else 17)
     for number in numbers:
         shutil.rmtree(photos)
         _copy(base / "photos", photos)
         dest = tmp_path / f"{number}" / "d"
-        assert kill(lambda disk: pack(first, dest, disk=disk, **options), KillingDisk(number, half=True))  # noqa: B023
+        assert kill(lambda disk: on(disk, pack, first, dest, **options), KillingDisk(number, half=True))  # noqa: B023
         if change == "files":
             (photos / "cat" / "0001.jpg").write_bytes(jpeg(1000 + number))
         if (dest / "index.json").exists() or (dest / WORK_FOLDER / "commit.json").exists():
             with pytest.raises(WdskitError, match="another data set"):  # the first run is completed
-                pack(second, dest, disk=HastyDisk(), **others)
+                on(HastyDisk(), pack, second, dest, **others)
             continue
-        pack(second, dest, disk=HastyDisk(), **others)
-        pack(second, tmp_path / f"{number}" / "new" / "d", disk=HastyDisk(), **others)
+        on(HastyDisk(), pack, second, dest, **others)
+        on(HastyDisk(), pack, second, tmp_path / f"{number}" / "new" / "d", **others)
         assert files_in(dest) == files_in(tmp_path / f"{number}" / "new" / "d")
         assert not os.path.lexists(dest / WORK_FOLDER)
 
@@ -488,12 +488,12 @@ def test_index_that_comes_before_its_shards_is_caught(tmp_path: Path, base: Path
 def test_buffer_that_is_reused_too_early_is_caught(tmp_path: Path) -> None:
     """Shards of this size are written in several pieces."""
     large = [{"__key__": f"{n}", "bin": random.Random(n).randbytes(3 << 20)} for n in range(4)]
-    pack(large, tmp_path / "right" / "d", disk=HastyDisk())
+    on(HastyDisk(), pack, large, tmp_path / "right" / "d")
     assert {key: fields["bin"] for key, fields in read_folder(tmp_path / "right" / "d").items()} == {
         row["__key__"]: row["bin"] for row in large
     }
     with pytest.raises((AssertionError, WdskitError)):
-        pack(large, tmp_path / "wrong" / "d", disk=ReusedBuffer())
+        on(ReusedBuffer(), pack, large, tmp_path / "wrong" / "d")
         read_folder(tmp_path / "wrong" / "d")
 
 
@@ -502,7 +502,7 @@ def test_shards_of_usual_size_hold_every_payload(tmp_path: Path, workers: int) -
     """60 MB a shard, written by busy cores."""
     rng = random.Random(0)
     write_files(tmp_path / "in", {f"{n:03d}.bin": rng.randbytes(rng.randrange(200_000, 2_000_000)) for n in range(100)})
-    pack(tmp_path / "in", tmp_path / "d", files="bin", max_bytes="60MB", workers=workers, disk=HastyDisk())
+    on(HastyDisk(), pack, tmp_path / "in", tmp_path / "d", files="bin", max_bytes="60MB", workers=workers)
     found = read_folder(tmp_path / "d")
     assert len(shard_names(tmp_path / "d")) == 2
     assert {key: fields["bin"] for key, fields in found.items()} == {

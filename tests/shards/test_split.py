@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from disks import FailingDisk, HastyDisk, PowerLossDisk, WatchedDisk, killed
+from disks import FailingDisk, HastyDisk, PowerLossDisk, WatchedDisk, killed, on
 from hypothesis import given
 from hypothesis import strategies as st
 from shards import write_shard
@@ -46,7 +46,7 @@ def make_folder(folder: Path, shards: list[Samples]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for at, samples in enumerate(shards):
         write_shard(folder / f"s-{at:03d}.tar", samples)
-    index_folder(folder, workers=1, disk=HastyDisk())
+    on(HastyDisk(), index_folder, folder, workers=1)
     return folder
 
 
@@ -408,7 +408,7 @@ def test_no_fault_no_kill_and_no_power_loss_mixes_two_splits(folder: Path) -> No
     split(folder)
     old, old_files = splits_of(folder), bytes_of(folder)
     watched = WatchedDisk()
-    split(folder, OTHER, overwrite=True, disk=watched)
+    on(watched, split, folder, OTHER, overwrite=True)
     new = splits_of(folder)
     assert len(watched.operations) >= 8
     for at in range(len(watched.operations)):
@@ -416,10 +416,10 @@ def test_no_fault_no_kill_and_no_power_loss_mixes_two_splits(folder: Path) -> No
             restore(folder, old_files)
             if fault == "fail":
                 with pytest.raises(StorageError, match="the split cannot be written: No space left"):
-                    split(folder, OTHER, overwrite=True, disk=FailingDisk(at, 28))
+                    on(FailingDisk(at, 28), split, folder, OTHER, overwrite=True)
             else:
                 run = functools.partial(split, folder, OTHER, overwrite=True)
-                assert killed(lambda disk, run=run: run(disk=disk), at, half=fault == "half", for_real=at % 6 == 0)
+                assert killed(lambda disk, run=run: on(disk, run), at, half=fault == "half", for_real=at % 6 == 0)
             assert splits_of(folder) in (old, new)
             split(folder, OTHER, overwrite=True)
             assert splits_of(folder) == new
@@ -442,7 +442,7 @@ def test_after_a_power_loss_the_list_names_files_that_are_whole(folder: Path) ->
             else:
                 assert None not in disk.survivors(folder / name)
 
-    split(folder, OTHER, overwrite=True, disk=PowerLossDisk(check))
+    on(PowerLossDisk(check), split, folder, OTHER, overwrite=True)
 
 
 OTHER = "train=0.5,test=0.5"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disks import HastyDisk
+from disks import HastyDisk, on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from images import image_bytes
@@ -60,7 +60,7 @@ def shards(folder: Path, *parts: dict[str, dict[str, bytes]], index: bool = True
     for number, samples in enumerate(parts):
         write_shard(folder / f"s-{number}.tar", samples)
     if index:
-        index_folder(folder, disk=HastyDisk())
+        on(HastyDisk(), index_folder, folder)
     return folder
 
 
@@ -394,7 +394,7 @@ def test_noise_never_stops_a_verification_or_what_saves_the_samples_before_the_d
     (folder / "a.tar").write_bytes(b"".join(data))
     kinds = {finding.kind for finding in verify(folder, workers=1).findings}
     try:
-        result = pack(folder / "a.tar", folder / "to", skip_bad=True, workers=1, disk=HastyDisk())
+        result = on(HastyDisk(), pack, folder / "a.tar", folder / "to", skip_bad=True, workers=1)
     except (PackError, ShardError):  # or a sample in two places
         return
     assert result.rejected or not kinds & {"structure", "content", "repeated"}
@@ -527,9 +527,9 @@ def test_shards_without_samples_are_not_clean(tmp_path):
         (tmp_path / f"{name}.tar").write_bytes(END)
     for _ in range(2):
         assert told(verify(tmp_path)) == [("samples", tmp_path.name)]
-        index_folder(tmp_path, disk=HastyDisk())
+        on(HastyDisk(), index_folder, tmp_path)
     write_shard(tmp_path / "t.tar", {"a": {"cls": b"1"}})
-    index_folder(tmp_path, disk=HastyDisk())
+    on(HastyDisk(), index_folder, tmp_path)
     assert told(verify(tmp_path)) == []
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from disks import HastyDisk
+from disks import HastyDisk, on
 from folders import ALL
 from images import image_bytes
 
@@ -49,7 +49,7 @@ def folder(tmp_path_factory) -> Path:
         for n in range(20)
     ]
     path = tmp_path_factory.mktemp("verify") / "data"
-    pack(rows, path, max_samples=5, disk=HastyDisk())
+    on(HastyDisk(), pack, rows, path, max_samples=5)
     return path
 
 

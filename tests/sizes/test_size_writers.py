@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from disks import HastyDisk
+from disks import HastyDisk, on
 from folders import ALL
 from rays import FakeRay
 from real_sizes import (
@@ -251,7 +251,7 @@ class ShortDisk(HastyDisk):
 
 
 def test_writes_that_take_a_part_only_are_finished(packed: Path, tmp_path: Path) -> None:
-    reshard(str(packed), tmp_path / "new", disk=ShortDisk())
+    on(ShortDisk(), reshard, str(packed), tmp_path / "new")
     check_folder(tmp_path / "new", large())
 
 
@@ -269,4 +269,4 @@ def test_a_short_write_that_nobody_looks_at_is_caught(
 
     monkeypatch.setattr(TempFile, "_write", wrong)
     with pytest.raises(FolderIndexError, match=r"this shard or its \.idx is damaged"):
-        reshard(str(packed), tmp_path / "new", disk=ShortDisk())
+        on(ShortDisk(), reshard, str(packed), tmp_path / "new")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from disks import HastyDisk
+from disks import HastyDisk, on
 
 import wdskit
 from wdskit import Pipeline, Ragged, SampleError, pack
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> str:
             "vector": [number, 1.5], "names": ["x", "y"], "flags": [True], "mixed": [1, [2]],
         }  # fmt: skip
         rows.append({"__key__": f"k{number}", "json": document, "meta.json": {"json": {"n": number}}, "txt": "abc"})
-    pack(rows, tmp_path / "data", disk=HastyDisk())
+    on(HastyDisk(), pack, rows, tmp_path / "data")
     return str(tmp_path / "data")
 
 
@@ -52,9 +52,7 @@ def test_paths_name_values_in_every_stage_that_names_fields(folder: str):
 
 def test_whole_numbers_that_no_array_holds_exactly_stay_a_list(tmp_path: Path):
     lists = [[2**63, -1], [2**60, 0.5], [2**70]]
-    pack(
-        [{"__key__": str(n), "json": {"x": each}} for n, each in enumerate(lists)], tmp_path / "data", disk=HastyDisk()
-    )
+    on(HastyDisk(), pack, [{"__key__": str(n), "json": {"x": each}} for n, each in enumerate(lists)], tmp_path / "data")
     pipe = Pipeline().sequential(str(tmp_path / "data"), tail="drop").decode().to_tuple("json.x")
     [(found,)] = pipe.batched(3).loader(workers=0)
     assert found == lists
@@ -63,7 +61,7 @@ def test_whole_numbers_that_no_array_holds_exactly_stay_a_list(tmp_path: Path):
 def test_a_part_behind_a_list_of_objects_is_that_member_of_each(tmp_path: Path):
     found = [[], [{"bbox": [1, 2, 3, 4], "category_id": 7}], [{"bbox": [5, 6, 7, 8.5], "category_id": 9}] * 2]
     rows = [{"__key__": f"k{number}", "json": {"annotations": each}} for number, each in enumerate(found)]
-    pack(rows, tmp_path / "data", columns="n=json.annotations.length", disk=HastyDisk())
+    on(HastyDisk(), pack, rows, tmp_path / "data", columns="n=json.annotations.length")
     pipe = Pipeline().sequential(str(tmp_path / "data"), tail="drop").decode()
     [(boxes, labels)] = (
         pipe.to_tuple("json.annotations.bbox", "json.annotations.category_id").batched(3).loader(workers=0)
@@ -105,7 +103,7 @@ def test_lists_of_numbers_are_arrays_and_ragged_where_their_lengths_differ(folde
 
 def test_arrays_of_other_fields_still_need_their_name(tmp_path: Path):
     rows = [{"__key__": str(n), "npy": np.zeros((n + 1, 2))} for n in range(4)]
-    pack(rows, tmp_path / "data", disk=HastyDisk())
+    on(HastyDisk(), pack, rows, tmp_path / "data")
     pipe = Pipeline().sequential(str(tmp_path / "data"), tail="drop").decode().to_tuple("npy")
     with pytest.raises(SampleError, match=r"slot 0 is \(1, 2\) in sample 0 but \(2, 2\) in sample 1"):
         batch_of(pipe)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from disks import HastyDisk
+from disks import HastyDisk, on
 from PIL import Image, ImageDraw
 from with_torchvision import FOLDER, make_importable
 
@@ -50,7 +50,7 @@ def draw(number: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("torchvision") / "data"
-    pack([draw(number) for number in range(1000)], folder, max_samples=300, disk=HastyDisk())
+    on(HastyDisk(), pack, [draw(number) for number in range(1000)], folder, max_samples=300)
     return str(folder)
 
 
@@ -254,7 +254,7 @@ def test_the_detection_recipe_from_cocos_file_to_batches(tmp_path: Path):
         expected[name] = labels
         image.save(tmp_path / "images" / name)
     (tmp_path / "instances.json").write_text(json.dumps(coco))
-    pack(tmp_path / "instances.json", tmp_path / "coco", images=tmp_path / "images", disk=HastyDisk())
+    on(HastyDisk(), pack, tmp_path / "instances.json", tmp_path / "coco", images=tmp_path / "images")
     boxes, labels = "json.annotations.bbox", "json.annotations.category_id"
     pipe = Pipeline().exact(str(tmp_path / "coco"), seed=7, tail="pad").decode("rgb8")
     pipe = pipe.torchvision(

@@ -176,7 +176,6 @@ def signature(name: str, function: Any) -> str:
             default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
             stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
             shown.append(f"{stars}{parameter.name}: {parameter.annotation}{default}")
-    shown = [each for each in shown if not each.startswith("disk:")]  # for tests
     line = f"{name}({', '.join(shown)}) -> {whole.return_annotation}"
     if len(line) <= 100:
         return line

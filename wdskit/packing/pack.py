@@ -18,7 +18,7 @@ from typing_extensions import TypedDict, Unpack
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, classes_json
 from wdskit.dataset.index import ShardEntry
 from wdskit.errors import PackError, RowError, WdskitError
-from wdskit.files import DISK, Disk, describe_os_error, read_own
+from wdskit.files import DISK, Disk, describe_os_error, disk_in_use, read_own
 from wdskit.limits import MAX_SHARD_BYTES
 from wdskit.packing.change import Change, MapFunction
 from wdskit.packing.fill import Filled, Filler, ShardJob
@@ -115,7 +115,6 @@ class RunOptions(TypedDict, total=False):
     workers: Count | None
     dry_run: bool
     progress: OnProgress | None
-    disk: Disk
 
 
 def check_options(kind: Any, options: Mapping[str, Any]) -> Any:
@@ -211,7 +210,6 @@ def pack(
         dry_run: Plan, but write nothing.
         progress: Called from time to time with the stage ("reading", "checking" or "packing"), the number of samples
             that it has completed, and the number of all its samples, None if unknown.
-        disk: Performs the file operations; tests replace it.
 
     Raises:
         RowError: A row cannot be packed, or has the key of another row or of an existing sample. `where` of the error
@@ -259,7 +257,7 @@ def reshard(
         rename: New names of fields: `jpeg=jpg,class=cls`, or a mapping.
         map: As for `pack`.
         **run: As for `pack`: `max_samples`, `max_bytes`, `num_shards`, `shuffle`, `split`, `columns`, `append`, `part`,
-            `on`, `workers`, `dry_run`, `progress` and `disk`.
+            `on`, `workers`, `dry_run` and `progress`.
 
     Raises:
         PackError: An option is invalid, no sample is left, the folder cannot be written, or it has another data set.
@@ -300,7 +298,7 @@ def fill_folder(
     columns: Mapping[str, Mapping[str, Any]] = parse_columns(run.get("columns", ()))
     split = run.get("split")
     shares = {} if split is None else parse_shares(split)
-    disk = run.get("disk", DISK)
+    disk = disk_in_use()
     splits: Mapping[str, Sequence[PlannedShard]] = {}
     try:
         with (

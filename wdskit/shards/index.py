@@ -37,7 +37,7 @@ from wdskit.dataset.remote import read_copy
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import IDX_SUFFIX, digest_offsets, offsets_problem, write_offsets
 from wdskit.errors import FolderIndexError, SelectionError, ShardError, StorageError
-from wdskit.files import DISK, Disk, remove_temp_files
+from wdskit.files import disk_in_use, remove_temp_files
 from wdskit.limits import MAX_HELD_BYTES, MAX_IDX_BYTES, MAX_INDEX_BYTES
 from wdskit.shards.lazy_shard import close_files, field_size, fields_of
 from wdskit.shards.make_columns import ColumnBuilder, Source, parse_columns, parse_names, reader_of
@@ -77,7 +77,6 @@ def index_folder(
     drop_columns: str | Iterable[str] = (),
     workers: int | None = None,
     progress: Progress | None = None,
-    disk: Disk = DISK,
 ) -> IndexReport:
     """Read every `*.tar` of a folder from end to end and write the folder's index: `wdskit index`.
 
@@ -94,7 +93,6 @@ def index_folder(
         workers: Number of processes that read; 1 means this process. Default: the number of CPUs that this process may
             use, fewer for little data.
         progress: Called after each shard with the bytes read so far and the bytes of all shards.
-        disk: Performs the file operations; tests replace it.
 
     Raises:
         ShardError: A shard is invalid. No index is written; `wdskit verify` lists all faults of all shards.
@@ -128,6 +126,7 @@ def index_folder(
         entries = [one.entry for one in scans]
         index = Index.of(place, entries)
         made = {name: NewColumn(source, [one.columns[name] for one in scans]) for name, source in sources.items()}
+        disk = disk_in_use()
         try:
             remove_temp_files(into, disk=disk)
             for one in scans:

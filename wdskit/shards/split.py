@@ -16,7 +16,7 @@ from wdskit.dataset.index import read_index, refuse_commit
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import FolderShards, check_found
 from wdskit.errors import FolderIndexError, SelectionError, StorageError
-from wdskit.files import DISK, Disk, remove_temp_files
+from wdskit.files import disk_in_use, remove_temp_files
 from wdskit.shards.lazy_shard import LazyShard, field_size, fields_of
 from wdskit.shards.make_columns import ColumnBuilder
 from wdskit.shards.parallel import Progress, local_folder, read_shards
@@ -61,7 +61,6 @@ def split(
     overwrite: bool = False,
     workers: int | None = None,
     progress: Progress | None = None,
-    disk: Disk = DISK,
 ) -> SplitReport:
     """Assign each sample of an indexed folder to a split, and write the splits as the column `split`: `wdskit split`.
 
@@ -80,7 +79,6 @@ def split(
         workers: Number of processes that read. Default: the number of CPUs, fewer for little data. The result does not
             depend on this number.
         progress: Called after each shard with the bytes read so far and the bytes of all shards.
-        disk: Performs the file operations; tests replace it.
 
     Raises:
         SelectionError: The shares, `by`, `seed` or `missing` are invalid, a sample lacks the value, a split would get
@@ -125,6 +123,7 @@ def split(
         if empty := [part.name for part in report.parts if not part.num_samples]:
             msg = f"{path}: split {empty[0]!r} would be empty, so nothing was written."
             raise SelectionError(msg, folder=str(path))
+        disk = disk_in_use()
         try:
             remove_temp_files(path, disk=disk)
             add_columns(index, {SPLIT_COLUMN: NewColumn(source, parts)}, disk=disk)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disks import HastyDisk
+from disks import HastyDisk, on
 from formats import jpeg, read_folder, write_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -141,7 +141,7 @@ def test_a_file_that_is_no_table_is_an_error_with_its_line(tmp_path: Path, name:
     file, data, message = BAD[name]
     (tmp_path / file).write_bytes(data)
     with pytest.raises(PackError, match=message):
-        pack(tmp_path / file, tmp_path / "d", skip_bad=True, workers=1, disk=HastyDisk())
+        on(HastyDisk(), pack, tmp_path / file, tmp_path / "d", skip_bad=True, workers=1)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_file_that_is_no_table_is_an_error_with_its_line(tmp_path: Path, name:
 )
 def test_a_bad_row_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(RowError, match=message):
-        pack(write(tmp_path / name, text), tmp_path / "d", workers=1, disk=HastyDisk())
+        on(HastyDisk(), pack, write(tmp_path / name, text), tmp_path / "d", workers=1)
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
@@ -168,7 +168,7 @@ def test_a_path_in_another_unicode_form_is_named(tmp_path: Path, form: str) -> N
     path = unicodedata.normalize(other, "é.jpg")
     write(tmp_path / "t.csv", f"image\n{path}\n")
     with pytest.raises(RowError, match="Unicode"):
-        pack(tmp_path / "t.csv", tmp_path / "d", workers=1, disk=HastyDisk())
+        on(HastyDisk(), pack, tmp_path / "t.csv", tmp_path / "d", workers=1)
 
 
 def test_fields_are_made_of_columns_by_their_names(tmp_path: Path) -> None:
@@ -177,9 +177,9 @@ def test_fields_are_made_of_columns_by_their_names(tmp_path: Path) -> None:
     write_files(tmp_path, {"x.bin": b"bytes"})
     fields = {"txt": "t", "npy": "v", "id": "n", "bin": "f", "o.json": "o", "cls": "n", "n.txt": "n"}
     with pytest.raises(RowError, match=r"t\.jsonl:1: n\.txt"):
-        pack(tmp_path / "t.jsonl", tmp_path / "bad", fields=fields, workers=1, disk=HastyDisk())
+        on(HastyDisk(), pack, tmp_path / "t.jsonl", tmp_path / "bad", fields=fields, workers=1)
     del fields["n.txt"]
-    pack(tmp_path / "t.jsonl", tmp_path / "d", fields=fields, workers=1, disk=HastyDisk())
+    on(HastyDisk(), pack, tmp_path / "t.jsonl", tmp_path / "d", fields=fields, workers=1)
     [found] = read_folder(tmp_path / "d").values()
     assert {*found} == {*fields, "json"}
     assert (found["txt"], found["id"], found["cls"], found["bin"], found["o.json"]) == (
