@@ -15,12 +15,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from disks import HastyDisk
 from folders import HELPERS, REPOSITORY, TESTS
 from forking import Interpreter
 from hypothesis import settings
 from shards import write_numbers
 
 from wdskit import cli
+from wdskit.files import use_disk
 from wdskit.native import native
 
 # Variables of launchers, clusters and users' shells that would change the results of tests.
@@ -119,6 +121,13 @@ def load_tool():
         return module
 
     return load
+
+
+@pytest.fixture
+def hasty_disk() -> Iterator[None]:
+    """What the test writes is not flushed."""
+    with use_disk(HastyDisk()):
+        yield
 
 
 @pytest.fixture(scope="session")

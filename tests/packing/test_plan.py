@@ -21,6 +21,8 @@ from wdskit.packing.plan import NO_LIMIT, Limits, Plan
 from wdskit.packing.row import Row, Values
 from wdskit.shards.shares import parse_shares
 
+pytestmark = pytest.mark.usefixtures("hasty_disk")
+
 KEEP = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 SIZES = st.lists(st.integers(0, 3000), min_size=1, max_size=40)
 
@@ -147,7 +149,7 @@ def test_keys_are_unique_and_equal_hashes_are_no_equal_keys(
         for module in (plan_module, folder_module):
             monkeypatch.setattr(module, "hash_key", lambda key: bytes([sum(key.encode()) % num_hashes, *[0] * 7]))
     rows: list[dict[str, Any]] = [{"__key__": f"k{number:02d}", "txt": "x"} for number in range(20)]
-    quick: dict[str, Any] = {"workers": 1, "disk": HastyDisk()}
+    quick: dict[str, Any] = {"workers": 1}
     pack(rows, tmp_path / "d", **quick)
     more = [{"__key__": f"n{number:02d}", "txt": "x"} for number in range(9)]
     pack(more, tmp_path / "d", append=True, **quick)

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disks import HastyDisk
 from formats import files_in, make_photos
 from rays import FakeRay, RayTaskError
 
 from wdskit import PackError, pack
 from wdskit.packing import ray as on_ray
 
-OPTIONS: dict[str, Any] = {"max_samples": 2, "disk": HastyDisk()}
+pytestmark = pytest.mark.usefixtures("hasty_disk")
+
+OPTIONS: dict[str, Any] = {"max_samples": 2}
 
 
 @pytest.fixture

@@ -27,7 +27,9 @@ from wdskit.storage import buckets, requests
 from wdskit.storage.buckets import list_objects
 from wdskit.storage.urls import read_bytes
 
-QUICK = {"workers": 1, "disk": HastyDisk()}
+pytestmark = pytest.mark.usefixtures("hasty_disk")
+
+QUICK = {"workers": 1}
 
 
 @pytest.fixture(scope="module")

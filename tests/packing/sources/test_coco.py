@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disks import HastyDisk
 from formats import jpeg, read_classes, read_folder, write_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wdskit import PackError, RowError, pack
 
+pytestmark = pytest.mark.usefixtures("hasty_disk")
+
 KEEP = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
-QUICK: dict[str, Any] = {"workers": 1, "disk": HastyDisk()}
+QUICK: dict[str, Any] = {"workers": 1}
 IDS = st.integers(0, 9) | st.sampled_from("abc")
 
 

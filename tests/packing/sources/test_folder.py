@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disks import HastyDisk
 from formats import jpeg, make_photos, png, read_folder, write_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,8 +16,10 @@ from wdskit import PackError, RowError, pack
 from wdskit.packing.row import File, Label, Reading, Row
 from wdskit.packing.sources import find_source
 
+pytestmark = pytest.mark.usefixtures("hasty_disk")
+
 KEEP = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
-QUICK: dict[str, Any] = {"workers": 1, "disk": HastyDisk()}
+QUICK: dict[str, Any] = {"workers": 1}
 
 
 def rows_of(path: Path, **how: Any) -> list[Row]:

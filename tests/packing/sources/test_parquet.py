@@ -15,7 +15,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from disks import HastyDisk
 from formats import jpeg, png, read_folder, read_npy, write_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,8 +23,10 @@ from wdskit import PackError, RowError, WdskitError, pack
 from wdskit.packing.row import Reading, Row
 from wdskit.packing.sources import find_source
 
+pytestmark = pytest.mark.usefixtures("hasty_disk")
+
 KEEP = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
-QUICK: dict[str, Any] = {"workers": 1, "disk": HastyDisk()}
+QUICK: dict[str, Any] = {"workers": 1}
 STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 COLUMNS: dict[str, tuple[Any, Any]] = {
     "n": (pa.int64(), st.none() | st.integers(-(2**63), 2**63 - 1)),

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disks import HastyDisk
 from formats import files_in, jpeg, read_folder, tar_bytes, write_tar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,8 +19,10 @@ from store_proxy import DROP, StoreProxy
 from wdskit import FolderIndexError, PackError, RowError, StorageError, WdskitError, pack, reshard
 from wdskit.storage import requests
 
+pytestmark = pytest.mark.usefixtures("hasty_disk")
+
 KEEP = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
-QUICK: dict[str, Any] = {"workers": 1, "disk": HastyDisk()}
+QUICK: dict[str, Any] = {"workers": 1}
 KEYS = st.lists(st.text("ab/0é", min_size=1, max_size=5), min_size=1, max_size=6, unique=True)
 KEYS = KEYS.map(lambda keys: [key for key in keys if "" not in key.split("/")] or ["a"])
 FIELDS = st.dictionaries(st.sampled_from(["txt", "bin", "cls", "a.txt"]), st.just(b"7"), min_size=1)
