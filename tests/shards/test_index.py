@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from disks import FailingDisk, WatchedDisk, run_child
+from disks import FailingDisk, WatchedDisk, on, run_child
 
 from wdskit import Pipeline, pack
 from wdskit.dataset.index import read_index
@@ -127,13 +127,13 @@ def test_an_error_and_a_kill_free_the_lock(folder: Path) -> None:
 
 def test_a_disk_that_fails_at_any_operation_leaves_no_wrong_index(folder: Path) -> None:
     counting = WatchedDisk()
-    index_folder(folder, disk=counting)
+    on(counting, index_folder, folder)
     right = index_bytes(folder)
     for name in right:
         (folder / name).unlink()
     for fail_at in range(len(counting.operations)):
         with pytest.raises(StorageError, match="cannot be written: No space left"):
-            index_folder(folder, disk=FailingDisk(fail_at, errno.ENOSPC))
+            on(FailingDisk(fail_at, errno.ENOSPC), index_folder, folder)
         left = index_bytes(folder)
         assert left.items() <= right.items()  # whole files only
         assert "index.json" not in left or left == right  # and the index is the last file

@@ -17,6 +17,7 @@ from disks import FailingDisk, HastyDisk, PowerLossDisk, WatchedDisk, killed, on
 from hypothesis import given
 from hypothesis import strategies as st
 from shards import write_shard
+from writing import hastily
 
 import wdskit
 from wdskit import FolderIndexError, SelectionError, ShardError, StorageError
@@ -74,7 +75,7 @@ def has_split(folder: Path) -> bool:
 
 
 def split(folder: Path, shares: Any = SHARES, **options: Any):
-    return wdskit.split(folder, shares, **{"workers": 1, "disk": HastyDisk(), **options})
+    return hastily(wdskit.split, folder, shares, **options)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict, Unpack
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, classes_json
 from wdskit.dataset.index import ShardEntry
 from wdskit.errors import PackError, RowError, WdskitError
-from wdskit.files import DISK, Disk, describe_os_error, disk_in_use, read_own
+from wdskit.files import Disk, describe_os_error, disk_in_use, read_own
 from wdskit.limits import MAX_SHARD_BYTES
 from wdskit.packing.change import Change, MapFunction
 from wdskit.packing.fill import Filled, Filler, ShardJob
