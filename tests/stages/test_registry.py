@@ -187,3 +187,5 @@ def test_wrong_settings_are_refused_by_name(numbers, stage, problem):
 def test_a_function_under_the_name_of_a_stage_is_refused(name):
     with pytest.raises(PipelineError, match=f"it is a stage of wdskit. Use another name: `my_{name}`"):
         wdskit.register(name)(lambda sample: sample)
+    with pytest.raises(PipelineError, match=f"{name}' is a stage of wdskit"):
+        wdskit.make_loader({"pipeline": [{"stream": "a.tar"}]}, transforms={name: len})

@@ -101,9 +101,11 @@ def registered_names() -> tuple[str, ...]:
 def known_stages(functions: Mapping[str, Callable[..., Any]]) -> dict[str, type[StageSpec]]:
     """Return a dict from the name of each stage to its class.
 
-    Registered functions, and those in `functions`, are stages too. If wdskit has a stage with such a name, the name
-    means the stage of wdskit.
+    Registered functions, and those in `functions`, are stages too. PipelineError: A name in `functions` is the name of
+    a stage of wdskit.
     """
+    for name in STAGES.keys() & functions:
+        raise PipelineError(f"transforms: {name!r} is a stage of wdskit. Use another name: `my_{name}`.")
     own = {name: fields.user_stage(name, parameters_of(each)) for name, each in {**_FUNCTIONS, **functions}.items()}
     return own | STAGES
 
