@@ -114,7 +114,7 @@ def test_show(monkeypatch: pytest.MonkeyPatch) -> None:
         "version: 1\npipeline:\n"
         "  - stream: {shards: [data/a.tar], seed: 0, shuffle_shards: true, resampled: false, check: sha256, "
         "classes: same}\n"
-        "  - shuffle: {size: 7}\n"
+        "  - shuffle: {size: 7, initial: 100}\n"
         "loader: {workers: 1, persistent_workers: true, pin_memory: false}\n"
         "errors: {max_bad: 0, transforms: false}\n"
     )

@@ -60,7 +60,7 @@ def test_a_dict_may_hold_functions_stages_and_specs(config_file: Path) -> None:
 
     spec = parse_stage("shuffle", 5)
     source = {
-        "pipeline": [{"stream": ("a.tar",)}, stage, spec, {"map": len}, "split_by_node"],
+        "pipeline": [{"stream": ("a.tar",)}, "split_by_node", stage, spec, {"map": len}],
         "loader": {"workers": 0},
     }
     before = copy.deepcopy(source)
@@ -68,9 +68,9 @@ def test_a_dict_may_hold_functions_stages_and_specs(config_file: Path) -> None:
     assert source == before
     assert stages[0].shards == ("a.tar",)
     assert stages[0].seed == 3
-    assert stages[1] is stage
-    assert stages[2] is spec
-    assert stages[3].fn is len
+    assert stages[2] is stage
+    assert stages[3] is spec
+    assert stages[4].fn is len
 
 
 def test_problems_of_a_dict_say_where() -> None:

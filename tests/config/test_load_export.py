@@ -149,7 +149,7 @@ pipelines:
   train:
     - stream: {shards: "$$a yes", seed: 0, shuffle_shards: true, resampled: false, check: size, classes: same}
     - split_by_node
-    - shuffle: {size: 200}
+    - shuffle: {size: 200, initial: 100}
     - map: {fn: f, global_rng: false}
     - map: {fn: g, global_rng: true}
     - random_flip: {p: 0.5}

@@ -105,9 +105,7 @@ SOURCES = {
         values("seed", 0, 2**63 - 1, bad=(-1, 2**63)),
         values("shuffle_shards", True, False, bad=("no",)),
         values("resampled", False, True, bad=(1,)),
-        values("weights", [2.0], bad=([0.0], [])),
-        values("split", "none", bad=("half",)),
-        values("check", "none", "size", "sha256", bad=("md5",)),
+        values("check", "size", "sha256", bad=("md5",)),
         values("classes", "same", "any", bad=("none",)),
     ],
 }
@@ -144,11 +142,8 @@ def rules(source: str, given: dict[str, Any]) -> list[tuple[str, str]]:
     for name, other in (("dir", "size"), ("size", "dir")):
         if f"cache.{name}" in given and f"cache.{other}" not in given:
             found.append(("cache", name))
-    if source == "stream":
-        if "weights" in own and own.get("resampled") is not True:
-            found.append((source, "weights"))
-        if own.get("resampled") is True and own.get("shuffle_shards") is False:
-            found.append((source, "shuffle_shards"))
+    if source == "stream" and own.get("resampled") is True and own.get("shuffle_shards") is False:
+        found.append((source, "shuffle_shards"))
     if source != "stream" and "mixture" in own:
         found += [(source, name) for name in ("range", "split", "where", "shards") if name in own]
     if source == "resampled" and own.get("window") == HUGE:

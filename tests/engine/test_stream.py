@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
-import torch
 import webdataset
 from shards import listed, number_of
 from torch.utils.data import DataLoader
@@ -18,38 +15,10 @@ def plus_100(source):
         yield int(sample["cls"]) + 100
 
 
-class Rerun(torch.utils.data.IterableDataset):
-    """A source that is a data set of torch."""
-
-    def __iter__(self):
-        return iter([{"__key__": str(number), "cls": number} for number in range(5)])
-
-
-def test_callables_and_datasets_are_stages(six):
+def test_callables_are_stages(six):
     assert list(listed(six).stage(plus_100).loader(workers=0)) == list(range(100, 139))
-    assert list(Pipeline().stage(Rerun()).map_dict(cls=str).to_tuple("cls").loader(workers=0)) == [
-        (str(number),) for number in range(5)
-    ]
-
-
-def test_webdatasets_splitters_are_read_as_ours(six, monkeypatch):
-    """Left alone, they would read the environment's rank, which workers lack."""
-    theirs = Pipeline().stream(six, seed=2).stage(webdataset.split_by_node).stage(webdataset.split_by_worker)
-    ours = Pipeline().stream(six, seed=2).split_by_node().split_by_worker()
-    for rank in range(2):
-        loaders = [
-            pipe.map(number_of).with_epoch(9).loader(rank=rank, world_size=2, workers=2) for pipe in (theirs, ours)
-        ]
-        first, second = ([list(loader) for _ in range(3)] for loader in loaders)
-        assert first == second
-
-
-def test_a_partial_of_webdatasets_splitter_is_one_too(six):
-    """It takes shards, so they are not opened before it; its argument `group` is kept."""
-    splitter = functools.partial(webdataset.split_by_node, group=None)
-    built = Pipeline().stream(six).stage(splitter).split_by_worker().map(number_of).build()
-    assert built.pipeline[1] is splitter
-    assert sorted(built) == list(range(39))
+    with pytest.raises(PipelineError, match=r"a pipeline starts with a source of wdskit"):
+        Pipeline().stage(plus_100).map(number_of).loader(workers=0)
 
 
 def test_another_stage_of_webdataset_is_no_splitter(six):

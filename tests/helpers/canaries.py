@@ -109,7 +109,7 @@ def configs(folder: Path) -> Iterator[str]:
     for text in commands(folder):
         quoted = json.dumps(text)
         yield f"version: 1\npipeline: [{{stream: {quoted}}}]"
-        yield f"version: 1\npipeline: [{{stream: {{shards: [{quoted}], split: {quoted}, check: {quoted}}}}}]"
+        yield f"version: 1\npipeline: [{{stream: {{shards: [{quoted}], check: {quoted}}}}}]"
         for stage in ("map", "select", "decode", "normalize", "to_tuple", "resize", quoted):
             yield f"version: 1\npipeline: [{{stream: a.tar}}, {{{stage}: {quoted}}}]"
         yield f"version: 1\npipeline: [{{stream: a.tar}}, {{map_dict: {{cls: {quoted}}}}}, {{rename: {{a: {quoted}}}}}]"

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from images import encoded, pixels
 
-from wdskit.engine.stream import EachSample
+from wdskit.engine.sample import SampleStages
+from wdskit.engine.stream import Samples
 from wdskit.pipeline.build import build_pipeline
 from wdskit.stages.base import Origin, RankInfo
 from wdskit.stages.fields import Decode
@@ -46,7 +47,7 @@ def each_of(*specs, fuse=True, images="rgb8", **options):
     stages = build_pipeline(
         [Stream(shards=__file__, seed=3), decode, *specs], rank_info=RankInfo(0, 1), functions={}
     ).pipeline
-    [each] = [stage.stages for stage in stages if isinstance(stage, EachSample)]
+    [each] = [SampleStages(tuple(stage.steps)) for stage in stages if isinstance(stage, Samples)]
     assert fuse == any(isinstance(step.function, FusedStep) for step in each.steps)
     return each
 

@@ -79,7 +79,7 @@ def pattern(tmp_path_factory: Any) -> str:
 def pipe_of(source: str, pattern: str) -> Pipeline:
     if source == "planned":
         return Pipeline().sequential(pattern, tail="drop").map(hang_at_16).batched(4)
-    return Pipeline().stream(pattern, shuffle_shards=False, split="none").map(hang_at_16).batched(4)
+    return Pipeline().stream(pattern, shuffle_shards=False).split_by_worker().map(hang_at_16).batched(4)
 
 
 def interrupt(batches: Iterator[Any]) -> float:

@@ -44,9 +44,6 @@ PIPES: dict[str, Any] = {
         .exact(mixture=[{"shards": folder, "weight": 3}, {"shards": f"{folder}/s-1.tar", "weight": 1}])
         .with_epoch(20)
     ),
-    "stream": lambda folder: Pipeline().stream(folder),
-    "stream with_epoch": lambda folder: Pipeline().stream(folder, resampled=True).with_epoch(9),
-    "stream of one": lambda folder: Pipeline().stream(f"{folder}/s-1.tar").shuffle(3),
 }
 
 
@@ -84,14 +81,6 @@ def test_a_state_is_taken_for_the_same_shards_elsewhere(tmp_path, name):
     other.load_state_dict(state)
     loader.load_state_dict(state)
     assert list(other) == list(loader)
-
-
-def test_the_content_of_shards_without_an_index_is_not_known(tmp_path):
-    state = stopped(loader_of("stream", write(tmp_path / "a", FORWARD, is_indexed=False)))
-    assert state["fingerprint"]["content"] is None
-    indexed = loader_of("stream", write(tmp_path / "b", FORWARD))
-    indexed.load_state_dict(state)
-    loader_of("stream", write(tmp_path / "c", FORWARD, is_indexed=False)).load_state_dict(stopped(indexed))
 
 
 @pytest.mark.parametrize("is_bucketed", [False, True])

@@ -45,7 +45,6 @@ PIPES = {
     "shuffled": lambda shards: labels(stream(shards).shuffle(7, initial=3)).batched(2),
     "samples": lambda shards: labels(stream(shards).shuffle(4)),
     "with_epoch": lambda shards: labels(stream(shards, resampled=True).shuffle(6)).batched(3).with_epoch(7),
-    "with_epoch inside": lambda shards: labels(stream(shards)).with_epoch(11).shuffle(5).batched(2),
     "selected": lambda shards: (
         labels(stream(shards, resampled=True).decode().select(is_even).shuffle(5).shuffle(3)).batched(2).with_epoch(9)
     ),
@@ -132,16 +131,6 @@ def test_remaining_counts_down(shards):
     assert told == [6, 5, 4, 3, 2, 1, 7]
 
 
-def test_another_order_is_refused_by_name(shards, caplog):
-    state = saved(PIPES["with_epoch"](shards).loader(workers=2))
-    other = stream(shards, resampled=True).shuffle(9).decode().to_tuple("cls").batched(3).with_epoch(7)
-    loader = other.loader(workers=2)
-    with pytest.raises(StateError, match=r"sizes is \[9, 3, 7\] here and \[6, 3, 7\] in the state"):
-        loader.load_state_dict(state)
-    loader.load_state_dict(state, strict=False)
-    assert "different sequence of samples" in caplog.text
-
-
 @pytest.mark.parametrize("state", [None, {}, {"version": 9, "epoch": 0}])
 def test_what_is_no_state_is_refused(shards, state):
     with pytest.raises(StateError, match=r"this is not the state of a (stream|loader)"):
@@ -168,10 +157,8 @@ def test_nothing_remains_of_an_epoch_that_is_longer_than_with_length_says(shards
 def test_a_damaged_state_is_refused(shards):
     loader = PIPES["with_epoch"](shards).loader(workers=0)
     for epoch in (-1, 2**31, None, "1", True):
-        with pytest.raises(StateError, match=f"epoch is {epoch!r}, not a whole number from 0 to"):
+        with pytest.raises(StateError, match=rf"not the state of a stream: version is 1, epoch is {epoch!r}\."):
             loader.load_state_dict({**saved(loader), "epoch": epoch})
-    with pytest.raises(StateError, match="fingerprint is missing"):
-        loader.load_state_dict({"version": 1, "epoch": 1})
 
 
 def test_ranks_that_leave_an_epoch_at_one_step_stay_disjoint(tmp_path):
@@ -190,7 +177,7 @@ def test_ranks_that_leave_an_epoch_at_one_step_stay_disjoint(tmp_path):
     assert not seen[0] & seen[1]
 
 
-@pytest.mark.parametrize("name", ["with_epoch", "with_epoch inside", "each shard once"])
+@pytest.mark.parametrize("name", ["with_epoch", "each shard once"])
 def test_an_epoch_that_is_counted_elsewhere_may_be_one_behind_or_one_ahead(shards, name):
     """A framework may count an epoch after validation, or end an epoch early."""
     make = functools.partial(PIPES[name](shards).loader, workers=2)

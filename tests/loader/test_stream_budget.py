@@ -61,7 +61,7 @@ def test_an_endless_stream_of_bad_samples_ends(tmp_path: Path):
     write_shard(tmp_path / "a.tar", {f"k{number}": {"cls": b"x"} for number in range(5)})
     pipe = Pipeline().stream(str(tmp_path / "a.tar"), resampled=True).decode().to_tuple("cls").with_epoch(10)
     for workers in (0, 1):
-        with pytest.raises(SampleError, match=r"bad sample 8 of an epoch of this worker, and errors.max_bad allows 7"):
+        with pytest.raises(SampleError, match=r"Epoch 0 has 8 bad samples .*, and errors.max_bad allows 7"):
             list(pipe.loader(workers=workers, errors={"max_bad": 7}))
 
 

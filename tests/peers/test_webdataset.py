@@ -97,7 +97,6 @@ def test_a_sample_is_the_same_whoever_opens_the_shard(packed, kind):
     shards = packed[kind].shards
     ours = Pipeline().stream(shards, shuffle_shards=False)
     opened = list(ours.build())
-    assert list(ours.stage(webdataset.tarfile_to_samples()).build()) == opened
     theirs = webdataset.DataPipeline(webdataset.SimpleShardList(shards), webdataset.tarfile_to_samples())
     for one, other in zip(theirs, opened, strict=True):
         assert list(one.items()) == list(other.items())
@@ -216,7 +215,6 @@ THEIRS_AND_OURS = {
     ),
     "extract_keys": (lambda p: p.stage(webdataset.extract_keys("*cls")), lambda p: p.to_tuple("cls")),
     "decode": (lambda p: p.stage(webdataset.decode()), lambda p: p.decode()),
-    "tarfile_to_samples": (lambda p: p.stage(webdataset.tarfile_to_samples()), lambda p: p),
     "unbatched": (
         lambda p: p.to_tuple("cls").batched(4).stage(webdataset.unbatched()),
         lambda p: p.to_tuple("cls"),
@@ -226,7 +224,7 @@ THEIRS_AND_OURS = {
         lambda p: p.map(number_of).map(as_column).batched(4, partial=False),
     ),
     "several": (
-        lambda p: p.stage(webdataset.tarfile_to_samples()).map(number_of).stage(webdataset.map(plus_100)).select(bool),
+        lambda p: p.map(number_of).stage(webdataset.map(plus_100)).select(bool),
         lambda p: p.map(number_of).map(plus_100).select(bool),
     ),
 }
@@ -234,7 +232,7 @@ THEIRS_AND_OURS = {
 
 @pytest.mark.parametrize(
     ("stage", "workers"),
-    [*((stage, 0) for stage in THEIRS_AND_OURS), ("tarfile_to_samples", 2), ("batched", 2), ("several", 2)],
+    [*((stage, 0) for stage in THEIRS_AND_OURS), ("batched", 2), ("several", 2)],
 )
 def test_its_stage_does_in_a_stream_what_ours_of_that_name_does(six, stage, workers):
     theirs, ours = (add(listed(six)) for add in THEIRS_AND_OURS[stage])
@@ -258,7 +256,7 @@ def test_its_decoder_feeds_our_stages(pictures, spec):
 
 
 def test_its_stages_reach_workers_that_are_spawned(six):
-    pipe = listed(six).stage(webdataset.tarfile_to_samples()).stage(webdataset.shuffle(5))
+    pipe = listed(six).stage(webdataset.shuffle(5))
     loader = pipe.stage(webdataset.map(number_of)).with_epoch(13).loader(workers=1, start_method="spawn")
     counts = Counter(number for _ in range(12) for number in loader)
     assert set(counts) == set(range(39))
@@ -271,26 +269,6 @@ def test_behind_its_shuffle_the_stream_goes_on_from_epoch_to_epoch(six, workers)
     assert [len(epoch) for epoch in epochs] == [13] * 12
     assert set(itertools.chain(*epochs)) == set(range(39))
     assert len(set(map(tuple, epochs))) == 12
-
-
-def test_its_lists_of_shards_are_sources(six):
-    for source in (webdataset.SimpleShardList(urls_of(six)), webdataset.SimpleShardList(urls_of(six), seed=1)):
-        pipe = Pipeline().stage(source).stage(webdataset.split_by_worker).stage(webdataset.tarfile_to_samples())
-        for workers in (0, 2):
-            assert sorted(pipe.map(number_of).loader(workers=workers)) == list(range(39))
-    endless = Pipeline().stage(webdataset.ResampledShards(urls_of(six))).stage(webdataset.tarfile_to_samples())
-    loader = endless.map(number_of).with_epoch(50).loader(workers=2)
-    assert set(itertools.chain(*(list(loader) for _ in range(20)))) == set(range(39))
-
-
-def test_samples_cut_short_in_its_opener_are_not_ours_to_see(tmp_path):
-    """The opener of webdataset takes a cut for the end of the shard; wdskit's opener does not."""
-    pattern = write_numbers(tmp_path, [3])
-    (path,) = urls_of(pattern)
-    Path(path).write_bytes(Path(path).read_bytes()[: 2 * 1024])
-    assert len(list(Pipeline().stream(path).stage(webdataset.tarfile_to_samples()).build())) == 2
-    with pytest.raises(ShardError, match="stops before its end marker"):
-        list(Pipeline().stream(path).build())
 
 
 # wdskit's pipelines in webdataset's.
@@ -347,5 +325,3 @@ def test_newest_version_nests_pipelines(six):
     assert [batch[0].tolist() for batch in nested] == [list(range(at, min(at + 5, 39))) for at in range(0, 39, 5)]
     fluid = webdataset.FluidWrapper(listed(six).build()).map(number_of).select(bool)
     assert list(fluid) == list(range(1, 39))
-    reader = webdataset.WebDataset(urls_of(six), shardshuffle=False)
-    assert sorted(Pipeline().stage(reader).shuffle(5).map(number_of).loader(workers=0)) == list(range(39))

@@ -58,11 +58,8 @@ BAD = [
     ("stream", {"shards": 5}, lambda p: Pipeline().stream(5)),
     ("stream", {"shards": "a", "seed": -1}, lambda p: Pipeline().stream("a", seed=-1)),
     ("stream", {"shards": "a", "seed": True}, lambda p: Pipeline().stream("a", seed=True)),
-    ("stream", {"shards": "a", "weights": [1]}, lambda p: Pipeline().stream("a", weights=[1])),
-    ("stream", {"shards": "a", "split": "yes"}, lambda p: Pipeline().stream("a", split="yes")),
     ("stream", {"shards": "a", "check": "md5"}, lambda p: Pipeline().stream("a", check="md5")),
     ("shuffle", {"size": 0}, lambda p: p.shuffle(0)),
-    ("shuffle", {"size": 5, "initial": 6}, lambda p: p.shuffle(5, initial=6)),
     ("shuffle", {"size": "200"}, lambda p: p.shuffle("200")),
     ("decode", {"images": "rbg8"}, lambda p: p.decode("rbg8")),
     ("decode", {"images": "rgb8", "only": []}, lambda p: p.decode("rgb8", only=())),
@@ -155,14 +152,6 @@ def test_what_can_be_no_stage_is_refused_when_it_is_added(stage):
         Pipeline([stage])
 
 
-def test_webdatasets_sources_stand_first_only(six):
-    source = webdataset.SimpleShardList([six])
-    assert len(Pipeline().stage(source).stages) == 1
-    assert len(Pipeline().stage(webdataset.DataPipeline(source)).stages) == 1
-    with pytest.raises(PipelineError, match="stage 1: a value of the type SimpleShardList"):
-        BASE.stage(source)
-
-
 def test_stages_that_do_not_fit_are_told_all_at_once():
     pipe = BASE.batched(4).resize(5).stream("b.tar")
     with pytest.raises(PipelineError) as caught:
@@ -204,24 +193,6 @@ def test_build_checks_its_rank(six, rank, world_size):
         Pipeline().stream(six).build(rank=rank, world_size=world_size)
 
 
-def test_the_epochs_of_a_built_pipeline_are_whole_numbers(six):
-    built = Pipeline().stream(six).build()
-    for epoch in (-1, "1", 1.5, True, 2**63):
-        with pytest.raises(PipelineError, match="an epoch is a whole number, 0 to 10"):
-            built.set_epoch(epoch)
-
-
-@pytest.mark.parametrize("finish", [lambda pipe: pipe, lambda pipe: pipe.with_epoch(50)])
-def test_a_pipeline_that_is_closed_in_an_epoch_does_not_end_it(six, finish):
-    """A shorter epoch would look whole."""
-    built = finish(Pipeline().stream(six).map(number_of)).build()
-    values = iter(built)
-    next(values)
-    built.close()
-    with pytest.raises(PipelineError, match="was closed, or iterated again, before the epoch ended"):
-        list(values)
-
-
 def test_a_pipeline_never_changes(six):
     """A stage is added to a new pipeline; several loaders of one pipeline run at the same time."""
     base = listed(six)
@@ -242,12 +213,12 @@ def test_pipelines_can_be_joined_from_parts(six):
 
 
 def test_lists_that_the_caller_changes_later_change_nothing(six):
-    shards, fields, weights = [six], ["cls", "__key__"], [1.0]
-    pipe = Pipeline().stream(shards, resampled=True, weights=weights).to_tensor(fields=fields)
+    shards, fields = [six], ["cls", "__key__"]
+    pipe = Pipeline().stream(shards).to_tensor(fields=fields)
     config = {"pipeline": [{"stream": shards}, {"rename": {"a": "b"}}, {"to_tuple": fields}]}
     loaded = load_config(config).pipelines["pipeline"]
     stages = str(pipe.stages), str(loaded)
-    for values in (shards, fields, weights):
+    for values in (shards, fields):
         values.append(values[0])
     config["pipeline"][1]["rename"]["c"] = "d"
     assert (str(pipe.stages), str(loaded)) == stages

@@ -247,7 +247,8 @@ def test_batches_and_states_are_what_they_were(
         pins[case] = found
         PINS.write_text(json.dumps(pins, indent=1, sort_keys=True) + "\n")
     loaded = resume(loader_of(data, name, world, rank, workers), found["state"])
-    del found["state"]["fingerprint"]["digest"]  # the pinned states are older than this field, and than `bad_rank`
+    if name in PLANNED:
+        del found["state"]["fingerprint"]["digest"]  # the pinned states are older than this field, and than `bad_rank`
     if found["state"].get("bad_rank") is None:
         found["state"].pop("bad_rank", None)
     assert found == pins[case]

@@ -45,7 +45,7 @@ class _Before:
         planned: Whether the source knows the position of every sample before the run.
         source: Name of the source.
         seen: Maps the name of each stage to its first index.
-        opened: Name of the stage that needed samples first; "" if the tars are not open yet; None if unknown.
+        opened: Name of the stage that needed samples first; "" if the tars are not open yet.
         shape: Type of a value: "dict" or "tuple"; None if unknown.
         batched_at: Index of the stage that made batches; None if values are not known to be batches.
     """
@@ -54,7 +54,7 @@ class _Before:
         self.planned = getattr(source, "is_planned", False) is True
         self.source = getattr(source, "name", "")
         self.seen: dict[str, int] = {}
-        self.opened: str | None = ""
+        self.opened = ""
         self.shape: str | None = "dict"
         self.batched_at: int | None = None
 
@@ -62,6 +62,8 @@ class _Before:
         """Return what is wrong with the stage at `index` as a message; "" if it fits."""
         kind = getattr(stage, "kind", None)
         if kind is None:
+            if index == 0 and stage is not None:
+                return "a pipeline starts with a source of wdskit, such as `stream: SHARDS`."
             rule = f"after `{self.source}` each sample must stay one sample, which wdskit cannot check of this stage."
             is_bad = self.planned and stage is not None
             return f"{rule} Call it with `map`, or use the source `stream`." if is_bad else ""
@@ -80,9 +82,9 @@ class _Before:
         if kind == "splitter" and self.opened:
             way_out = "Put it directly after the source."
             return f"`{name}` picks shards, but `{self.opened}` before it has already opened them. {way_out}"
-        if "with_length" in self.seen:
-            length = self.seen["with_length"]
-            return f"`with_length` at [{length}] sets the length of the whole pipeline; it must be last."
+        last = next((last for last in ("with_length", "with_epoch") if last in self.seen), name)
+        if name not in (last, "with_length") and not self.planned:
+            return f"`{last}` at [{self.seen[last]}] concerns the output of the whole pipeline; it must be last."
         if name == "map_tuple":
             early = "`map_tuple` takes tuples, but gets samples (dicts). Put `to_tuple` before it, or use `map_dict`."
             return early if self.shape == "dict" else ""
@@ -101,7 +103,8 @@ class _Before:
         """Note the stage at `index`, so that later stages can be checked."""
         kind = getattr(stage, "kind", None)
         if kind is None:
-            self.opened = self.shape = self.batched_at = None
+            self.opened = self.opened or getattr(stage, "__name__", "a stage")
+            self.shape = self.batched_at = None
             return
         self.seen.setdefault(stage.name, index)
         if self.opened == "" and kind not in {"source", "splitter"}:

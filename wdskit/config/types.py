@@ -311,7 +311,6 @@ Classes = Literal["same", "any"]
 CLASSES: Any = Field(
     "same", description="Whether the `classes.json` of all folders must name the same classes, or may differ."
 )
-Weights = Annotated[tuple[Positive, ...], Field(min_length=1)]
 Size = Annotated[int | tuple[int, int], PlainValidator(_check_size)]
 Range = Annotated[tuple[Positive, Positive], AfterValidator(_check_ordered)]
 _Share = Annotated[float, Strict(), Field(gt=0, le=1)]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ENDED = "this iteration has ended: the loader was closed, or a new iteration began. Two at a time need two loaders."
-_MAX_EPOCH = 10**9  # a stream numbers its draws with 63 bits, of which 30 hold the epoch
+MAX_EPOCH = 10**9
 _JOBS_A_WORKER = 4  # at least, in an epoch with enough batches, so that all workers have work up to its end
 _MOST_FOLLOWING = 2  # jobs of the next epoch that are made at the end of an epoch, and kept while other loaders run
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)  # of this process's loaders of each name
@@ -309,8 +309,8 @@ class _Sampler:
 
 def _check_epoch(epoch: object) -> int:
     epoch = as_int(epoch)
-    if type(epoch) is not int or not 0 <= epoch <= _MAX_EPOCH:
-        raise PipelineError(f"set_epoch({epoch!r}): an epoch is a whole number, 0 to {_MAX_EPOCH}.")
+    if type(epoch) is not int or not 0 <= epoch <= MAX_EPOCH:
+        raise PipelineError(f"set_epoch({epoch!r}): an epoch is a whole number, 0 to {MAX_EPOCH}.")
     return epoch
 
 

@@ -8,26 +8,26 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
 
 from wdskit.engine.outcome import Outcome
-from wdskit.engine.stream import StreamPipeline, empty_epoch
+from wdskit.engine.stream import StreamPipeline
 from wdskit.errors import PipelineError, StateError
+from wdskit.loader.loader import MAX_EPOCH, Loader
 from wdskit.loader.budget import Budget
-from wdskit.loader.loader import Loader
-from wdskit.loader.start_method import check_guard, start_method_of
-from wdskit.loader.state import add_digest, compare_fingerprints, plain_state, unused_state
+from wdskit.loader.start_method import StartMethod, check_guard, start_method_of
+from wdskit.loader.state import plain_state, unused_state
 from wdskit.loader.worker import seed_worker
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
 from wdskit.processes import block_sigint, end_with_parent
 from wdskit.stages.base import RejectedSample
 from wdskit.storage.urls import is_local
+from wdskit.text import plural
 
 _END = object()
 STATE_VERSION = 1
 _PATIENCE_S = 0.5  # for workers to finish their sample
-_MAX_EPOCH = 1 << 30  # a stream numbers its draws with 63 bits, of which 30 hold the epoch
 
 
 class StreamLoader(Loader):
@@ -63,18 +63,12 @@ class StreamLoader(Loader):
         self._next_whole = -1  # the epoch after the last one, if the consumer received all of that
         self._num_received = 0  # items of the running epoch
         self._budget = Budget(errors or ErrorsSpec(), name=self._meter.name, rank=self._rank_info.rank, num_samples=0)
-        self._num_items = pipeline.num_items(spec.workers)
         pipeline.check(max(1, spec.workers))
-        if pipeline.fixed_length is not None and self._num_items not in (None, pipeline.fixed_length):
-            raise PipelineError(
-                f"with_length says {pipeline.fixed_length}, but an epoch of this rank has {self._num_items} items."
-            )
         if spec.device is not None:
             raise PipelineError("device: a stream's batches stay in this machine's memory. Move them in your loop.")
         if spec.timeout and not spec.workers:
             raise PipelineError("timeout: without workers, nothing watches a stream. Set `workers`.")
-        if spec.workers:
-            self._start_method()
+        self._start_method()
 
     @property
     def epoch(self) -> int:
@@ -93,19 +87,17 @@ class StreamLoader(Loader):
                 raise unused_state(epoch, self._epoch)
             if epoch < self._epoch:
                 return
-            self._is_loaded = False
         self._epoch, self._is_left = epoch, False
 
     def __len__(self) -> int:
-        """Return the number of items of a whole epoch on this rank.
+        """Return the number of items of a whole epoch on this rank, which `with_length` or `with_epoch` sets.
 
         Raises:
-            TypeError: The stages do not define the length of an epoch.
+            TypeError: The pipeline has neither `with_length` nor `with_epoch`.
         """
-        length = self._num_items if self.pipeline.fixed_length is None else self.pipeline.fixed_length
+        length = self.pipeline.fixed_length or self.pipeline.num_items
         if length is None:
-            way = "Put with_epoch last, or add" if self.pipeline.run.is_endless else "Add with_epoch or"
-            raise TypeError(f"the stages of this pipeline do not define its length. {way} with_length.")
+            raise TypeError("the stages of this pipeline do not define its length. Add with_epoch or with_length.")
         return length
 
     @property
@@ -124,32 +116,24 @@ class StreamLoader(Loader):
         A run that loads the state starts this epoch from its beginning. With `with_epoch`, the samples may differ
         from the samples of this run.
         """
-        fingerprint = add_digest(self.pipeline.fingerprint())
-        return {"version": STATE_VERSION, "epoch": self._epoch, "fingerprint": fingerprint}
+        return {"version": STATE_VERSION, "epoch": self._epoch}
 
-    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:  # noqa: ARG002
         """Let the next iteration start the epoch of a saved state, from its beginning.
 
         Args:
             state: Result of `state_dict`, on any number of ranks and workers.
-            strict: If True, refuse a state that belongs to another order of samples. If False, load this state too and
-                log the difference.
+            strict: Has no effect: the state of a stream is only the number of an epoch.
 
         Raises:
-            StateError: `state` is not the state of a stream, or `strict` is True and the state belongs to another order
-                of samples. The message names the difference.
+            StateError: `state` is not the state of a stream.
         """
         given = plain_state(state)
         if "consumed" in given:
             raise StateError("this is the state of a planned source, such as `exact`, not of a stream.")
-        if given.get("version") != STATE_VERSION:
-            raise StateError(f"this is not the state of a stream of version {STATE_VERSION}.")
-        epoch, fingerprint = given.get("epoch"), given.get("fingerprint")
-        if type(epoch) is not int or not 0 <= epoch < _MAX_EPOCH:
-            raise StateError(f"state: epoch is {epoch!r}, not a whole number from 0 to {_MAX_EPOCH - 1}.")
-        if not isinstance(fingerprint, Mapping):
-            raise StateError("state: fingerprint is missing.")
-        compare_fingerprints(self.pipeline.fingerprint(), fingerprint, strict=strict)
+        version, epoch = given.get("version"), given.get("epoch")
+        if version != STATE_VERSION or type(epoch) is not int or not 0 <= epoch <= MAX_EPOCH:
+            raise StateError(f"this is not the state of a stream: version is {version!r}, epoch is {epoch!r}.")
         self._epoch, self._is_loaded, self._is_left = epoch, True, False
         self._num_received = 0
         self._is_in_epoch = False
@@ -157,37 +141,37 @@ class StreamLoader(Loader):
     def _items(self) -> Iterator[Any]:
         epoch = self._epoch = self.epoch
         self._is_loaded = self._is_left = False
-        self.pipeline.clock.set(epoch)
-        if epoch != self._next_whole:
-            self.pipeline.clock.reset()
+        self.pipeline.clock.set(epoch, is_start=epoch != self._next_whole)
         self._next_whole = -1
         self._budget.count = self._num_received = num_items = 0
         self._meter.begin(epoch)
-        items = self._received(epoch)
+        received = self._received(epoch)
         try:
-            for item in items:
-                num_items += 1
+            for num_items, item in enumerate(received, 1):
                 if self._is_in_epoch:  # and no state was loaded since
                     self._num_received = num_items
-                if num_items == self._num_items:  # before the last item is yielded: a state then has the next epoch
-                    num_items += sum(1 for _ in items)  # the ends of all workers
-                    self._finish(epoch, num_items)
+                if num_items == self.pipeline.num_items:
+                    self._finish(epoch, received)  # before the last item is yielded: a state then has the next epoch
                 self._meter.received(item.num_samples)
-                value = item.value
+                value = item.made.result()
                 del item
                 yield value
                 del value
                 self._meter.asked()
-            if num_items != self._num_items:
-                self._finish(epoch, num_items)
+            if num_items == 0:
+                why = f"the pipeline dropped all of them ({plural(self._budget.count, 'bad sample')})"
+                raise PipelineError(f"epoch {epoch} is empty: the shards hold no samples, or {why}.")
+            if self.pipeline.num_items is None:
+                self._finish(epoch, received)
+            elif num_items < self.pipeline.num_items:
+                msg = f"with_epoch: the stream ended after {num_items} of {self.pipeline.num_items} items of an epoch."
+                raise PipelineError(f"{msg}\n  No stage before with_epoch can end the stream.")
         finally:
             self._is_left = self._is_in_epoch and self._num_received > 0
 
-    def _finish(self, epoch: int, num_items: int) -> None:
-        if self._num_items not in (None, num_items) and not self._budget.count:  # skipped samples shorten an epoch
-            raise PipelineError(f"epoch {epoch} ended after {num_items} of {self._num_items} items.")
-        if num_items == 0:
-            raise empty_epoch(epoch, num_bad=self._budget.count)
+    def _finish(self, epoch: int, received: Iterator[Item]) -> None:
+        """Let the next epoch begin, after the ends of all workers."""
+        next(received, None)
         if self._is_in_epoch:
             self._epoch = self._next_whole = epoch + 1
             self._num_received = 0
@@ -195,13 +179,10 @@ class StreamLoader(Loader):
 
     def _received(self, epoch: int) -> Iterator[Item]:
         """Yield the items of the workers, one of each worker in turn. An error of a worker is raised in its place."""
-        if self._loader is None or not self.spec.persistent_workers:
-            with block_sigint():
+        with block_sigint():
+            if self._loader is None or not self.spec.persistent_workers:
                 self._loader = self._make_loader()
-                self._iterator = iter(self._loader)
-        else:
-            self._iterator = iter(self._loader)
-        items = self._iterator
+            items = self._iterator = iter(self._loader)
         try:
             while True:
                 try:
@@ -213,39 +194,38 @@ class StreamLoader(Loader):
                     return
                 self._budget.spend(epoch, item.bad)
                 self._meter.count_replaced(len(item.bad))
-                item.error.result()
                 if item.num_samples:
                     yield item
+                else:
+                    item.made.result()
         finally:
             if not self.spec.persistent_workers:
                 self._end_workers()
 
     def _make_loader(self) -> DataLoader[Any]:
         """Return a DataLoader whose next iteration starts the workers."""
-        spec, settings = self.spec, dict[str, Any]()
-        if spec.workers:
-            method = self._start_method()
+        spec, method = self.spec, self._start_method()
+        if method is not None:
             check_guard(method)
-            settings = {
-                "num_workers": spec.workers,
-                "prefetch_factor": spec.prefetch or DEFAULT_PREFETCH,
-                "persistent_workers": spec.persistent_workers,
-                "multiprocessing_context": method.name,
-                "timeout": spec.timeout or 0,
-                "worker_init_fn": functools.partial(_start_worker, self.pipeline, spec.workers),
-            }
         return DataLoader(
             _Items(self.pipeline),
             batch_size=None,
             collate_fn=_unchanged,
+            num_workers=spec.workers,
+            prefetch_factor=(spec.prefetch or DEFAULT_PREFETCH) if spec.workers else None,
+            persistent_workers=spec.persistent_workers and spec.workers > 0,
+            multiprocessing_context=method and method.name,
+            timeout=spec.timeout or 0,
+            worker_init_fn=functools.partial(_start_worker, self.pipeline, spec.workers),
             pin_memory=spec.pin_memory and torch.cuda.is_available(),
             generator=torch.Generator(),  # otherwise it draws from the program's own
-            **settings,
         )
 
-    def _start_method(self) -> Any:
-        source = self.pipeline.source  # another library's source is None
-        reads_store = source is not None and not all(map(is_local, source.shards.urls))
+    def _start_method(self) -> StartMethod | None:
+        """Return how workers start; None without workers."""
+        if not self.spec.workers:
+            return None
+        reads_store = not all(map(is_local, self.pipeline.source.urls))
         return start_method_of(self.pipeline.pipeline, self.spec.start_method, reads_store=reads_store)
 
     def _close_pool(self) -> None:
@@ -271,16 +251,14 @@ class Item(NamedTuple):
     """An item on its way from a worker.
 
     Attributes:
-        value: The item; None at the end of a worker's epoch and with an error.
-        num_samples: Number of samples in the item; 0 if `value` is None.
+        made: The item, or the error of the pipeline; None at the end of a worker's epoch.
+        num_samples: Number of samples in the item; 0 with an error or at the end.
         bad: The samples that were skipped before this item.
-        error: An outcome without a value; has the error of the pipeline if it failed.
     """
 
-    value: Any
+    made: Outcome[Any]
     num_samples: int
     bad: tuple[RejectedSample, ...]
-    error: Outcome[None]
 
 
 class _Items(IterableDataset[Item]):
@@ -290,14 +268,15 @@ class _Items(IterableDataset[Item]):
         self._pipeline = pipeline
 
     def __iter__(self) -> Iterator[Item]:
-        run, info = self._pipeline.run, get_worker_info()
+        run, num_bad = self._pipeline.run, 0
         values = self._pipeline.items(self._pipeline.clock.epoch)
         while True:
             made: Outcome[Any] = Outcome.of(next, values, _END)
             if made.error is not None or made.value is _END:
                 break
-            yield Item(made.value, len(run.origin.members) or 1, run.take_bad(), Outcome())
-        end = Item(None, 0, run.take_bad(), Outcome(None, made.error, "" if info is None else f"worker {info.id}"))
+            yield Item(made, run.num_samples, tuple(run.bad[num_bad:]))
+            num_bad = len(run.bad)
+        end = Item(Outcome(error=made.error, where=f"worker {run.worker}"), 0, tuple(run.bad[num_bad:]))
         del made, values  # the traceback of the error refers to the loader, a cycle
         yield end
 

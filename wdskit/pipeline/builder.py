@@ -141,14 +141,11 @@ def _check_stage(stage: object, at: int) -> None:
     """Check that `stage` can be stage number `at` of a pipeline.
 
     Raises:
-        PipelineError: `stage` is neither a `StageSpec`, nor a callable, nor a stage of webdataset, nor, as stage 0, a
-            DataLoader or IterableDataset of torch.
+        PipelineError: `stage` is neither a `StageSpec`, nor a callable, nor a stage of webdataset.
     """
     if isinstance(stage, StageSpec) or hasattr(stage, "run"):
         return
     if callable(stage) and not (isinstance(stage, type) and issubclass(stage, StageSpec)):
-        return
-    if at == 0 and any(each.__module__.startswith("torch.utils.data") for each in type(stage).__mro__):
         return
     way_out = "a stage is a spec or a callable from iterator to iterator. Write .shuffle(200) for wdskit's own."
     raise PipelineError(f"stage {at}: {show(stage)}; {way_out}")

@@ -212,9 +212,7 @@ class Pipeline:
         seed: int = 0,
         shuffle_shards: bool = True,
         resampled: bool = False,
-        weights: Sequence[float] | None = None,
-        split: Literal["none"] | None = None,
-        check: Literal["none", "size", "sha256"] = "size",
+        check: Literal["size", "sha256"] = "size",
         classes: Literal["same", "any"] = "same",
     ) -> Self:
         """The unplanned source: reads shards one after the other and needs no index.
@@ -225,10 +223,8 @@ class Pipeline:
             seed: Seed of the shards' order and of everything random.
             shuffle_shards: Whether to shuffle the shards in each epoch; otherwise they keep the listed order.
             resampled: Whether to draw shards with replacement, without end.
-            weights: Relative frequency of each `::`-part or list item of `shards`. Needs `resampled: true`.
-            split: `none`: every rank and worker reads everything. Otherwise a missing splitter is an error.
-            check: What to check in a shard that has an index. `size`: its size, and each sample when it is read.
-                `sha256`: also its digest. `none`: nothing.
+            check: What to compare with the index, if the shards have one: only the `size` of each shard, or also its
+                `sha256`.
             classes: Whether the `classes.json` of all folders must name the same classes, or may differ.
         """
 
@@ -238,12 +234,12 @@ class Pipeline:
     def split_by_worker(self) -> Self:
         """Keep the shards that belong to this worker process."""
 
-    def shuffle(self, size: int, *, initial: int | None = None) -> Self:
+    def shuffle(self, size: int, *, initial: int = 100) -> Self:
         """Shuffle the values in a buffer.
 
         Args:
             size: Number of values in the buffer.
-            initial: Number of values in the buffer before the first one comes out. Default: 100, at most `size`.
+            initial: Number of values in the buffer before the first one comes out; at most `size`.
         """
 
     def select(self, fn: Function) -> Self:

@@ -50,8 +50,8 @@ class Origin(NamedTuple):
 
     - From a planned source: 0, the position in the endless sequence of all epochs, and the number of the mixture part.
     - From a stream: the number of the draw (see `StreamSource`), the number of the sample in the shard, and 0.
-    - After a foreign stage, such as webdataset's: the number of the value in this process, the epoch, and `FOREIGN`
-      with rank and worker.
+    - After a foreign stage, such as webdataset's: the number of the value in this process, the epoch, and a number with
+      rank and worker.
 
     Attributes:
         url: Path or URL of the shard, for messages; empty if unknown.
@@ -78,9 +78,6 @@ class Origin(NamedTuple):
             return ": ".join(part for part in (self.url, self.key) if part) or "a value"
         return f"{first} to {self.key if first.url == self.url else ': '.join(self[:2])}"
 
-
-FOREIGN = 1 << 63
-"""The bit of `Origin.part` that is set for all values after a foreign stage."""
 
 NO_ORIGIN = Origin("", "", 0, 0, 0)
 
