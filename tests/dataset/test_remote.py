@@ -197,7 +197,7 @@ def test_a_shard_that_was_replaced_without_a_new_index_is_found_by_verify(store,
     store.upload(tmp_path / "data", names="*.tar")
     assert {"digest"} <= {finding.kind for finding in verify(store.url).findings}
     with pytest.raises((ShardError, StorageError), match="its sha256 is"):
-        list(Pipeline().stream(store.url, split="none", check="sha256").loader(workers=0))
+        list(Pipeline().stream(store.url, check="sha256").loader(workers=0))
 
 
 @pytest.mark.parametrize("store", ["a time"], indirect=True)
@@ -244,7 +244,7 @@ def test_a_damaged_copy_of_a_column_is_removed_and_then_fetched_again(store, tmp
 
 @pytest.mark.parametrize("store", ["strong"], indirect=True)
 def test_a_stream_compares_the_size_of_a_shard_with_its_index(store, tmp_path):
-    pipe = Pipeline().stream(store.url, shuffle_shards=False, split="none").map(number_of)
+    pipe = Pipeline().stream(store.url, shuffle_shards=False).map(number_of)
     assert list(pipe.loader(workers=0)) == OLD
     path = tmp_path / "data" / "s-001.tar"
     path.write_bytes(path.read_bytes() + bytes(10240))

@@ -82,7 +82,7 @@ def test_an_epoch_of_a_stream_after_a_timeout_works(pattern: str, tmp_path: Path
             threading.Event().wait()
         return int(sample["cls"])
 
-    stream = Pipeline().stream(pattern, shuffle_shards=False, split="none")
+    stream = Pipeline().stream(pattern, shuffle_shards=False)
     loader = stream.map(hang_once).batched(4).loader(workers=1, timeout=0.5, **FORK)
     with pytest.raises(PipelineError, match=r"timed out after 0\.5"):
         list(loader)

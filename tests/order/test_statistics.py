@@ -89,14 +89,14 @@ def test_no_two_seeds_epochs_lanes_and_purposes_share_a_key(used_keys, tmp_path)
         ExactOrder(counts, seed=seed, lanes=lanes, window=window).take(np.arange(4000))
         ResampledOrder(counts, seed=seed, lanes=lanes, window=window).take(np.arange(4000))
         for resampled, num_draws in ((False, 80), (True, 80 * 64)):
-            stream = Pipeline().stream(shards, seed=seed, resampled=resampled, split="none").to_tuple("__url__")
+            stream = Pipeline().stream(shards, seed=seed, resampled=resampled).to_tuple("__url__")
             source = stream.with_epoch(num_draws).build(rank=0, world_size=1).pipeline[0]
             assert len([*itertools.islice(source(), num_draws)]) == num_draws
         for stage in ("0:map", "1:map", "0:random_flip"):
             PositionRng(seed, stage)
     exact = 1 + 2 * 2 + num_windows  # homes, then the shards and an offset for each pass
     resampled = 2 * num_windows
-    stream = 2 + 80 * 64 // 1024  # two passes; draws with replacement take 1,024 words at once
+    stream = 2 + 80 * 64 // 40  # two passes; draws with replacement take a word for each of the 40 shards at once
     assert len(used_keys) == 2 * (exact + resampled + stream + 3)
     assert len(set(used_keys)) == len(used_keys)
     words = {tuple(np.random.Philox(np.random.SeedSequence(key)).random_raw(2).tolist()) for key in used_keys}
