@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-import json
 import logging
 import multiprocessing
 from collections import Counter

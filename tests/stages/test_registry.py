@@ -154,8 +154,7 @@ def test_a_stage_of_ones_own_stands_in_yaml_and_in_streams(numbers, tmp_path):
     registry.register("shift")(Shift)
     path = tmp_path / "c.yaml"
     path.write_text(
-        f"version: 1\npipeline:\n  - stream: {{shards: {numbers}}}\n"
-        "  - shift: {by: 7}\n  - to_tuple: [cls]\n"
+        f"version: 1\npipeline:\n  - stream: {{shards: {numbers}}}\n  - shift: {{by: 7}}\n  - to_tuple: [cls]\n"
     )
     assert sorted(label for (label,) in wdskit.make_loader(path, workers=0)) == list(range(7, 24))
     config = wdskit.load_config(path, overrides=["pipeline.shift.by=8"])

@@ -14,8 +14,8 @@ from torch.utils.data._utils import signal_handling
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.stream import StreamPipeline
 from wdskit.errors import PipelineError, StateError
-from wdskit.loader.loader import MAX_EPOCH, Loader
 from wdskit.loader.budget import Budget
+from wdskit.loader.loader import MAX_EPOCH, Loader
 from wdskit.loader.start_method import StartMethod, check_guard, start_method_of
 from wdskit.loader.state import plain_state, unused_state
 from wdskit.loader.worker import seed_worker
