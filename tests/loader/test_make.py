@@ -284,8 +284,6 @@ def test_len_is_refused_where_it_does_not_follow(six, build):
         len(build(Pipeline().stream(six).map(number_of)).loader(workers=0))
 
 
-
-
 # --- CUDA
 
 

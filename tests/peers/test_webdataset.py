@@ -21,7 +21,7 @@ from images import image_bytes
 from packed import KINDS, Packed, pack_all
 from PIL import Image
 from reading import check_read, fields_of
-from shards import even, key_of, listed, number_of, write_numbers, write_pictures
+from shards import even, key_of, listed, number_of, write_pictures
 
 from wdskit import Pipeline, ShardError
 
