@@ -26,15 +26,28 @@ from wdskit.codecs.images import decode_image, jpeg_size
 from wdskit.engine import reader
 from wdskit.native import INTERFACE, native
 from wdskit.stages.images import fused, geometry
-from wdskit.stages.images.fused import Axis, JpegPlan, OutputFormat
+from wdskit.stages.images.fused import Axis, JpegPlan, factors_of
+from wdskit.stages.images.transforms import Normalize
 
 MAX_PIXELS = 1 << 24
-IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+
+
+class Form(NamedTuple):
+    """The form of an image: uint8, or float32, perhaps normalized."""
+
+    is_float: bool = True
+    normalize: Normalize | None = None
+
+    @property
+    def factors(self) -> bytes | None:
+        return factors_of(self.normalize) if self.is_float else None
+
+
 FORMS = {
-    "uint8": OutputFormat(is_float=False),
-    "float": OutputFormat(is_float=True),
-    "normalized": OutputFormat(is_float=True, normalize=IMAGENET),
-    "normalized by one": OutputFormat(is_float=True, normalize=([0.4], [0.3])),
+    "uint8": Form(is_float=False),
+    "float": Form(),
+    "normalized": Form(normalize=Normalize(preset="imagenet")),
+    "normalized by one": Form(normalize=Normalize(mean=[0.4], std=[0.3])),
 }
 KINDS: dict[str, dict[str, Any]] = {
     "444": {"subsampling": 0},
@@ -68,12 +81,12 @@ def photo(height: int, width: int, *, seed: int = 0, mode: str = "RGB", **option
 
 
 def decode(
-    data: bytes, wanted: WantedPart, *, flip: bool = False, form: OutputFormat = FORMS["uint8"], size: Any = None
+    data: bytes, wanted: WantedPart, *, flip: bool = False, form: Form = FORMS["uint8"], size: Any = None
 ) -> np.ndarray | None:
     """Return the pixels that the module decodes from one file; None if it leaves the file to Python."""
     plan = JpegPlan(size or jpeg_size(data, max_pixels=MAX_PIXELS), *wanted, flip)
     shape = (wanted.rows.size, wanted.columns.size)
-    out = np.full((3, *shape, 3), 77, np.uint8 if form.dtype == np.uint8 else np.float32)
+    out = np.full((3, *shape, 3), 77, np.float32 if form.is_float else np.uint8)
     plans = np.array([plan.numbers(9, 1)], np.int64)
     board = np.zeros(3, np.int64)
     [verdict] = module.decode_jpegs([data], plans, out, *shape, form.factors, board)
@@ -82,9 +95,7 @@ def decode(
     return None if verdict else out[1]
 
 
-def decode_in_python(
-    data: bytes, wanted: WantedPart, *, flip: bool = False, form: OutputFormat = FORMS["uint8"]
-) -> np.ndarray:
+def decode_in_python(data: bytes, wanted: WantedPart, *, flip: bool = False, form: Form = FORMS["uint8"]) -> np.ndarray:
     """Return the pixels that the code in Python decodes, at full scale."""
     rows, columns = wanted
     whole = decode_image(data, "rgb8", max_pixels=MAX_PIXELS)
@@ -93,7 +104,7 @@ def decode_in_python(
     pixels = resized[rows.skip : rows.skip + rows.size, columns.skip : columns.skip + columns.size]
     pixels = np.ascontiguousarray(pixels[:, ::-1] if flip else pixels)
     if form.normalize is not None:
-        return geometry.normalize(pixels, *form.normalize)
+        return geometry.normalize(pixels, *form.normalize.numbers)
     return np.divide(pixels, np.float32(255), dtype=np.float32) if form.is_float else pixels
 
 

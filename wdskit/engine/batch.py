@@ -272,7 +272,7 @@ class _Samples:
         if program.writer is not None:
             assert program.writer.out_shape is not None
             shape = (len(self._locations), *program.writer.out_shape)
-            self._images = empty_images(memory, shape, program.writer.output_format.dtype)
+            self._images = empty_images(memory, shape, program.writer.dtype)
 
     def make(self, is_cancelled: Callable[[], bool], total: Timings) -> None:
         """Make all samples, up to the first that fails: `collate` raises its error. Add the timings to `total`.

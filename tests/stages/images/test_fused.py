@@ -239,7 +239,7 @@ def test_a_decoder_of_another_size_than_the_header_draws_again(monkeypatch):
 def test_what_is_written_into_a_batch_is_the_value_itself(images, ending):
     each = each_of(*CROPS["random wide"], *ENDINGS[ending], images=images)
     step = each.steps[0].function
-    batch = np.empty((3, 7, 15, 3), step.output_format.dtype).transpose(0, 3, 1, 2)
+    batch = np.empty((3, 7, 15, 3), step.dtype).transpose(0, 3, 1, 2)
     for number in range(8):
         batch.fill(77)
         sample = {"jpg": FILES["jpeg"], "cls": b"1"}

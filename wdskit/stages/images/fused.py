@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -104,39 +104,6 @@ def _run_at(stages: Sequence[Any], at: int) -> list[Any]:
     return run
 
 
-@dataclass(frozen=True)
-class OutputFormat:
-    """The form of an image that leaves a run of stages.
-
-    Attributes:
-        is_float: Whether the values are float32, 0..1 or normalized; otherwise uint8.
-        is_tensor: Whether a sample has a tensor (3, height, width); otherwise an array (height, width, 3).
-        normalize: Mean and standard deviation of `normalize`, for values 0..1; None without `normalize`.
-    """
-
-    is_float: bool
-    is_tensor: bool = False
-    normalize: tuple[Sequence[float], Sequence[float]] | None = None
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Dtype of the image, float32 or uint8."""
-        return np.dtype(np.float32 if self.is_float else np.uint8)
-
-    @property
-    def factors(self) -> bytes | None:
-        """The argument with which the code in C writes values of this format. None: uint8. Empty bytes: value / 255.
-        Otherwise value * scale + shift, with three scales and three shifts as bytes of float32.
-        """
-        if not self.is_float:
-            return None
-        if self.normalize is None:
-            return b""
-        mean, std = self.normalize
-        numbers = np.concatenate(geometry.affine_numbers(tuple(mean), tuple(std), 255.0))
-        return np.repeat(numbers, 6 // len(numbers)).tobytes()
-
-
 class Axis(NamedTuple):
     """How the rows, or the columns, of a result are made: resize a part of the image, and keep a part of the result.
 
@@ -196,7 +163,7 @@ class FusedStep:
     """The running form of `FusedStages`.
 
     Attributes:
-        output_format: The form of the resulting images.
+        dtype: Dtype of the resulting images: float32 of 0..1 or normalized, or uint8.
         out_shape: Shape of the image as a tensor, (3, height, width); None if it depends on the file.
 
     Args:
@@ -214,12 +181,10 @@ class FusedStep:
         self.moves = [each for each in transforms if isinstance(each.transform, GeometricTransform)]
         self._field = next(iter(stages[1].fields or ()), None)
         self._roles = roles
-        normalize = by_kind.get(Normalize)
-        self.output_format = OutputFormat(
-            is_float=stages[0].images == "rgb" or len(self.moves) < len(transforms),
-            is_tensor=ToTensor in by_kind,
-            normalize=normalize.numbers if normalize else None,
-        )
+        is_float = stages[0].images == "rgb" or len(self.moves) < len(transforms)
+        self.dtype = np.dtype(np.float32 if is_float else np.uint8)
+        self._factors = factors_of(by_kind.get(Normalize)) if is_float else None
+        self._is_tensor = ToTensor in by_kind
         last = by_kind.get(CenterCrop, stages[1])
         has_size = not (isinstance(last, Resize) and isinstance(last.size, int))
         self.out_shape = (3, *pair(last.size)) if has_size else None
@@ -234,7 +199,7 @@ class FusedStep:
         without `out` puts it into a sample: as an array or a tensor, which is a view of `written`.
         """
         image = written[0].transpose(1, 2, 0)
-        return geometry.to_tensor(image) if self.output_format.is_tensor else image
+        return geometry.to_tensor(image) if self._is_tensor else image
 
     def __call__(self, sample: Any, origin: Origin, out: NDArray[Any] | None = None) -> Any:
         """Return the sample after all stages. If `out` is given, the image is written to `out`, which then is the image
@@ -271,7 +236,7 @@ class FusedStep:
         Args:
             prepared: Result of `prepare`. Use it only once: `prepared.values` is changed, and is the result if
                 `prepared.field` is not None.
-            out: Receives the image: (1, *out_shape) of `output_format.dtype`, channels_last. The image field of the
+            out: Receives the image: (1, *out_shape) of `dtype`, channels_last. The image field of the
                 result is then `out` itself. None: the image gets new memory. `out` has no effect if `prepared.field` is
                 None.
 
@@ -281,7 +246,7 @@ class FusedStep:
         origin, sample, field, plan = prepared
         if plan is not None:
             shape = (1, plan.rows.size, plan.columns.size, 3)
-            written = np.empty(shape, self.output_format.dtype).transpose(0, 3, 1, 2) if out is None else out
+            written = np.empty(shape, self.dtype).transpose(0, 3, 1, 2) if out is None else out
             if self.carry_out_many([prepared], written, [0], memoryview(bytearray(16)).cast("q"))[0]:
                 sample[field] = self.value_of(written) if out is None else out
                 return sample
@@ -298,10 +263,10 @@ class FusedStep:
         if field is None:
             return sample
         image = sample[field]
-        if self.output_format.is_float and image.dtype == np.uint8:
+        if self.dtype == np.float32 and image.dtype == np.uint8:
             image = np.divide(image, np.float32(255), dtype=np.float32)
         if out is not None:
-            out[0] = image if self.output_format.is_tensor else image.transpose(2, 0, 1)
+            out[0] = image if self._is_tensor else image.transpose(2, 0, 1)
             image = out
         return {**sample, field: image}
 
@@ -312,7 +277,7 @@ class FusedStep:
 
         Args:
             prepared: Results of `prepare`.
-            images: The batch, (batch, *out_shape), of `output_format.dtype`, channels_last.
+            images: The batch, (batch, *out_shape), of `dtype`, channels_last.
             rows: For each of `prepared`, the number of its image in the batch.
             slot: This thread's slot of the board. It gets the position of each sample before its image is decoded.
 
@@ -328,7 +293,7 @@ class FusedStep:
         plans = [plan.numbers(each.origin.minor, rows[at]) for at, each, plan in planned]
         out = images.transpose(0, 2, 3, 1)
         numbers = np.array(plans, np.int64)
-        verdicts = native().decode_jpegs(files, numbers, out, *out.shape[1:3], self.output_format.factors, slot)
+        verdicts = native().decode_jpegs(files, numbers, out, *out.shape[1:3], self._factors, slot)
         for (at, _, _), verdict in zip(planned, verdicts, strict=True):
             done[at] = verdict == 0
         return done
@@ -386,6 +351,16 @@ class FusedStep:
         if field is None or not is_image_field(field) or not self.decode.takes(field, b""):
             return None
         return field if isinstance(sample[field], (bytes, memoryview)) else None
+
+
+def factors_of(normalize: Normalize | None) -> bytes:
+    """Return the argument with which the code in C writes float32: empty for value / 255, otherwise three scales and
+    three shifts as bytes of float32, for value * scale + shift. For uint8 values, the argument is None.
+    """
+    if normalize is None:
+        return b""
+    numbers = np.concatenate(geometry.affine_numbers(*normalize.numbers, 255.0))
+    return np.repeat(numbers, 6 // len(numbers)).tobytes()
 
 
 def _as_bytes(value: Any) -> Any:

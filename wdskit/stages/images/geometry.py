@@ -223,7 +223,7 @@ def _affine(
 
 
 def affine_numbers(
-    mean: tuple[float, ...], std: tuple[float, ...], unit: float
+    mean: Sequence[float], std: Sequence[float], unit: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return scale and shift that normalize an image: image * scale + shift == (image / unit - mean) / std. Both are
     float32 (channels,), or (1,) if `mean` and `std` have one value.
