@@ -344,8 +344,7 @@ def append_lines(path: Path, lines: Sequence[str], *, disk: Disk = DISK) -> None
     fd = disk.open_log(path)
     try:
         data = "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
-        while data:
-            data = data[disk.write(fd, data) :]
+        write_all(fd, memoryview(data), disk)
     finally:
         disk.close(fd)
 

@@ -288,12 +288,12 @@ def _check(
     if tree.get("version") != VERSION or tree["version"] is True:
         note(("version",), f"write `version: {VERSION}` at the top, not {show(tree.get('version'))}.")
     named = tree.get("pipelines")
-    if SINGLE in tree and "pipelines" in tree:
-        note((SINGLE,), "`pipeline` and `pipelines` exclude each other; move it into `pipelines`.")
+    if (SINGLE in tree) == ("pipelines" in tree) and not unknown:
+        note(
+            (SINGLE,), "write either `pipeline:` and a list of stages, or `pipelines:` and a mapping of names to lists."
+        )
     elif "pipelines" in tree and not (isinstance(named, dict) and named):
         note(("pipelines",), wrong_kind(named, "a mapping of names to lists of stages is needed"))
-    elif not {SINGLE, "pipelines"} & tree.keys() and not unknown:
-        note((), "there is no pipeline. Write `pipeline:` and a list of stages.")
     for name in named if isinstance(named, dict) else ():
         if not _PIPELINE_NAME.fullmatch(name):
             note(("pipelines", name), f"{show(name)} is not a valid name; use letters, digits, _ and -.")
