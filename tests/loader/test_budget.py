@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from wdskit import StorageError
 from wdskit.loader.budget import Budget
 from wdskit.pipeline.settings import ErrorsSpec
-from wdskit.stages.base import RejectedSample
 
 
-def test_a_list_of_bad_samples_that_cannot_be_written_names_its_setting_and_file(tmp_path: Any) -> None:
-    budget = Budget(ErrorsSpec(max_bad=3, dir=str(tmp_path / "file" / "bad")), name="pipeline", rank=0, num_samples=10)
+def test_a_folder_for_bad_samples_that_cannot_be_made_is_an_error_before_the_first_of_them(tmp_path: Any) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"errors\.dir: .*bad-pipeline-rank00000\.jsonl cannot be written"):
-        budget.spend(0, [RejectedSample(1, "s.tar", "k", "broken")])
+    spec = ErrorsSpec(max_bad=3, dir=str(tmp_path / "file" / "bad"))
+    with pytest.raises(OSError, match=str(tmp_path / "file")):
+        Budget(spec, name="pipeline", rank=0, num_samples=10)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from wdskit.errors import PipelineError, SampleError, StorageError
+from wdskit.errors import SampleError
 from wdskit.files import append_lines, make_folders
 from wdskit.pipeline.settings import ErrorsSpec
 from wdskit.stages.base import RejectedSample
@@ -27,7 +27,7 @@ class Budget:
         limit: Largest number of bad samples that an epoch of this rank may have; at least 1 for a limit in per cent.
 
     Raises:
-        PipelineError: `errors.dir` is a file, or is below a file.
+        OSError: The folder `errors.dir` cannot be made.
     """
 
     def __init__(self, spec: ErrorsSpec, *, name: str, rank: int, num_samples: int) -> None:
@@ -36,11 +36,8 @@ class Budget:
         self._max_bad = spec.max_bad
         self._name, self._rank = name, rank
         self._path = None if spec.dir is None else Path(spec.dir).absolute() / f"bad-{name}-rank{rank:05d}.jsonl"
-        for folder in () if self._path is None else self._path.parents:
-            if folder.exists():
-                if not folder.is_dir():
-                    raise PipelineError(f"errors.dir: {folder} is not a folder.\n  Choose another name for the folder.")
-                break
+        if self._path is not None:
+            make_folders(self._path.parent)
 
     def spend(self, epoch: int, bad: Sequence[RejectedSample]) -> None:
         """Count the bad samples of a batch that is about to be yielded.
@@ -53,7 +50,7 @@ class Budget:
 
         Raises:
             SampleError: The epoch would have more than `limit` bad samples. `count` and the file do not change.
-            StorageError: The file that lists the bad samples cannot be written.
+            OSError: The file that lists the bad samples cannot be written.
         """
         if not bad:
             return
@@ -66,15 +63,8 @@ class Budget:
             raise SampleError(msg, stage="errors", shard=last.shard, key=last.key)
         self.count = count
         if self._path is not None:
-            try:
-                make_folders(self._path.parent)
-                records = [{"pipeline": self._name, "epoch": epoch, **each._asdict()} for each in bad]
-                append_lines(self._path, [json.dumps(record) for record in records])
-            except OSError as err:
-                msg = f"errors.dir: {self._path} cannot be written: {err.strerror or err}."
-                raise StorageError(
-                    f"{msg}\n  Free space there, or choose another folder.", url=str(self._path)
-                ) from err
+            records = [{"pipeline": self._name, "epoch": epoch, **each._asdict()} for each in bad]
+            append_lines(self._path, [json.dumps(record) for record in records])
 
 
 def _limit(max_bad: int | str, num_samples: int) -> int:

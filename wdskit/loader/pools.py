@@ -189,16 +189,15 @@ class _Worker:
         self.returned: deque[int] = deque()  # numbers of free blocks, filled by finalizers at any time
 
     def send(self, ticket: int = 0, job: Any = None, *, forgotten: Sequence[int] = ()) -> None:
-        """Send a request to the worker, with a new job or without one, and with the numbers of free blocks.
-
-        Raises:
-            OSError: The worker has ended.
+        """Send a request to the worker, with a new job or without one, and with the numbers of free blocks. Do nothing
+        if the worker has died, which the next `ProcessPool.take` reports.
         """
         returned = tuple(self.returned.popleft() for _ in range(len(self.returned)))
-        # This does not wait for long: a thread of the worker always reads its pipe.
-        self.connection.send(Request(tuple(forgotten), returned, ticket, job))
         if job is not None:
             self.tickets.add(ticket)
+        with contextlib.suppress(ConnectionError):
+            # This does not wait for long: a thread of the worker always reads its pipe.
+            self.connection.send(Request(tuple(forgotten), returned, ticket, job))
 
     def forget(self, tickets: Sequence[int]) -> None:
         """Cancel the jobs of these tickets, and let the worker free the memory that no batch uses. Ignore tickets of
@@ -208,8 +207,7 @@ class _Worker:
             self._drop(self.replies.pop(ticket))
         forgotten = self.tickets.intersection(tickets)
         self.tickets -= forgotten
-        with contextlib.suppress(OSError):  # the worker died, which the next `take` reports
-            self.send(forgotten=[*forgotten])
+        self.send(forgotten=[*forgotten])
 
     def receive(self) -> None:
         """Receive the next reply, and map the new block that follows it in the pipe. If the job of the reply was
@@ -279,10 +277,7 @@ class ProcessPool:
         self._receive(timeout_s=0)
         chosen = min(self._workers, key=lambda each: len(each.tickets))
         self._next_ticket += 1
-        try:
-            chosen.send(self._next_ticket, job)
-        except ConnectionError:
-            self._raise_death(chosen)
+        chosen.send(self._next_ticket, job)
         return self._next_ticket
 
     def take(self, ticket: int) -> Outcome[list[Batch]]:
@@ -354,9 +349,9 @@ class ProcessPool:
             PipelineError: A worker died.
             OSError: A reply cannot be received, because too many files are open.
         """
-        by_handle: dict[Any, _Worker] = {}
-        for worker in self._workers:
-            by_handle[worker.connection] = by_handle[worker.process.sentinel] = worker
+        by_handle: dict[Any, _Worker] = {
+            handle: worker for worker in self._workers for handle in (worker.connection, worker.process.sentinel)
+        }
         ready = connections.wait(list(by_handle), timeout_s)
         for worker in dict.fromkeys(by_handle[handle] for handle in ready):
             try:

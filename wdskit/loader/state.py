@@ -59,8 +59,7 @@ class EpochCounter:
     def __init__(self, layout: EpochLayout, *, world_size: int) -> None:
         self._layout = layout
         self._world_size = world_size
-        self._anchor = (0, 0)  # an epoch, and the position of its start; later epochs start after it
-        self._loaded_samples: tuple[int, int] | None = None  # the epoch of a loaded state, and its positions
+        self._anchor = (0, 0, layout.num_samples)  # an epoch, its start and its samples: those of a loaded state
         self._is_loaded = False
         self._running: Pass | None = None
         self._left: dict[str, Any] | None = None  # the consumer's state in an epoch that was left early
@@ -145,24 +144,19 @@ class EpochCounter:
 
     def _roll_over(self) -> None:
         """Make the next epoch the current epoch, with no positions consumed."""
-        stop = self._start_of(self.epoch) + self._samples_of(self.epoch)
         self.epoch += 1
         self.consumed = 0
         self._is_loaded, self._running = False, None
-        self._anchor = (self.epoch, stop)
 
     def _samples_of(self, epoch: int) -> int:
-        if self._loaded_samples is not None and self._loaded_samples[0] == epoch:
-            return self._loaded_samples[1]
-        return self._layout.num_samples
+        anchor, _, num_samples = self._anchor
+        return num_samples if epoch == anchor else self._layout.num_samples
 
     def _start_of(self, epoch: int) -> int:
-        (anchor, start), num_samples = self._anchor, self._layout.num_samples
-        if epoch < anchor:
-            return epoch * num_samples
-        loaded, num_loaded = self._loaded_samples or (epoch, 0)
-        further = num_loaded - num_samples if anchor <= loaded < epoch else 0
-        return start + (epoch - anchor) * num_samples + further
+        anchor, start, num_samples = self._anchor
+        if epoch <= anchor:
+            return start if epoch == anchor else epoch * self._layout.num_samples
+        return start + num_samples + (epoch - anchor - 1) * self._layout.num_samples
 
     def _steps(self, start: int, num_samples: int, consumed: int) -> AnySteps:
         return self._layout.steps(self._world_size, start=start, consumed=consumed, num_samples=num_samples)
@@ -200,8 +194,7 @@ class EpochCounter:
         if not is_same:  # `start` and `samples` belong to the other sequence
             start, samples = self.epoch * self._layout.num_samples, self._layout.num_samples
             self.consumed = self._layout.resume_point(self.epoch, self.consumed)
-        self._anchor = (self.epoch, start)
-        self._loaded_samples = (self.epoch, samples)
+        self._anchor = (self.epoch, start, samples)
         self._is_loaded = True
         self._running = self._left = None
 
