@@ -48,9 +48,7 @@ class Watch:
     @property
     def step_s(self) -> float:
         """Seconds to wait for the batch before the next call of `look`; at least 0.001."""
-        longest_s = self.timeout_s or math.inf
-        until_s = min(self._next_s, self._started_s + longest_s)
-        return max(0.001, min(_LOOK_S, progress.REPORT_S / 4, longest_s / 4, until_s - time.monotonic()))
+        return max(0.001, min(_LOOK_S, progress.REPORT_S / 4, (self.timeout_s or math.inf) / 4))
 
     def look(
         self, who: str, pid: int | None = None, slots: NDArray[np.int64] | None = None, *, start_hint: str = ""

@@ -5,6 +5,7 @@ A worker process does not import torch, which takes 1.5 s and 150 MB, unless a s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import random
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -174,31 +175,43 @@ def serve(
     def answer(ticket: int, outcome: Outcome[list[Batch]], arena: Arena) -> None:
         outcome.where = f"worker {number}"
         message = pack_outcome(outcome, arena)
-        try:
-            with sending:
-                dropped = tuple(arenas.dropped.popleft() for _ in range(len(arenas.dropped)))
-                if message.block >= 0:
-                    lent[message.block] = arena.bytes
-                connection.send(Reply(ticket, message, dropped))
-                if arena.block is not None and message.block >= 0 and not arena.block.is_sent:
-                    arena.block.send(connection)
-        except ConnectionError:
-            pass  # the main process has ended
-        except BaseException:  # noqa: BLE001 (otherwise the main process would wait for ever)
-            traceback.print_exc()
-            os._exit(1)
+        with _ending_process(), sending, contextlib.suppress(ConnectionError):  # the main process has ended
+            dropped = tuple(arenas.dropped.popleft() for _ in range(len(arenas.dropped)))
+            if message.block >= 0:
+                lent[message.block] = arena.bytes
+            connection.send(Reply(ticket, message, dropped))
+            if arena.block is not None and message.block >= 0 and not arena.block.is_sent:
+                arena.block.send(connection)
 
     jobs = JobThreads(BatchMaker(program), arenas, answer)
-    jobs.start(run.num_threads, lambda: None)
-    while (request := _receive(connection)) is not None:
-        for block in request.returned:
-            del lent[block]
-        jobs.cancel(request.forgotten)
-        if request.job is None:
-            arenas.free_pages()
-        else:
-            jobs.submit(request.ticket, request.job)
+
+    def receive() -> None:
+        with _ending_process(), contextlib.suppress(EOFError, ConnectionError):  # the main process has ended
+            while (request := connection.recv()) is not None:
+                for block in request.returned:
+                    del lent[block]
+                jobs.cancel(request.forgotten)
+                if request.job is None:
+                    arenas.free_pages()
+                else:
+                    jobs.submit(request.ticket, request.job)
+        jobs.end()
+
+    threading.Thread(target=receive, name="wdskit-receive", daemon=True).start()
+    jobs.start(run.num_threads - 1, lambda: None)
+    while jobs.make_next():  # in the main thread, as users' functions expect
+        pass
     jobs.end()
+
+
+@contextlib.contextmanager
+def _ending_process() -> Iterator[None]:
+    """Return a context in which an error ends this process. Otherwise the main process would wait for ever."""
+    try:
+        yield
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
+        os._exit(1)
 
 
 def pack_outcome(outcome: Outcome[list[Batch]], arena: Arena) -> Message:
@@ -207,14 +220,6 @@ def pack_outcome(outcome: Outcome[list[Batch]], arena: Arena) -> Message:
         return pack(outcome, arena)
     except BaseException as err:  # noqa: BLE001 (the consumer receives every error of a worker)
         return Message(pickle.dumps(Outcome(error=err, where=outcome.where)))
-
-
-def _receive(connection: Connection) -> Request | None:
-    try:
-        request: Request | None = connection.recv()
-    except (EOFError, ConnectionError):  # the main process has ended
-        return None
-    return request
 
 
 def seed_worker(program: Any, number: int, num_workers: int) -> None:
