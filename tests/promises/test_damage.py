@@ -309,7 +309,7 @@ def stopped(folder: Path, number: int) -> None:
     assert run_child(work) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("part", [0.4, 0.7, 0.9])
+@pytest.mark.parametrize("part", [0.4, 0.6, 0.7, 0.8, 0.9])
 def test_damaged_file_of_a_killed_run_is_not_read_into_a_shard(tmp_path: Path, part: float) -> None:
     """Each file in .wdskit is damaged in turn. The same call fills the shard again, or names the file: then the call
     works without that file.

@@ -347,7 +347,8 @@ def fill_folder(
             elif was_done and not is_part and not run.get("dry_run"):
                 folder.clean()
     except OSError as err:
-        raise PackError(f"{err.filename2 or err.filename or dest}: {describe_os_error(err)}") from err
+        where = " -> ".join(str(name) for name in (err.filename, err.filename2) if name)
+        raise PackError(f"{where or dest}: {describe_os_error(err)}") from err
     written: Sequence[ShardEntry | PlannedShard] = todo if run.get("dry_run") else entries
     return PackResult(
         folder=dest if not is_local(dest) else Path(dest),
