@@ -109,9 +109,7 @@ class Change:
         for name in fields if not self.keep_json else ():
             if name not in {images[0], CLASS_FIELD} and may_describe_pixels(name, fields):
                 msg = f"its {name} has numbers, or data that wdskit does not read"
-                way = (
-                    "They may describe the pixels of the image that changes. If none does: --keep-json. Else use a map"
-                )
+                way = "They may describe pixels of the image that changes. If none does: --keep-json. Else use a map"
                 raise DecodeError(f"{msg}. {way}", field=name)
         [image] = images
         data = fields.pop(image)

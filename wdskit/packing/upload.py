@@ -71,10 +71,8 @@ class Bucket(Folder):
 
     def _is_put(self, name: str, digest: str) -> bool:
         """Return whether the shard of a job is in the bucket as this run uploaded it."""
-        put = self._puts.get(name)
-        return (
-            put is not None and put["digest"] == digest and bool(put["etags"]) and all(map(self._is_own, put["etags"]))
-        )
+        put = self._puts.get(name) or {"digest": None}
+        return put["digest"] == digest and bool(put["etags"]) and all(map(self._is_own, put["etags"]))
 
     def _note(self, name: str, digest: str, etags: Mapping[str, str | None]) -> None:
         self._puts[name] = note = {"digest": digest, "etags": etags}

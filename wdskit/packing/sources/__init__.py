@@ -46,9 +46,8 @@ def find_source(source: Any, how: Reading) -> Source:
     else:
         suffix = ".tar"
     if not suffix:
-        msg = (
-            f"{path or 'an empty path'}: there is no such folder, nor a file with a known suffix ({', '.join(_KINDS)})."
-        )
+        shown, known = path or "an empty path", ", ".join(_KINDS)
+        msg = f"{shown}: there is no such folder, nor a file with a known suffix ({known})."
         raise PackError(f"{msg}\n  Other sources, such as zips, are rows from Python: docs/recipes.md.")
     return _KINDS[suffix](path, how)
 

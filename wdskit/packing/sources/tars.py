@@ -216,6 +216,5 @@ class Shards(Tars):
     def _finish(self) -> None:
         unknown = {*self._keep, *self._drop, *self._rename} - self._seen
         if unknown:
-            raise PackError(
-                f"{min(unknown)}: no sample has this field. The fields are {', '.join(sorted(self._seen))}."
-            )
+            known = ", ".join(sorted(self._seen))
+            raise PackError(f"{min(unknown)}: no sample has this field. The fields are {known}.")
