@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from wdskit.codecs.checks import ImageCheck, check_image, check_image_field
 from wdskit.codecs.fields import decode_field, is_json_field
@@ -17,6 +17,7 @@ from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.keys import check_member_name
 from wdskit.errors import PROCESS_ERRORS, DecodeError, PackError
 from wdskit.limits import MAX_PIXELS
+from wdskit.text import as_int
 
 MapFunction = Callable[[str, dict[str, bytes]], Mapping[str, bytes]]
 """Takes the key and the fields of a sample, and returns the fields to pack. Its attribute `version` says which."""
@@ -39,9 +40,9 @@ class Change:
     """
 
     validate: ImageCheck = "structure"
-    resize: Annotated[int, Field(strict=True, ge=1, le=1 << 16)] | None = None
+    resize: Annotated[int, BeforeValidator(as_int), Field(strict=True, ge=1, le=1 << 16)] | None = None
     format: ImageFormat | None = None
-    quality: Annotated[int, Field(strict=True, ge=1, le=100)] | None = None
+    quality: Annotated[int, BeforeValidator(as_int), Field(strict=True, ge=1, le=100)] | None = None
     keep_json: bool = False
     map: MapFunction | None = None
     checks: frozenset[str] | None = None
