@@ -153,7 +153,7 @@ def _flush(fd: int) -> None:
 class TempFile:
     """The temporary file that `publish` writes and then renames.
 
-    A thread writes large pieces of `bytes`, one at a time, while the caller continues. If a write in the thread fails,
+    A thread writes large pieces, one at a time, while the caller continues. If a write in the thread fails,
     the next `write`, `wait` or `sha256` raises its OSError.
 
     Attributes:
@@ -169,12 +169,12 @@ class TempFile:
         self.num_bytes = 0
 
     def write(self, data: Buffer) -> None:
-        """Append all of `data`. The caller may change a mutable buffer after this call."""
+        """Append all of `data`. The caller may change a mutable buffer after the next call of `write` or `wait`."""
         self.wait()
         view = memoryview(data).cast("B")
         start = self.num_bytes
         self.num_bytes += len(view)
-        if not isinstance(data, bytes) or len(view) < THREAD_BYTES:  # a thread reads only bytes that cannot change
+        if len(view) < THREAD_BYTES:
             self._write(view)
             return
         if self._thread is None:

@@ -354,7 +354,8 @@ class Records:
             return {found: value}
         name = field_of(value) if isinstance(value, str) else ""
         if not is_image_field(name):
-            raise ValueError(f"{value!r} is not the path of one image with the extension of a format that wdskit reads")
+            shown = repr(value)[:100]
+            raise ValueError(f"{shown} is not the path of one image with the extension of a format that wdskit reads")
         return {name: self._file(value)}
 
     def _file(self, path: str) -> File:
