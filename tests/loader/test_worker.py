@@ -88,7 +88,7 @@ def test_threads_that_wait_hold_no_batch_and_no_job() -> None:
         answered.set()
 
     threads = jobs_of(answer)
-    threads.start(2, lambda: None)
+    threads.start(2)
     gc.disable()
     try:
         job = Value()

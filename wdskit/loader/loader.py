@@ -508,7 +508,10 @@ class PlannedLoader(Loader):
             raise
 
     def _forget(self, waiting: deque[tuple[Job, Any]]) -> None:
-        """Cancel started jobs, and let the pool free its memory. Do nothing in a forked process."""
+        """Drop batches that were not yielded, cancel started jobs, and let the pool free its memory. Do nothing to the
+        pool in a forked process.
+        """
+        self._made.clear()
         if self._owner in (None, os.getpid()):
             self._pool.forget([ticket for _, ticket in waiting])
             waiting.clear()

@@ -56,7 +56,7 @@ class JobThreads:
         self._live: set[Any] = set()  # tickets of jobs that are neither answered nor cancelled
         self._threads: list[threading.Thread] = []
 
-    def start(self, number: int, begin: Callable[[], object]) -> None:
+    def start(self, number: int, begin: Callable[[], object] = lambda: None) -> None:
         """Start threads, each of which first calls `begin`."""
 
         def run() -> None:
@@ -198,7 +198,7 @@ def serve(
         jobs.end()
 
     threading.Thread(target=receive, name="wdskit-receive", daemon=True).start()
-    jobs.start(run.num_threads - 1, lambda: None)
+    jobs.start(run.num_threads - 1)
     while jobs.make_next():  # in the main thread, as users' functions expect
         pass
     jobs.end()
