@@ -14,23 +14,15 @@ import pytest
 from folders import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
+from shards import write_members
 
 import wdskit
 from wdskit.cli import main
 from wdskit.cli.console import escape, format_bytes, format_count, plural
 from wdskit.native import describe_native
-from wdskit.tar.writer import TarWriter
 from wdskit.text import format_at_least, parse_bytes
 
 RUN = [sys.executable, "-c", "from wdskit.cli import main; main()"]
-
-
-def write_shard(path: Path, members: dict[str, bytes]) -> None:
-    with path.open("wb") as file:
-        writer = TarWriter(file.write)
-        for name, data in members.items():
-            writer.add(name, data)
-        writer.finish()
 
 
 @pytest.fixture
@@ -39,9 +31,9 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "train"
     folder.mkdir()
     sample = {"jpg": bytes(2500), "cls": b"1"}
-    write_shard(folder / "s-0.tar", {f"cat/{i}.{name}": data for i in range(2) for name, data in sample.items()})
+    write_members(folder / "s-0.tar", {f"cat/{i}.{name}": data for i in range(2) for name, data in sample.items()})
     more = {f"dog/{i}.{name}": data for i in range(3) for name, data in {**sample, "json": b"{}"}.items()}
-    write_shard(folder / "s-1.tar", {"README": b"hello", **more})
+    write_members(folder / "s-1.tar", {"README": b"hello", **more})
     (folder / "classes.json").write_text('["cat", "dog"]')
     monkeypatch.chdir(tmp_path)
     return folder
@@ -158,7 +150,7 @@ def test_info_counts_the_values_of_columns_and_the_classes(train: Path, run) -> 
     for name in ("s-0.tar", "s-1.tar"):
         members = {f"{name[2]}{number}.cls": b"%d" % (number % 3 - 1) for number in range(150)}
         members |= {f"{name[2]}{number}.json": b'{"n": %d, "x": %d.5}' % (number, number) for number in range(150)}
-        write_shard(train / name, dict(sorted(members.items())))
+        write_members(train / name, dict(sorted(members.items())))
     run("index", "train", "--columns", "cls,n=json.n,x=json.x")
     text = run("info", "train")[1]
     assert " classes           3: cat 100, dog 100, -1 100\n" in text
@@ -174,7 +166,7 @@ def test_info_counts_the_values_of_columns_and_the_classes(train: Path, run) -> 
 def test_several_folders_are_joined_by_two_colons_in_every_command(train: Path, run, words) -> None:
     """The first folder has no slash, and must not be taken for the scheme of a URL."""
     (train.parent / "more").mkdir()
-    write_shard(train.parent / "more" / "m-0.tar", {"cow/0.cls": b"2", "cow/0.jpg": bytes(2500)})
+    write_members(train.parent / "more" / "m-0.tar", {"cow/0.cls": b"2", "cow/0.jpg": bytes(2500)})
     code, out, err = run(*words, "train::more")
     assert err == ""
     assert (code, words[0]) in {(0, words[0]), (1, "verify")}
@@ -211,8 +203,8 @@ def test_hostile_names_never_reach_the_terminal_raw(tmp_path: Path, run, monkeyp
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "x"
     folder.mkdir()
-    write_shard(folder / "a.tar", {"e\x1b[31m\u202evil.j\x07pg": b"1", "e\x1b]0;t\x9b.cls": b"2"})
-    write_shard(folder / "b.tar", {"k.jpg": b"1", "k.jpg\x1b": b"2", "j\x1b.jpg": b"2", "k.jpg2": b""})
+    write_members(folder / "a.tar", {"e\x1b[31m\u202evil.j\x07pg": b"1", "e\x1b]0;t\x9b.cls": b"2"})
+    write_members(folder / "b.tar", {"k.jpg": b"1", "k.jpg\x1b": b"2", "j\x1b.jpg": b"2", "k.jpg2": b""})
     (folder / "classes.json").write_text(json.dumps(["\x1b[2J"]))
     for words in (("info", "x/a.tar"), ("info", "x\x1b"), ("info", "x")):
         for json_flag in ((), ("--json",)):
@@ -228,7 +220,7 @@ def test_head_ends_info_silently(tmp_path: Path) -> None:
     """The pipe breaks while lines are written, or at the last flush."""
     for num_samples in (5, 5000):
         shard = tmp_path / "many.tar"
-        write_shard(shard, {f"{i:06d}.cls": b"1" for i in range(num_samples)})
+        write_members(shard, {f"{i:06d}.cls": b"1" for i in range(num_samples)})
         process = subprocess.Popen(
             [*RUN, "info", shard, "--num", "5000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )

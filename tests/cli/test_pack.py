@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 import typer
 import typer.main
+from formats import files_in, read_folder
 from images import image_bytes, make_folder
 from PIL import Image
 from rays import FakeRay
-from shards import bytes_in, samples_in
 
 from wdskit.cli import app
 from wdskit.dataset.columns import columns
@@ -223,20 +223,20 @@ def test_packing_twice_has_nothing_to_do_and_another_way_is_refused(run, photos)
 
 
 def shards_in(folder: str) -> list[str]:
-    return [name for name in bytes_in(Path(folder)) if name.endswith(".tar")]
+    return [name for name in files_in(Path(folder)) if name.endswith(".tar")]
 
 
 def keys_in(folder: str) -> list[str]:
-    return list(samples_in(Path(folder)))
+    return list(read_folder(Path(folder)))
 
 
 def fields_in(folder: str) -> set[str]:
-    return {field for fields in samples_in(Path(folder)).values() for field in fields}
+    return {field for fields in read_folder(Path(folder)).values() for field in fields}
 
 
 def sizes_in(folder: str, field: str = "jpg") -> set[tuple[int, int]]:
     """Return the sizes of all images with one name."""
-    images = [data for fields in samples_in(Path(folder)).values() for name, data in fields.items() if name == field]
+    images = [data for fields in read_folder(Path(folder)).values() for name, data in fields.items() if name == field]
     return {Image.open(io.BytesIO(data)).size for data in images}
 
 
@@ -247,7 +247,7 @@ OPTIONS = {
     "--sidecars": ("photos out --sidecars txt", lambda: fields_in("out") == {"cls", "jpg", "json", "txt"}),
     "--files": ("photos/dog out --files txt", lambda: fields_in("out") == {"json", "txt"}),
     "--images": ("coco.json out --images photos", lambda: keys_in("out") == ["cat/0001"]),
-    "--classes": ("photos out --classes names.txt", lambda: samples_in(Path("out"))["cat/0000"]["cls"] == b"1"),
+    "--classes": ("photos out --classes names.txt", lambda: read_folder(Path("out"))["cat/0000"]["cls"] == b"1"),
     "--keys": ("photos out --keys hashed", lambda: all(key.isalnum() for key in keys_in("out"))),
     "--skip-bad": ("a.jsonl out --skip-bad", lambda: Path("out/rejected.jsonl").exists()),
     "--validate": ("cut.csv out --validate none", lambda: keys_in("out") == ["cut"]),
@@ -375,4 +375,4 @@ def test_a_pipe_sees_no_bar_and_may_be_closed(tmp_path):
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")  # the command has done its work
-    assert bytes_in(tmp_path / "b").keys() >= {"index.json", "b-000000.tar"}
+    assert files_in(tmp_path / "b").keys() >= {"index.json", "b-000000.tar"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from disks import HastyDisk, on
-from shards import samples_in
+from formats import read_folder
 
 from wdskit import pack
 
@@ -45,11 +45,11 @@ def test_an_option_that_would_have_only_its_last_value_is_refused(
 def test_options_that_are_lists_may_be_repeated(run: Any, data: str) -> None:
     code, _, err = run("pack", "data", "out", "--field", "a.txt=text", "--field", "b.json=n")
     assert (code, err) == (0, "")
-    assert {"a.txt", "b.json"} <= {*next(iter(samples_in(Path("out")).values()))}
+    assert {"a.txt", "b.json"} <= {*next(iter(read_folder(Path("out")).values()))}
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "shard", "page"])
-def test_a_page_replaces_only_a_page(run: Any, data: str, kind: str) -> None:
+def test_a_page_replaces_what_has_its_name_and_nothing_behind_a_link(run: Any, data: str, kind: str) -> None:
     shard = Path("data/data-000000.tar")
     file = shard if kind == "shard" else Path("file.html")
     if kind == "link":
@@ -61,12 +61,12 @@ def test_a_page_replaces_only_a_page(run: Any, data: str, kind: str) -> None:
     before = shard.read_bytes()
     code, _, err = run("view", "data", "--out", file, "--no-open")
     assert shard.read_bytes() == before
-    if kind == "page":
-        assert code == 0
-        assert b"old" not in file.read_bytes()[:200]
+    if kind == "shard":
+        assert (code, err) == (1, "data/data-000000.tar: the name of a page ends in .html.")
     else:
-        assert code == 1
-        assert "the page cannot be written" in err
+        assert code == 0
+        assert file.read_bytes().startswith(b"<!doctype html>\n<html")
+        assert not file.is_symlink()
 
 
 @pytest.mark.parametrize("closed", ["<&-", "2>&-", ">&-"])

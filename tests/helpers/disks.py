@@ -17,10 +17,6 @@ CHILD_S = 240
 """Longest time of a child of `run_child`."""
 
 
-OWN = (".wdskit.lock", ".wdskit.last-run")
-"""Internal files of wdskit in a folder."""
-
-
 def on(disk: Disk, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Call `pack` or another function that writes, with this disk."""
     with use_disk(disk):

@@ -7,16 +7,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from disks import OWN
 from numpy.typing import NDArray
 from PIL import Image
 
-from wdskit import LocalShard, Pipeline
+from wdskit import Pipeline
 from wdskit.dataset.columns import Columns
 from wdskit.dataset.index import read_index
-from wdskit.dataset.samples import ShardReader
-from wdskit.storage.urls import LocalFile
 from wdskit.tar.writer import TarWriter
+
+
+def write_members(path: Path, members: dict[str, bytes]) -> Path:
+    """Write a shard of `{name: bytes}`; return its path."""
+    with path.open("wb") as file:
+        writer = TarWriter(file.write)
+        for name, data in members.items():
+            writer.add(name, data)
+        writer.finish()
+    return path
 
 
 def write_shard(path: Path, samples: dict[str, dict[str, bytes]]) -> Path:
@@ -39,31 +46,6 @@ def write_numbers(folder: Path, counts: list[int]) -> str:
         write_shard(folder / f"s-{shard:03d}.tar", samples)
         number += count
     return str(folder / "s-*.tar")
-
-
-def bytes_in(folder: Path) -> dict[str, bytes]:
-    """Return every file of a packed folder by its relative path, without wdskit's internal files."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.name not in OWN and path.is_file()]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-
-
-def samples_in(folder: Path) -> dict[str, dict[str, bytes]]:
-    """Return all samples of a packed folder in order, after comparing a read as a stream with a read by number."""
-    found: dict[str, dict[str, bytes]] = {}
-    for entry in read_index(str(folder)).entries:
-        path = str(folder / entry.name)
-        file = LocalFile(path)
-        streamed = list(ShardReader(file.read, shard=path))
-        file.close()
-        assert len(streamed) == entry.num_samples
-        assert Path(path).stat().st_size == entry.num_bytes
-        with LocalShard(path) as shard:
-            for number, sample in enumerate(streamed):
-                fields = {name: data for name, data in sample.items() if not name.startswith("__")}
-                assert {name: bytes(view) for name, view in shard[number].items()} == fields
-                assert sample["__key__"] not in found
-                found[sample["__key__"]] = fields
-    return found
 
 
 def key_of(sample):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from folders import REPOSITORY
+from formats import files_in
 from images import make_folder
-from shards import bytes_in
 
 from wdskit import pack
 
@@ -73,7 +73,7 @@ def test_a_cluster_writes_the_bytes_of_a_local_run_even_when_a_worker_is_killed(
     _, err = done.communicate(timeout=300)
     assert done.returncode == 0, err
     assert (tmp_path / "photos-mark").exists() == (how == "kill")
-    assert bytes_in(tmp_path / "b" / "out") == bytes_in(tmp_path / "a" / "out")
+    assert files_in(tmp_path / "b" / "out") == files_in(tmp_path / "a" / "out")
 
 
 def test_ctrl_c_ends_the_workers_and_the_run_goes_on_later(tmp_path, script):
@@ -91,4 +91,4 @@ def test_ctrl_c_ends_the_workers_and_the_run_goes_on_later(tmp_path, script):
     assert not [*(tmp_path / "b" / "out").glob("*.tar*")]
     pack(source, tmp_path / "a" / "out", max_samples=5)
     pack(source, tmp_path / "b" / "out", max_samples=5)
-    assert bytes_in(tmp_path / "b" / "out") == bytes_in(tmp_path / "a" / "out")
+    assert files_in(tmp_path / "b" / "out") == files_in(tmp_path / "a" / "out")

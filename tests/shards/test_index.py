@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from disks import FailingDisk, WatchedDisk, on, run_child
+from shards import write_members
 
 from wdskit import Pipeline, pack
 from wdskit.dataset.index import read_index
@@ -19,15 +20,6 @@ from wdskit.dataset.shard import LocalShard
 from wdskit.errors import FolderIndexError, ShardError, StorageError
 from wdskit.files import TEMP_PREFIX, TEMP_SUFFIX
 from wdskit.shards.index import index_folder
-from wdskit.tar.writer import TarWriter
-
-
-def write_shard(path: Path, members: dict[str, bytes]) -> None:
-    with path.open("wb") as file:
-        writer = TarWriter(file.write)
-        for name, data in members.items():
-            writer.add(name, data)
-        writer.finish()
 
 
 @pytest.fixture
@@ -36,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
     folder.mkdir()
     for number in (2, 0, 1):
         members = {f"{number}/{i}.{field}": bytes(i + 1) for i in range(number + 1) for field in ("cls", "jpg")}
-        write_shard(folder / f"s-{number}.tar", members)
+        write_members(folder / f"s-{number}.tar", members)
     return folder
 
 
@@ -76,7 +68,7 @@ def test_a_damaged_shard_is_named_and_nothing_is_written(folder: Path, workers: 
 
 
 def test_members_of_no_sample_are_counted(folder: Path) -> None:
-    write_shard(folder / "s-3.tar", {"README": b"x", ".hidden.jpg": b"y", "a.jpg": b"z"})
+    write_members(folder / "s-3.tar", {"README": b"x", ".hidden.jpg": b"y", "a.jpg": b"z"})
     assert index_folder(folder).num_ignored == 2
 
 
@@ -168,7 +160,7 @@ def test_an_index_keeps_the_order_of_the_shards_it_had(tmp_path):
     names = [entry.name for entry in read_index(tmp_path).entries]
     assert names == ["m-000000.tar", "m-000001.tar", "c-000000.tar"]
     Pipeline().exact(str(tmp_path), seed=1).to_tuple("cls").batched(1).loader(workers=0).load_state_dict(state)
-    write_shard(tmp_path / "a.tar", {"a.cls": b"1"})
+    write_members(tmp_path / "a.tar", {"a.cls": b"1"})
     index_folder(tmp_path)
     assert [entry.name for entry in read_index(tmp_path).entries] == [*names, "a.tar"]
 
