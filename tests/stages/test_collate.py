@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from shards import npy, write_shard
 
-from wdskit import ConfigError, Pipeline, PipelineError, Ragged, WdskitError, load_config
+from wdskit import ConfigError, Pipeline, PipelineError, Ragged, WdskitError
 from wdskit.shards.index import index_folder
 from wdskit.stages.collate import FRESH, Collate, as_tensors, make_ragged
 from wdskit.stages.roles import Roles
@@ -114,12 +113,6 @@ def test_arrays_are_stacked(dtype, shape):
     assert batch.numpy().dtype == np.dtype(dtype).newbyteorder("=")
 
 
-def test_tensors_are_stacked():
-    tensors = [torch.full((2, 3), n) for n in range(4)]
-    (batch,) = collate([(tensor,) for tensor in tensors])
-    assert torch.equal(batch, torch.stack(tensors))
-
-
 # --- images
 
 
@@ -160,15 +153,6 @@ def test_chw_tensors_become_channels_last_images(channels, layout):
     assert batch.is_contiguous(memory_format=LAST)
     assert torch.equal(batch, torch.stack(tensors))
     assert batch.dtype == torch.uint8
-
-
-def test_other_slots_keep_their_axes():
-    """An array is an image only if the pipeline says so."""
-    array = pixels(4, 5, 3)
-    assert collate([(array, array.copy())], [0])[1].shape == (1, 4, 5, 3)
-    assert collate([(pixels(3, 4, 5),)], [0])[0].shape == (1, 5, 3, 4)
-    array = array.copy()
-    assert collate([{"npy": array, "left.npy": array}])["left.npy"].shape == (1, 4, 5, 3)
 
 
 @pytest.mark.parametrize("slots", [[], [0]])
@@ -252,11 +236,6 @@ def test_messages_name_the_slot(samples, message):
     assert str(caught.value) == message
 
 
-def test_integers_beyond_int64_are_an_error():
-    with pytest.raises(PipelineError, match=r"^batched: slot 0: "):
-        collate([(2**63,)])
-
-
 def test_byte_orders_of_one_dtype_mix():
     (batch,) = collate([(np.array([1, 2], "<i4"),), (np.array([3, 4], ">i4"),)])
     assert batch.tolist() == [[1, 2], [3, 4]]
@@ -326,31 +305,8 @@ def test_a_field_is_found_in_tuples_by_its_name(folder: str) -> None:
         assert [type(column) for column in batch] == [Ragged, torch.Tensor, Ragged]
     with pytest.raises(PipelineError, match=r"batched: ragged: no field `json`; the samples have: npy, cls"):
         pipe.to_tuple("npy", "cls").batched(2, ragged="json").build(rank=0, world_size=1)
-
-
-def test_a_padded_tail_has_a_mask_and_streams_have_ragged_fields_too(folder: str) -> None:
-    [*_, last] = both(Pipeline().sequential(folder).decode().to_tuple("npy", "__valid__").batched(5, ragged="npy"))
-    assert len(last[0]) == len(last[1]) == 5
-    stream = Pipeline().stream(f"{folder}/*.tar").decode().to_tuple("npy").batched(3, ragged=["npy"]).loader(workers=0)
-    assert [len(batch[0]) for batch in stream] == [3, 3, 2]
-
-
-def test_it_travels_from_workers_and_is_written_in_yaml(folder: str, tmp_path: Path) -> None:
-    config = tmp_path / "c.yaml"
-    source = f"{{sequential: {{shards: {folder!r}}}}}"
-    stages = f"[{source}, decode, {{to_tuple: [npy, __valid__]}}, {{batched: {{size: 4, ragged: [npy]}}}}]"
-    config.write_text(f"version: 1\npipeline: {stages}\nloader: {{workers: 1}}\n")
-    pipe = Pipeline(load_config(config).pipeline())
-    assert pipe.stages[-1].written() == {"batched": {"size": 4, "partial": True, "ragged": ("npy",)}}
-    batches = list(pipe.loader(workers=1))
-    assert [type(batch[0]) for batch in batches] == [Ragged, Ragged]
-    lengths = [batch[0].offsets.diff().tolist() for batch in batches]
-    assert (
-        lengths == [batch[0].offsets.diff().tolist() for batch in pipe.loader(workers=0)] == [LENGTHS[:4], LENGTHS[4:]]
-    )
-    config.write_text("version: 1\npipeline: [{sequential: a}, {batched: {size: 4, ragged: [npy], collate: f}}]\n")
     with pytest.raises(ConfigError, match="`ragged` has no effect with your own `collate`"):
-        load_config(config)
+        pipe.batched(2, ragged="npy", collate=list)
 
 
 @pytest.mark.parametrize(

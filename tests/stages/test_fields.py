@@ -11,7 +11,7 @@ import pytest
 import torch
 from shards import draw, listed, write_numbers
 
-from wdskit import ConfigError, Pipeline, PipelineError, SampleError, WdskitError
+from wdskit import Pipeline, PipelineError, SampleError, WdskitError
 from wdskit.shards.index import index_folder
 from wdskit.stages.fields import Rename
 
@@ -75,11 +75,6 @@ def test_a_function_may_be_of_any_kind(six, function):
     for settings in ({"workers": 0}, {"workers": 1, "start_method": "fork"}):  # a lambda needs fork
         loader = listed(six).map(function).loader(**settings)
         assert list(loader) == list(range(10, 49))
-
-
-def test_builtins_and_types_are_functions_too(six):
-    pipe = listed(six).map_dict(cls=int).to_tuple("cls", "__key__").map_tuple(str, len)
-    assert list(pipe.loader(workers=0)) == [(str(number), 7) for number in range(39)]
 
 
 class Drawer:
@@ -159,11 +154,6 @@ def test_a_function_that_forgets_to_return_is_an_error(six):
 
 def forget(sample):
     sample["cls"] = 0
-
-
-def test_a_setting_of_map_beside_the_fields_of_map_dict_is_no_function():
-    with pytest.raises(ConfigError, match=r"global_rng: .*function"):
-        Pipeline().map_dict(cls=str, global_rng=True)
 
 
 def test_a_decode_of_fields_that_a_sample_does_not_have_is_an_error(tmp_path):

@@ -101,14 +101,6 @@ def test_lists_of_numbers_are_arrays_and_ragged_where_their_lengths_differ(folde
     assert mixed == [[1, [2]]] * 4
 
 
-def test_arrays_of_other_fields_still_need_their_name(tmp_path: Path):
-    rows = [{"__key__": str(n), "npy": np.zeros((n + 1, 2))} for n in range(4)]
-    on(HastyDisk(), pack, rows, tmp_path / "data")
-    pipe = Pipeline().sequential(str(tmp_path / "data"), tail="drop").decode().to_tuple("npy")
-    with pytest.raises(SampleError, match=r"slot 0 is \(1, 2\) in sample 0 but \(2, 2\) in sample 1"):
-        batch_of(pipe)
-
-
 @pytest.mark.parametrize("name", ["json.nope", "json.caption.more", "json.a.b.length", "other.json.x"])
 def test_a_path_that_leads_nowhere_is_a_missing_field(folder: str, name: str):
     pipe = Pipeline().exact(folder).decode()

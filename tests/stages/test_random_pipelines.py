@@ -316,7 +316,9 @@ def compare(seed: int, folders: list[list[str]]) -> int:
     pair = rng.choice(folders)
     samples = {key: State(dict(values)) for folder in pair for key, values in read(folder).items()}
     pipe, parts = Pipeline().exact(pair[0], seed=seed), ["nothing", "nothing"]
-    if rng.random() < 0.5:
+    if rng.random() < 0.2:
+        pipe = Pipeline().stream(pair[0], seed=seed)
+    elif rng.random() < 0.5:
         parts = [rng.choice(sorted(PARTS)) for _ in range(2)]
         mixture = [{"shards": each, "repeat": 1, "stages": PARTS[n]} for each, n in zip(pair, parts, strict=True)]
         pipe = Pipeline().exact(mixture=mixture, seed=seed)

@@ -7,10 +7,8 @@ import time
 from collections import Counter
 
 import pytest
-import shards
 from shards import draw, even, fail_on_7, nothing, number_of, write_numbers
 
-import wdskit
 from wdskit import Pipeline, PipelineError, SampleError
 
 START_METHODS = ["fork", "spawn", "forkserver"]
@@ -51,21 +49,6 @@ def test_with_epoch_of_all_samples_holds_each_once_whatever_the_buffer(six, size
     assert size == 1 or len({tuple(epoch) for epoch in epochs}) == 4
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("size", [4, 1000])
-def test_passes_do_not_mix_in_any_worker(tmp_path, workers, size):
-    """Each worker reads the same number of samples of each pass, so that epochs are passes."""
-    pattern = write_numbers(tmp_path / "even", [5] * 6)
-    for epoch in epochs_of(numbers(pattern, seed=1).shuffle(size).with_epoch(30), 3, workers=workers):
-        assert sorted(epoch) == list(range(30))
-
-
-def test_the_same_seed_gives_the_same_order_and_another_seed_another(six):
-    pipe = numbers(six, seed=4).shuffle(10)
-    assert epochs_of(pipe, 2, workers=2) == epochs_of(pipe, 2, workers=2)
-    assert epochs_of(pipe, 1, workers=0) != epochs_of(numbers(six, seed=5).shuffle(10), 1, workers=0)
-
-
 def test_set_epoch_after_the_fact_gives_that_epoch(six):
     pipe = numbers(six, seed=4).shuffle(10)
     epochs = epochs_of(pipe, 4, workers=2)
@@ -94,38 +77,6 @@ def test_with_epoch_yields_n_a_rank_whatever_the_workers(six, workers, resampled
     assert [[len(batch) for batch in batches] for _ in range(2)] == [[4] * 5] * 2
 
 
-def test_the_stream_goes_on_where_the_last_epoch_ended(six):
-    for workers in (0, 1, 2):
-        epochs = epochs_of(numbers(six, seed=3).with_epoch(13), 3, workers=workers)
-        assert sorted(itertools.chain(*epochs)) == list(range(39)) or workers > 1
-        counted = Counter(itertools.chain(*epochs_of(numbers(six, seed=3).with_epoch(13), 12, workers=workers)))
-        assert set(counted) == set(range(39))
-
-
-def test_two_ranks_of_two_workers_reach_every_sample_and_repeat_by_seed(six):
-    def run(seed):
-        pipe = numbers(six, seed=seed, resampled=True).shuffle(20).with_epoch(40)
-        return [epochs_of(pipe, 8, rank=rank, world_size=2, workers=2) for rank in range(2)]
-
-    one = run(1)
-    assert one == run(1)
-    assert one != run(2)
-    assert one[0] != one[1]
-    for rank in one:
-        assert len({tuple(epoch) for epoch in rank}) == 8
-    assert set(itertools.chain(*itertools.chain(*one))) == set(range(39))
-
-
-def test_no_sample_is_lost_or_repeated_at_an_epoch_boundary(six):
-    """Samples in a buffer at the end of an epoch come in the next epoch."""
-    loader = numbers(six, seed=3).shuffle(7, initial=7).with_epoch(5).loader(workers=1)
-    seen = [number for _ in range(16) for number in loader]
-    counts = Counter(seen)
-    assert len(seen) == 80
-    assert max(counts.values()) <= 3
-    assert len(counts) == 39
-
-
 def test_after_a_break_the_stream_starts_anew_with_draws_of_the_next_epoch(six):
     """This holds for any batches that workers have ready, and any place of the stream."""
     pipe = numbers(six, seed=3).shuffle(7).with_epoch(12)
@@ -148,20 +99,6 @@ def test_workers_that_are_not_persistent_start_each_epoch_anew(six):
         fresh = pipe.loader(workers=2)
         fresh.set_epoch(epoch)
         assert list(loader) == list(fresh)
-
-
-def test_a_jump_begins_a_stream(six):
-    """The samples are the same from any place, and for any batches that workers have ready."""
-    pipe = numbers(six, seed=3).shuffle(7).with_epoch(12)
-    fresh = pipe.loader(workers=1)
-    fresh.set_epoch(9)
-    expected = [list(fresh) for _ in range(2)]
-    loader = pipe.loader(workers=1, prefetch=2)
-    for num_items in (12, 3, 0):
-        list(itertools.islice(loader, num_items))
-        loader.set_epoch(9)
-        assert [list(loader) for _ in range(2)] == expected
-        loader.set_epoch(1)
 
 
 def test_random_numbers_depend_on_the_position_only(six):
@@ -209,48 +146,6 @@ def test_samples_on_which_select_fails_are_skipped_within_the_budget(six, worker
     assert loader.stats().replaced == 1
 
 
-def test_a_loop_that_is_left_when_python_exits_says_nothing(python, tmp_path, six):
-    script = f"""
-import wdskit
-def keep(sample):
-    return sample
-loader = wdskit.Pipeline().stream({str(six)!r}).map(keep).loader(workers=0)
-for sample in loader:
-    break
-"""
-    (tmp_path / "script.py").write_text(script)
-    done = python.start(tmp_path / "script.py").wait()
-    assert (done.stderr, done.returncode) == ("", 0)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_errors_keep_their_type_and_facts_on_the_way_from_a_worker(six, workers):
-    with pytest.raises(SampleError, match=r"n000007: map failed: ValueError: seven") as caught:
-        list(split(six).map(fail_on_7).loader(workers=workers))
-    assert caught.value.key == "n000007"
-    assert caught.value.stage == "map"
-
-
-@pytest.mark.parametrize("persistent", [True, False])
-def test_built_pipelines_work_in_torchs_own_loader(six, persistent):
-    """Epochs are counted per iteration, or set, with persistent workers and with workers that end."""
-    from torch.utils.data import DataLoader
-
-    built = numbers(six, seed=1).shuffle(6).with_epoch(10).build()
-    plain = DataLoader(built, batch_size=None, num_workers=2, persistent_workers=persistent)
-    epochs = [[int(item) for item in plain] for _ in range(3)]
-    assert [len(epoch) for epoch in epochs] == [10, 10, 10]
-    assert len({*map(tuple, epochs)}) == 3
-    for epoch in (0, 7, 0):
-        built.set_epoch(epoch)
-        found = [[int(item) for item in plain] for _ in range(2)]
-        assert epoch or found == epochs[:2]
-        assert len({*map(tuple, found)}) == 2
-    if not persistent:  # each epoch starts with the draws of its number
-        built.set_epoch(2)
-        assert [int(item) for item in plain] == epochs[2]
-
-
 def test_lambdas_are_refused_by_name_where_they_cannot_go(six):
     pipe = split(six).map(lambda sample: sample)
     with pytest.raises(PipelineError, match="lambda"):
@@ -296,12 +191,41 @@ loader = pipe.loader(workers=0)
 for epoch in (0, 1, 5):
     loader.set_epoch(epoch)
     assert len(list(loader)) == 3
+left = pipe.loader(workers=0)
+for sample in left:
+    break
 """
     (tmp_path / "script.py").write_text(script)
     done = python.start(tmp_path / "script.py").wait()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_module_of_test_stages_is_what_workers_import():
-    assert shards.draw.__module__ == "shards"
-    assert wdskit.Pipeline is Pipeline
+# --- draws of shards
+
+
+def test_ranks_and_workers_draw_disjointly(six):
+    draws = []
+    for rank, worker in itertools.product(range(2), repeat=2):
+        built = split(six, seed=6).to_tuple("__url__").with_epoch(30).build(rank=rank, world_size=2)
+        built.run.worker, built.run.num_workers = worker, 2
+        draws.append([sample["__url__"] for sample, _ in itertools.islice(built.pipeline[0](), 30)])
+    shards = list(itertools.islice(built.source.draws(), 24))
+    for number, own in enumerate(draws):  # the samples of a shard follow each other
+        rank, worker = divmod(number, 2)
+        assert [url for url, _ in itertools.groupby(own)][:3] == shards[rank + 2 * worker :: 4][:3]
+
+
+def test_a_worker_without_a_shard_has_no_items(six):
+    assert sorted(split(six).map(number_of).loader(workers=7)) == list(range(39))
+
+
+def test_a_missing_splitter_is_refused(six):
+    with pytest.raises(PipelineError, match="split_by_node is missing"):
+        Pipeline().stream(six).split_by_worker().with_epoch(3).loader(rank=0, world_size=2, workers=0)
+    with pytest.raises(PipelineError, match="split_by_worker is missing"):
+        Pipeline().stream(six).split_by_node().with_epoch(3).loader(workers=2)
+
+
+def test_a_stream_over_ranks_needs_with_epoch(six):
+    with pytest.raises(PipelineError, match="with_epoch"):
+        split(six).map(number_of).loader(rank=0, world_size=2, workers=0)

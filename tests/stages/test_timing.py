@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from time import perf_counter
 
 from wdskit.stages.timing import INTERVAL_S, Timings, TimingSampler
@@ -42,15 +41,6 @@ def test_merging_is_counting_together_and_leaves_the_other_alone():
     first.merge(second)
     assert (first.stages, first.bytes_read) == ({"read": (4, 2.5)}, 10)
     assert (second.stages, second.bytes_read) == ({"read": (1, 1.0)}, 5)
-
-
-def test_what_travels_with_a_batch_is_small():
-    """Timings of six stages are small; with small samples, which are rarely timed, almost nothing is sent."""
-    timings = Timings(bytes_read=10**9, stages={f"stage_{stage}": (64, 1e-3) for stage in "abcdef"})
-    sent = pickle.dumps(timings, protocol=5)
-    assert len(sent) < 500
-    assert pickle.loads(sent) == timings
-    assert len(pickle.dumps(Timings(), protocol=5)) < 200
 
 
 def test_one_task_is_timed_at_once_and_then_one_in_each_interval(monkeypatch):

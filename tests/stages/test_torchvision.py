@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -217,67 +216,6 @@ def test_fields_of_another_kind_are_the_error_of_the_sample(folder: str, fields:
         list(pipe.loader(workers=0))
 
 
-def test_our_own_transforms_send_boxes_to_torchvision(folder: str):
-    pipe = source(folder, range=[1, 5]).to_dict("png", "json.boxes").random_flip(fields=["png", "json.boxes"])
-    with pytest.raises((SampleError, PipelineError), match=r"`json.boxes` has the shape .* `torchvision`"):
-        list(pipe.loader(workers=0))
-
-
-def test_the_detection_recipe_from_cocos_file_to_batches(tmp_path: Path):
-    """The recipe is that of the page, with smaller crops: images without boxes stay, and labels follow their boxes."""
-    (tmp_path / "images").mkdir()
-    coco: dict[str, list[Any]] = {
-        "images": [],
-        "annotations": [],
-        "categories": [{"id": n, "name": f"c{n}"} for n in range(9)],
-    }
-    expected: dict[str, list[int]] = {}
-    rng = np.random.default_rng(5)
-    for number in range(40):
-        image = Image.new("RGB", (90, 70))
-        name = f"{number:04d}.png"
-        coco["images"].append({"id": number, "file_name": name, "width": 90, "height": 70})
-        labels = [int(label) for label in rng.integers(0, 9, number % 4)]
-        for at, label in enumerate(labels):
-            box = [5 + 25 * at, 10, 20, 30]
-            ImageDraw.Draw(image).rectangle((box[0], box[1], box[0] + 19, box[1] + 29), fill=(100 + label, 0, 0))
-            coco["annotations"].append(
-                {
-                    "id": 100 * number + at,
-                    "image_id": number,
-                    "category_id": label,
-                    "bbox": box,
-                    "area": 600,
-                    "iscrowd": 0,
-                }
-            )
-        expected[name] = labels
-        image.save(tmp_path / "images" / name)
-    (tmp_path / "instances.json").write_text(json.dumps(coco))
-    on(HastyDisk(), pack, tmp_path / "instances.json", tmp_path / "coco", images=tmp_path / "images")
-    boxes, labels = "json.annotations.bbox", "json.annotations.category_id"
-    pipe = Pipeline().exact(str(tmp_path / "coco"), seed=7, tail="pad").decode("rgb8")
-    pipe = pipe.torchvision(
-        fields={"png": "image", boxes: {"boxes": "xywh"}, labels: "labels"},
-        transforms=[
-            {"RandomResizedCrop": {"size": 128, "scale": [0.5, 1.0], "antialias": True}}, "RandomHorizontalFlip",
-            "ClampBoundingBoxes", {"SanitizeBoundingBoxes": {"min_size": 6}},
-        ],
-    )  # fmt: skip
-    seen = kept = 0
-    for batch in pipe.to_dict("png", boxes, labels, "__key__").batched(8).loader(workers=0):
-        for at in np.flatnonzero(batch["__valid__"].numpy()):
-            seen += 1
-            found, numbers = batch[boxes][int(at)], batch[labels][int(at)].tolist()
-            assert len(found) == len(numbers)
-            for (x, y, w, h), number in zip(found.tolist(), numbers, strict=True):
-                kept += 1
-                row, column = min(127, int(y + h / 2)), min(127, int(x + w / 2))
-                assert abs(int(batch["png"][int(at), 0, row, column]) - 100 - number) <= 1
-    assert seen == 40
-    assert 30 < kept <= sum(map(len, expected.values()))
-
-
 @pytest.mark.parametrize("is_object", [True, False])
 def test_all_labels_are_filtered_with_the_boxes(folder: str, is_object: bool):
     from torchvision.transforms import v2
@@ -297,10 +235,3 @@ def test_all_labels_are_filtered_with_the_boxes(folder: str, is_object: bool):
         assert sample["json.labels"].tolist() == sample["labels"].tolist() == expected
         kept += len(expected)
     assert 0 < kept < 100
-
-
-def test_boxes_without_labels_are_filtered_by_an_object_or_a_name(folder: str):
-    pipe = source(folder, range=[0, 9])
-    for transforms in (["SanitizeBoundingBoxes"], [{"RandomApply": {"transforms": ["SanitizeBoundingBoxes"]}}]):
-        fields = {"png": "image", "json.boxes": {"boxes": "xywh"}}
-        assert len(list(pipe.torchvision(fields=fields, transforms=transforms).loader(workers=0))) == 9

@@ -4,8 +4,8 @@ pipelines; the difference of its pixels, also from Pillow's.
 
 from __future__ import annotations
 
-import functools
 import io
+import re
 from itertools import product
 
 import numpy as np
@@ -16,12 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from images import EXTRANEOUS, FILES, encoded, palette_image, photo, pixels
 from PIL import Image
-from shards import listed, write_shard
 
-from wdskit.codecs.images import IMAGE_SPECS, decode_image
 from wdskit.errors import ImageTooLarge, PipelineError, SampleError
 from wdskit.native import native
-from wdskit.stages.batching import Batched
 from wdskit.stages.fields import Decode, Map, Rename, ToTuple
 from wdskit.stages.images import fused as fused_module
 from wdskit.stages.images.fused import FusedStages, fuse
@@ -200,29 +197,6 @@ def test_the_sample_is_copied_and_other_fields_keep_their_order():
     assert list(result) == list(sample)
 
 
-# --- draws
-
-
-def test_the_draws_are_those_of_the_stages_at_each_position(monkeypatch):
-    """The generators are the same, with the same calls in the same order and the same draws."""
-    boxes, flips = {True: [], False: []}, {True: [], False: []}
-    for is_fused in (True, False):
-
-        def spy(rng, height, width, scale, ratio, is_fused=is_fused):
-            boxes[is_fused].append((rng.bit_generator.state["state"]["counter"].tolist(), height, width))
-            box = draw_crop(rng, height, width, scale, ratio)
-            boxes[is_fused].append(box)
-            return box
-
-        monkeypatch.setattr("wdskit.stages.images.geometry.draw_crop", spy)
-        each = each_of(RandomResizedCrop(size=12), RandomFlip(p=0.5), fuse=is_fused)
-        for number in range(40):
-            flips[is_fused].append(each.apply({"jpg": FILES["jpeg"]}, at(number))["jpg"].tobytes())
-    assert boxes[True] == boxes[False]
-    assert flips[True] == flips[False]
-    assert len(set(flips[True])) > 30
-
-
 def test_a_decoder_of_another_size_than_the_header_draws_again(monkeypatch):
     monkeypatch.setattr(fused_module, "jpeg_size", lambda data, max_pixels: (500, 700))
     one, apart = (
@@ -255,65 +229,6 @@ def test_what_is_written_into_a_batch_is_the_value_itself(images, ending):
         assert (batch[2] == 77).all()
 
 
-@pytest.mark.parametrize("crop", sorted(CROPS))
-def test_the_shape_is_known_before_any_image_where_it_is_the_same_for_all(crop):
-    each = each_of(*CROPS[crop])
-    shapes = {each.apply({"jpg": FILES[name]}, at())["jpg"].shape for name in ("jpeg", "jpeg 4:2:2", "webp")}
-    expected = each.steps[0].function.out_shape
-    assert (expected is None) == (len(shapes) > 1)
-    assert expected is None or {(3, *shape[:2]) for shape in shapes} == {expected}
-
-
-@pytest.mark.parametrize("ending", ["", "flip", "flip normalize tensor"])
-def test_samples_that_are_prepared_together_are_those_that_are_done_one_by_one(ending):
-    """A sample does not affect the next one: not by its draws, its header, or its memory."""
-    step = each_of(*CROPS["random"], *ENDINGS[ending]).steps[0].function
-    names = ["jpeg", "png", "jpeg cmyk", "jpeg 4:2:2", "jpeg grey", "webp", "jpeg progressive", "jpeg one pixel"]
-    samples = [{"cls": b"%d" % number, "jpg": FILES[name]} for number, name in enumerate(names)]
-    alone = [step(sample, at(number)) for number, sample in enumerate(samples)]
-    prepared = [step.prepare(sample, at(number)) for number, sample in enumerate(samples)]
-    for number in (3, 0, 7, 1, 2, 6, 5, 4):
-        assert_same(step.carry_out(prepared[number]), alone[number])
-
-
-# --- in a pipeline
-
-
-@pytest.fixture(scope="module")
-def shard(tmp_path_factory):
-    """Twenty pictures, JPEG and PNG in turns, decoded at full scale for crops of 24, and at 1/2 for crops of 12."""
-    samples = {
-        f"k{number:02d}": {"jpg" if number % 2 else "png": encoded(smooth(number), "JPEG" if number % 2 else "PNG")}
-        for number in range(20)
-    }
-    return str(write_shard(tmp_path_factory.mktemp("shard") / "s-0.tar", samples))
-
-
-def smooth(number):
-    rows, columns = np.mgrid[0 : 40 + number, 0:47]
-    return np.stack([3 * rows + number, 4 * columns, rows + columns], axis=-1).astype(np.uint8)
-
-
-def batches_of(shard, size, *, workers=0, fuse=True):
-    pipe = listed(shard, seed=5).decode("rgb8", fuse=fuse).random_resized_crop(size).random_flip()
-    pipe = pipe.normalize("imagenet").to_tuple("jpg;png", "__key__").batched(6)
-    return list(pipe.loader(workers=workers))
-
-
-@pytest.mark.parametrize(("size", "level"), [(24, 0.0), (12, 9.0)])
-def test_batches_are_those_of_the_separate_stages(shard, size, level):
-    fused, apart = (batches_of(shard, size, fuse=is_fused) for is_fused in (True, False))
-    assert [len(images) for images, _ in fused] == [6, 6, 6, 2]
-    for (images, keys), (images_apart, keys_apart) in zip(fused, apart, strict=True):
-        assert keys == keys_apart
-        assert (images.dtype, images.shape, images.stride()) == (
-            images_apart.dtype,
-            images_apart.shape,
-            images_apart.stride(),
-        )
-        assert (images - images_apart).abs().max() <= level / 255 / 0.225
-
-
 # --- differences
 
 
@@ -321,23 +236,6 @@ def test_batches_are_those_of_the_separate_stages(shard, size, level):
 def pictures(load_tool):
     """Photographs in their original size: an enlarged one would have no detail to lose."""
     return load_tool("make_photos").load_photos()
-
-
-@pytest.mark.parametrize("name", ["astronaut", "cat", "coffee", "grass", "motorcycle", "tissue"])
-def test_photographs_decoded_whole_are_within_one_level_of_pillow(name, pictures):
-    data = encoded(pictures[name].resize((455, 385), Image.Resampling.BICUBIC), "JPEG", quality=95)
-    image = Image.fromarray(decode_image(data, "rgb8", max_pixels=10**6))
-    each = each_of(RandomResizedCrop(size=224))
-    rng = each.steps[0].function.moves[0]
-    for number in range(8):
-        top, left, height, width = draw_crop(rng.rng_at(at(number)), 385, 455, (0.08, 1.0), (3 / 4, 4 / 3))
-        part = image.crop((left, top, left + width, top + height))
-        expected = np.asarray(part.resize((224, 224), Image.Resampling.BILINEAR))
-        result = each.apply({"jpg": data}, at(number))["jpg"]
-        assert np.abs(result.astype(int) - expected).max() <= 1
-    middle = each_of(Resize(size=256), CenterCrop(size=224)).apply({"jpg": data}, at())["jpg"]
-    expected = np.asarray(image.resize((302, 256), Image.Resampling.BILINEAR))[16:240, 39:263]
-    assert np.abs(middle.astype(int) - expected).max() <= 1
 
 
 def difference(one, other):
@@ -404,36 +302,10 @@ def compare(data, size, count=2, decoded=None):
     return worst
 
 
-def kinds():
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    deep = (np.arange(40 * 30, dtype=np.uint16) * 54).reshape(40, 30)
-    large = photo(40, 56)
-    return {
-        "orientation, which is not applied": encoded(large, "JPEG", exif=exif),
-        "grey": encoded(large[..., 0], "JPEG"),
-        "CMYK": encoded(Image.fromarray(large).convert("CMYK"), "JPEG"),
-        "progressive": encoded(large, "JPEG", progressive=True),
-        **{f"subsampling {name}": encoded(large, "JPEG", subsampling=name) for name in ("4:4:4", "4:2:2", "4:2:0")},
-        "PNG": encoded(pixels(40, 56, 3), "PNG"),
-        "PNG palette": encoded(palette_image().resize((56, 40)), "PNG"),
-        "PNG alpha": encoded(pixels(40, 56, 4), "PNG"),
-        "PNG grey, alpha": encoded(Image.fromarray(pixels(40, 56, 2), "LA"), "PNG"),
-        "PNG 16 bits": encoded(Image.fromarray(deep), "PNG"),
-        "WebP": encoded(large, "WEBP"),
-        "WebP alpha": encoded(pixels(40, 56, 4), "WEBP", lossless=True, exact=True),
-        "GIF": encoded(palette_image().resize((56, 40)), "GIF"),
-        **{f"JPEG with bytes {name}": data for name, data in EXTRANEOUS.items()},
-    }
-
-
-KINDS = kinds()
-
-
-@pytest.mark.parametrize("name", sorted(KINDS))
+@pytest.mark.parametrize("name", sorted(WHOLE))
 def test_every_kind_of_file_is_within_one_level_of_pillow(name):
     for size in ((48, 48), (33, 61)):
-        assert compare(KINDS[name], size, count=6) <= 1
+        assert compare(WHOLE[name], size, count=6) <= 1
 
 
 def test_four_one_one_is_within_one_level_of_its_own_pixels():
@@ -465,98 +337,60 @@ def test_an_image_that_needs_no_resize_is_its_pixels():
 # --- which groups of stages are fused
 
 
-STREAM = Stream(shards="a.tar")
-DECODE = Decode(images="rgb8")
-RRC = RandomResizedCrop(size=224)
-RESIZE = Resize(size=256)
-CENTER = CenterCrop(size=224)
-MAP = Map(fn="my_augment")
-TUPLE = ToTuple(fields=["jpg;png", "cls"])
+OTHERS = {
+    "source": Stream(shards="a.tar"),
+    "shuffle": Shuffle(size=9),
+    "decode": Decode(images="rgb8"),
+    "float": Decode(images="rgb"),
+    "pillow": Decode(images="pil"),
+    "plain": Decode(),
+    "unfused": Decode(images="rgb8", fuse=False),
+    "rrc": RandomResizedCrop(size=224),
+    "rrc of jpg": RandomResizedCrop(size=224, fields="jpg"),
+    "rrc of two": RandomResizedCrop(size=224, fields="left.jpg right.jpg"),
+    "rrc with mask": RandomResizedCrop(size=224, masks="seg.png"),
+    "resize": Resize(size=256),
+    "center": CenterCrop(size=224),
+    "flip": FLIP,
+    "flip of jpg": RandomFlip(fields="jpg"),
+    "normalize": NORMALIZE,
+    "tensor": TENSOR,
+    "map": Map(fn="my_augment"),
+    "rename": Rename(names={"image": "jpg"}),
+    "tuple": ToTuple(fields=["jpg;png", "cls"]),
+}
+GROUPS = [
+    # Stages; those in brackets are fused.
+    "source shuffle [decode resize center flip normalize tensor] tuple",
+    "source [float rrc flip normalize tensor] map tuple",
+    "[decode resize]",
+    "[decode rrc] map flip normalize",
+    "[decode rrc flip] flip",
+    "[decode rrc normalize] flip",
+    "[decode rrc tensor] normalize",
+    "[decode rrc] center",
+    "[decode resize] flip of jpg",
+    "[decode rrc of jpg flip of jpg] normalize",
+    "[decode rrc] [decode rrc]",
+    "decode map rrc",
+    "decode rename rrc",
+    "decode shuffle rrc",
+    "decode center",
+    "decode flip rrc",
+    "decode normalize",
+    "rrc decode",
+    "plain rrc",
+    "pillow rrc",
+    "unfused rrc normalize",
+    "decode rrc with mask flip",
+    "decode rrc of two flip",
+]
 
 
-def lengths(*specs):
-    """Return the number of stages in each item of the plan; check that the stages are complete and in order."""
-    planned = fuse(specs)
-    flat = [stage for item in planned for stage in (item.stages if isinstance(item, FusedStages) else [item])]
-    assert flat == list(specs)
-    return [len(item.stages) if isinstance(item, FusedStages) else 1 for item in planned]
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        [RRC],
-        [RESIZE],
-        [RESIZE, CENTER],
-        [RRC, FLIP],
-        [RRC, NORMALIZE],
-        [RRC, TENSOR],
-        [RESIZE, CENTER, FLIP, NORMALIZE],
-        [RRC, FLIP, NORMALIZE, TENSOR],
-    ],
-)
-def test_a_run_is_one_wherever_it_stands(run):
-    assert lengths(DECODE, *run) == [1 + len(run)]
-    assert lengths(STREAM, Shuffle(size=9), DECODE, *run, TUPLE, Batched(size=4)) == [1, 1, 1 + len(run), 1, 1]
-    assert lengths(STREAM, DECODE, *run, MAP, TUPLE) == [1, 1 + len(run), 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("specs", "expected"),
-    [
-        ([DECODE, RRC, MAP, FLIP, NORMALIZE], [2, 1, 1, 1]),
-        ([DECODE, RRC, FLIP, FLIP], [3, 1]),
-        ([DECODE, RRC, NORMALIZE, FLIP], [3, 1]),
-        ([DECODE, RRC, NORMALIZE, NORMALIZE], [3, 1]),
-        ([DECODE, RRC, TENSOR, NORMALIZE], [3, 1]),
-        ([DECODE, RRC, CENTER], [2, 1]),
-        ([DECODE, RRC, RRC], [2, 1]),
-        ([DECODE, RESIZE, CENTER, CENTER], [3, 1]),
-        ([DECODE, RESIZE, FLIP, CENTER], [3, 1]),
-        ([DECODE, RRC, DECODE, RRC], [2, 2]),
-    ],
-)
-def test_a_run_ends_where_something_else_comes(specs, expected):
-    assert lengths(*specs) == expected
-
-
-@pytest.mark.parametrize(
-    "specs",
-    [
-        [DECODE],
-        [DECODE, MAP, RRC],
-        [DECODE, Rename(names={"image": "jpg"}), RRC],
-        [DECODE, Shuffle(size=9), RRC],
-        [DECODE, functools.partial(list), RRC],
-        [DECODE, CENTER],
-        [DECODE, FLIP, RRC],
-        [DECODE, NORMALIZE],
-        [MAP, RRC, FLIP],
-        [RRC, DECODE],
-        [Decode(), RRC],
-        [Decode(images="rgb8", fuse=False), RRC, NORMALIZE],
-        [DECODE, RandomResizedCrop(size=224, masks="seg.png"), FLIP],
-        [DECODE, Resize(size=224, fields="jpg", masks="png"), CENTER],
-        [DECODE, RandomResizedCrop(size=224, fields="left.jpg right.jpg"), FLIP],
-    ],
-)
-def test_what_stands_between_and_what_acts_on_several_fields_stays_apart(specs):
-    assert lengths(*specs) == [1] * len(specs)
-
-
-@pytest.mark.parametrize("images", sorted(IMAGE_SPECS))
-def test_only_colour_arrays_are_fused(images):
-    fused = images in {"rgb8", "rgb"}
-    assert lengths(Decode(images=images), RRC) == ([2] if fused else [1, 1])
-
-
-def test_the_stages_of_a_run_name_the_same_field():
-    def named(spec, fields):
-        return type(spec)(**{**spec.model_dump(), "fields": fields})
-
-    assert lengths(DECODE, *(named(spec, "jpg;png") for spec in (RESIZE, CENTER, FLIP, NORMALIZE))) == [5]
-    assert lengths(DECODE, named(RRC, "jpg"), FLIP, NORMALIZE) == [2, 1, 1]
-    assert lengths(DECODE, named(RRC, "jpg"), named(FLIP, "png")) == [2, 1]
-    assert lengths(DECODE, RRC, named(FLIP, "jpg")) == [2, 1]
-    assert lengths(DECODE, named(RESIZE, "jpg"), CENTER) == [2, 1]
-    assert lengths(DECODE, RRC, RandomFlip(masks="seg.png"), NORMALIZE) == [2, 1, 1]
+@pytest.mark.parametrize("text", GROUPS)
+def test_stages_that_are_fused_follow_one_another_and_name_one_field(text):
+    names = "|".join(sorted(OTHERS, key=len, reverse=True))
+    groups = [re.findall(names, group) for group in re.findall(rf"\[[^]]+\]|{names}", text)]
+    planned = fuse([OTHERS[name] for group in groups for name in group])
+    found = [item.stages if isinstance(item, FusedStages) else (item,) for item in planned]
+    assert [[*stages] for stages in found] == [[OTHERS[name] for name in group] for group in groups]

@@ -17,7 +17,7 @@ from shards import write_shard
 
 from wdskit import Pipeline, pack
 from wdskit.codecs.images import decode_index
-from wdskit.errors import DecodeError, ImageTooLarge, PipelineError, SampleError
+from wdskit.errors import DecodeError, ImageTooLarge, SampleError
 from wdskit.shards.index import index_folder
 
 LIMIT = 10**6
@@ -157,30 +157,6 @@ def test_what_index_decoded_is_resized_by_nearest_and_taken_for_no_colour_by_any
     assert {*np.unique(next(iter(alone.loader(workers=0)))["seg.png"])} <= {0, 200}
 
 
-def test_index_of_all_images_is_of_those_that_no_other_decode_took(tmp_path):
-    folder = write_masks(tmp_path / "m", MASKS["png palette 4 bits"][0])
-    pipe = Pipeline().exact(folder).decode("rgb8", only="jpg").decode("index").resize([6, 6], fields="jpg seg.png")
-    pipe = pipe.normalize("imagenet", fields="jpg")
-    sample = next(iter(pipe.loader(workers=0)))
-    assert sample["jpg"].dtype == np.float32
-    assert sample["seg.png"].max() < 16
-    with pytest.raises(SampleError, match="does not store one number"):
-        list(Pipeline().exact(folder).decode("index").loader(workers=0))
-
-
-@pytest.mark.parametrize("source", [0, 1], ids=["exact", "stream"])
-@pytest.mark.parametrize("only", [None, ["jpg"]], ids=str)
-def test_images_beside_the_one_that_is_cropped_are_what_decode_makes_of_them(tmp_path, source, only):
-    data, numbers = MASKS["png 8 bits"]
-    folder = write_masks(tmp_path / "m", data)
-    for sample in sources(folder)[source].decode("l8", only=only, fuse=False).resize(9, fields="jpg").loader(workers=0):
-        expected = sample["seg.png"]
-    pipe = sources(folder)[source].decode("rgb8", only=only).resize(9, fields="jpg")
-    for sample in pipe.loader(workers=0):
-        assert type(sample["seg.png"]) is type(expected)
-        assert sample["seg.png"] == data if only else np.array_equal(sample["seg.png"][..., 1], numbers)
-
-
 def test_a_mask_smaller_than_the_crop_is_padded_with_a_number_that_was_chosen(tmp_path):
     folder = write_masks(tmp_path / "m", encoded((NUMBERS % 7 + 1).astype(np.uint8), "PNG"))
     base = Pipeline().exact(folder).decode("index", only="seg.png").decode("rgb8")
@@ -196,25 +172,6 @@ def test_a_mask_smaller_than_the_crop_is_padded_with_a_number_that_was_chosen(tm
     small = base.map_dict(**{"seg.png": lambda mask: mask.astype(np.uint8)})
     with pytest.raises(SampleError, match="set `mask_fill`, the class number around it, which uint8 can store"):
         list(small.center_crop(40, fields="jpg", masks="seg.png", mask_fill=300).loader(workers=0))
-
-
-def test_a_mask_may_be_decoded_in_a_part_of_a_mixture_and_after_it(tmp_path):
-    """The second `decode` is for the other part."""
-    folders = [write_masks(tmp_path / name, MASKS["png 8 bits"][0]) for name in ("a", "b")]
-    index = {"decode": {"images": "index", "only": "seg.png"}}
-    parts = [{"shards": folder, "repeat": 1, "stages": [index] * part} for part, folder in enumerate(folders)]
-    pipe = Pipeline().exact(mixture=parts).decode("index", only="seg.png").to_tuple("seg.png")
-    assert {sample[0].dtype for sample in pipe.loader(workers=0)} == {np.dtype(np.int32)}
-
-
-@pytest.mark.parametrize("crop", [False, True])
-def test_a_decode_of_masks_after_the_decode_of_all_images_is_refused(tmp_path, crop):
-    """It would do nothing, and the masks would stay colours."""
-    folder = write_masks(tmp_path / "m", MASKS["png 8 bits"][0])
-    pipe = Pipeline().exact(folder).decode("rgb8").decode("index", only="seg.png")
-    pipe = pipe.random_resized_crop(6, fields="jpg", masks="seg.png") if crop else pipe
-    with pytest.raises(PipelineError, match=r"decode: `seg.png` cannot be a mask: .*\n  Put `decode"):
-        pipe.loader(workers=0)
 
 
 def test_a_mask_of_floats_keeps_any_fill(tmp_path):
@@ -247,10 +204,3 @@ def test_a_mask_of_another_size_than_its_image_is_refused_where_the_place_depend
         assert sample["seg.png"].shape[:2] == sample["png"].shape[:2] == (8, 8)
     [sample] = base.resize([21, 34], **names).center_crop(8, **names).random_flip(**names).loader(workers=0)
     assert sample["seg.png"].shape[:2] == sample["png"].shape[:2] == (8, 8)
-
-
-def test_the_only_image_in_masks_says_what_to_do(tmp_path):
-    folder = write_masks(tmp_path / "m", MASKS["png 8 bits"][0])
-    alone = Pipeline().exact(folder).decode("index", only="seg.png").to_dict("seg.png")
-    with pytest.raises(SampleError, match=r"resize: no image field besides `masks` in this sample"):
-        list(alone.resize(8, masks="seg.png").loader(workers=0))
