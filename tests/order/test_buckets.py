@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import wdskit
-from wdskit import Pipeline, PipelineError, SelectionError, StateError, WdskitError, pack
+from wdskit import Pipeline, PipelineError, SelectionError, StateError, pack
 from wdskit.dataset.subset import Subset
 from wdskit.errors import ConfigError
 from wdskit.order.buckets import BucketOrder, BucketPlan, BucketSteps
@@ -327,10 +327,6 @@ def test_what_meets_buckets_and_cannot_is_refused(folder: Path):
             call()
 
 
-def with_a_bucket(samples: list[Any]) -> dict[str, Any]:
-    return {"__bucket__": [sample["__key__"] for sample in samples]}
-
-
 KEPT: list[dict[str, Any]] = []
 
 
@@ -340,12 +336,10 @@ def keeping(samples: list[Any]) -> dict[str, Any]:
     return KEPT[-1]
 
 
-def test_the_name_of_the_bucket_replaces_no_field_and_changes_no_dict_of_the_user(tmp_path: Path):
+def test_the_name_of_the_bucket_changes_no_dict_of_the_user(tmp_path: Path):
     pack([{"__key__": f"{n}", "json": {"n": n}} for n in range(8)], tmp_path / "data", columns="json.n")
     base = Pipeline().exact(str(tmp_path / "data"))
     bucket = {"by": "json.n", "edges": [3, 8], "global_size": 2}
-    with pytest.raises(WdskitError, match="`__bucket__` is the name of the bucket that `bucketed` adds"):
-        list(base.bucketed(**bucket, collate=with_a_bucket).loader(workers=0))
     batches = list(base.bucketed(**bucket, collate=keeping).loader(workers=0))
     assert all("__bucket__" in batch for batch in batches)
     assert KEPT

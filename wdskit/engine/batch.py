@@ -20,11 +20,11 @@ from wdskit.config.types import VALID
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import WHOLE_BATCH, Job, OpenJob, Program
 from wdskit.engine.sample import add_advice
-from wdskit.errors import PROCESS_ERRORS, FolderIndexError, PipelineError, SampleError, ShardError, StorageError
+from wdskit.errors import PROCESS_ERRORS, FolderIndexError, SampleError, ShardError, StorageError
 from wdskit.order.base import take_one
 from wdskit.order.steps import AnySteps
 from wdskit.stages.base import Origin, RejectedSample
-from wdskit.stages.collate import FRESH, Collate, Memory, Ragged, as_tensors, empty_images
+from wdskit.stages.collate import FRESH, Collate, Memory, as_tensors, empty_images
 from wdskit.stages.images.fused import FusedStep
 from wdskit.stages.progress import Slot
 from wdskit.stages.roles import names_image
@@ -219,9 +219,6 @@ def _finish(
     value, origin, bad = made
     is_sample = job.places.is_sample[bound]
     if label is not None and isinstance(value, Mapping):
-        if BUCKET in value:
-            msg = f"`{BUCKET}` is the name of the bucket that `bucketed` adds, but the samples have a field of this"
-            raise PipelineError(f"{msg} name.\n  `rename` it.")
         value = with_item(value, BUCKET, label)
     has_arrays = program.collate is not None and isinstance(program.collate.collate, Collate)
     is_padded, at = program.epoch.tail == "pad", program.mask_place
@@ -238,8 +235,6 @@ def _finish(
         value = program.batch_stages.apply(value, origin, timings=timings, num=len(is_sample))
         has_mask = has_mask and isinstance(value, tuple)
     if is_padded and not has_mask:
-        if program.collate is not None and program.batch_stages is not None:
-            _check_rows(value, len(is_sample), origin)
         value = with_mask(value, valid)
     listed = tuple(
         RejectedSample(int(job.places.positions[row]), err.shard, err.key, str(err))
@@ -559,27 +554,6 @@ def _form(value: Any) -> tuple[object, ...]:
     return tuple(getattr(value, "shape", ())), str(getattr(value, "dtype", ""))
 
 
-def _check_rows(value: Any, num_rows: int, origin: Origin) -> None:
-    """Check that each column of the batch `value` has `num_rows` rows. Only lists, ragged batches, and arrays and
-    tensors with at least one axis are checked.
-
-    Raises:
-        PipelineError: A function after `batched` changed the number of rows. The message names the column.
-    """
-    columns = (
-        value.items() if isinstance(value, Mapping) else enumerate(value if isinstance(value, tuple) else (value,))
-    )
-    for name, column in columns:
-        if not isinstance(column, (list, Ragged)) and not getattr(column, "ndim", 0):
-            continue
-        found = len(column)
-        if found != num_rows:
-            raise PipelineError(
-                f"{origin}: after `batched`, a function made {found} rows of {num_rows} in `{name}`. `tail: pad` "
-                f"adds a mask of {num_rows} rows, `{VALID}`.\n  Keep the number of rows, or use `tail: drop`."
-            )
-
-
 def with_item(value: Mapping[Any, Any], name: str, item: Any) -> Any:
     """Return a copy of a mapping with one more item. The copy has the class of the mapping, such as transformers'
     BatchEncoding, or is a dict if this class cannot be copied or changed.
@@ -597,14 +571,8 @@ def with_mask(value: Any, mask: Any) -> Any:
     """Return a batch or sample with a mask in addition. The argument does not change.
 
     A mapping gets the field `__valid__`, a tuple gets a last element. Any other value becomes (value, mask).
-
-    Raises:
-        PipelineError: The mapping has a field `__valid__` already.
     """
     if isinstance(value, Mapping):
-        if VALID in value:
-            msg = f"`{VALID}` is the mask that `tail: pad` adds, but the samples have a field of this name."
-            raise PipelineError(f"{msg}\n  `rename` it, or use `tail: drop`.")
         return with_item(value, VALID, mask)
     if isinstance(value, tuple):
         return (*value, mask)

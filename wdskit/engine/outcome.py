@@ -16,9 +16,8 @@ T = TypeVar("T")
 class Outcome(Generic[T]):
     """The result of a job: a value, an error, or both. Can be pickled with any error.
 
-    Unpickling restores the error and up to 16 causes of it, and adds a `WorkerTraceback` as the last cause. An error
-    that cannot be pickled becomes a PipelineError with the same text. The chain of causes ends before a cause that
-    cannot be pickled.
+    Unpickling restores the error and its cause, and adds a `WorkerTraceback` as the last cause. An error that cannot be
+    pickled becomes a PipelineError with the same text. A cause that cannot be pickled is only in the traceback.
 
     Args:
         value: The result; with an error, the part of the result that was made before the error.
@@ -60,45 +59,28 @@ class Outcome(Generic[T]):
         if self.error is None:
             return Outcome, (self.value,)
         trace = f"{self.where}:\n{''.join(traceback.format_exception(self.error))}"
-        causes: list[bytes] = []
-        cause = self.error.__cause__
-        while cause is not None and len(causes) < _MAX_CAUSES:
-            pickled = _pickled(cause)
-            if pickled is None:
-                trace += f"\n{type(cause).__name__} cannot be pickled, so it is not in the chain of causes."
-                break
-            causes.append(pickled)
-            cause = cause.__cause__
-        return _unpickle_outcome, (self.value, _pickled(self.error), error_text(self.error), causes, trace, self.where)
+        pickled = _pickled(self.error), _pickled(self.error.__cause__)
+        return _unpickle_outcome, (self.value, *pickled, error_text(self.error), trace, self.where)
 
 
 class WorkerTraceback(Exception):
     """The traceback of an error in a worker process, as text. It is the last cause of an unpickled error."""
 
 
-_MAX_CAUSES = 16  # a chain of exceptions may be a cycle
-
-
-def _unpickle_outcome(
-    value: Any, pickled: bytes | None, text: str, causes: list[bytes], trace: str, where: str
-) -> Outcome[Any]:
+def _unpickle_outcome(value: Any, pickled: bytes, cause: bytes, text: str, trace: str, where: str) -> Outcome[Any]:
     error: BaseException = PipelineError(text)
-    if pickled is not None:
-        with contextlib.suppress(Exception):  # only the worker may have the module of the exception
-            error = pickle.loads(pickled)  # noqa: S301 (from our own worker)
-    last = error
+    with contextlib.suppress(Exception):  # only the worker may have the module of the exception
+        error = pickle.loads(pickled)  # noqa: S301 (from our own worker)
     with contextlib.suppress(Exception):
-        for each in causes:
-            last.__cause__ = pickle.loads(each)  # noqa: S301 (from our own worker)
-            last = last.__cause__
-    last.__cause__ = WorkerTraceback(trace)
+        error.__cause__ = pickle.loads(cause)  # noqa: S301 (from our own worker)
+    (error.__cause__ or error).__cause__ = WorkerTraceback(trace)
     return Outcome(value, error, where)
 
 
-def _pickled(err: BaseException) -> bytes | None:
-    """Return the pickled exception. Return None if pickling or unpickling fails, or gives another type."""
+def _pickled(err: BaseException | None) -> bytes:
+    """Return the pickled exception; no bytes if pickling or unpickling fails, or gives another type."""
     with contextlib.suppress(BaseException):  # its __reduce__ or __init__ may raise anything
         data = pickle.dumps(err)
         if type(pickle.loads(data)) is type(err):  # noqa: S301 (made above)
             return data
-    return None
+    return b""
