@@ -7,17 +7,11 @@ import time
 from collections import Counter
 
 import pytest
-from shards import draw, even, fail_on_7, nothing, number_of, write_numbers
+from shards import draw, even, fail_on_7, nothing, number_of
 
 from wdskit import Pipeline, PipelineError, SampleError
 
 START_METHODS = ["fork", "spawn", "forkserver"]
-
-
-@pytest.fixture
-def six(tmp_path):
-    """Six shards of 4 to 9 samples, 39 in all."""
-    return write_numbers(tmp_path / "six", [4, 5, 6, 7, 8, 9])
 
 
 def split(pattern, **options):

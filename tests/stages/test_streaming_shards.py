@@ -108,12 +108,6 @@ def test_a_shard_is_looked_through_once(tmp_path, monkeypatch):
     assert walks == [str(path)]
 
 
-@pytest.fixture
-def six(tmp_path):
-    """Six shards of 4 to 9 samples, 39 in all."""
-    return write_numbers(tmp_path / "six", [4, 5, 6, 7, 8, 9])
-
-
 @pytest.mark.parametrize("options", [{}, {"resampled": True}, {"shuffle_shards": False}], ids=str)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_a_filter_may_keep_one_shard_of_many(tmp_path, options, world_size):
