@@ -83,28 +83,6 @@ def test_problems_of_a_dict_say_where() -> None:
     )
 
 
-def test_what_cannot_be_read_does_not_hide_what_is_wrong_elsewhere(tmp_path: Path) -> None:
-    """But a value that could not be read, or a name that may be missing because of it, causes no further problem."""
-    text = (
-        "version: 1\nversion: 1\npipeline:\n  - stream: ${WDSKIT_UNSET}/a.tar\n  - shuffle: 0\n  - resize: 0\n"
-        "  - batched:\n      ${X}: 4\nloader: {workers: 00012, threads: 0}\nerrors: {max_bad: x, max_bad: 1}\n"
-    )
-    with pytest.raises(ConfigError) as caught:
-        load(text, tmp_path)
-    assert [(problem.where.rpartition(":")[2], problem.path) for problem in caught.value.problems] == [
-        ("2", ""),
-        ("4", "pipeline[0].stream"),
-        ("5", "pipeline[1].shuffle.size"),
-        ("6", "pipeline[2].resize.size"),
-        ("7", "pipeline[3].batched"),
-        ("8", "pipeline[3].batched"),
-        ("9", "loader.workers"),
-        ("9", "loader.threads"),
-        ("10", "errors"),
-        ("10", "errors.max_bad"),
-    ]
-
-
 @pytest.mark.parametrize("path", ["missing.yaml", ".", "x" * 5000])
 def test_an_unreadable_file_is_a_storage_error(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not a ConfigError."""
@@ -112,14 +90,6 @@ def test_an_unreadable_file_is_a_storage_error(path: str, tmp_path: Path, monkey
     with pytest.raises(StorageError, match="the configuration cannot be read") as caught:
         load_config(path)
     assert caught.value.url == path
-
-
-def test_variables_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only values have variables; a value gets its type after that."""
-    monkeypatch.setenv("WDSKIT_A", "7")
-    text = "version: 1\npipeline:\n  - stream:\n      shards: ${WDSKIT_A}/${WDSKIT_B:-b}.tar\n      seed: ${WDSKIT_A}\n"
-    source = load(text, tmp_path).pipeline()[0]
-    assert (source.shards, source.seed) == ("7/b.tar", 7)
 
 
 WORDS = st.sampled_from(
@@ -173,15 +143,5 @@ def test_any_file_is_a_config_or_a_config_error(tmp_path: Path, data: bytes | st
     """The files have random bytes, random text, and lines of a good file in any order."""
     try:
         assert isinstance(load(data, tmp_path), Config)
-    except ConfigError as err:
-        check_problems(err)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(0, len(TEXT) - 1), st.characters())
-def test_a_good_file_with_one_character_changed(tmp_path: Path, at: int, char: str) -> None:
-    """The result is a configuration or a list of problems."""
-    try:
-        assert isinstance(load(TEXT[:at] + char + TEXT[at + 1 :], tmp_path), Config)
     except ConfigError as err:
         check_problems(err)

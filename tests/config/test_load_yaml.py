@@ -96,11 +96,6 @@ def test_reading_goes_on_behind_a_problem() -> None:
     assert document.tree["e"] == "fine"
 
 
-def test_a_byte_order_mark_is_no_problem() -> None:
-    """Editors on Windows write one."""
-    assert read("\ufeffa: 1").tree == {"a": 1}
-
-
 ATTACKS = {
     "brackets": "[" * 100_000,
     "braces": "{a: " * 100_000,

@@ -330,12 +330,6 @@ def test_in_a_stream_it_is_the_error_of_a_sample(folders: Callable[[str], str], 
         list(build(Pipeline().stream(folders(fault))).loader(workers=0))
 
 
-def test_a_select_that_fails_is_the_error_of_a_sample(folders: Callable[[str], str]) -> None:
-    pattern = folders("a good sample")
-    with pytest.raises(SampleError, match=f"{LABEL}: select failed: KeyError"):
-        list(Pipeline().stream(pattern).select(raises).loader(workers=0))
-
-
 def test_a_pipeline_that_fits_no_sample_is_an_error_after_a_hundred(tmp_path: Any) -> None:
     write_shard(tmp_path / "s.tar", {f"s{at:03d}": {"cls": b"1"} for at in range(300)})
     index_folder(str(tmp_path))

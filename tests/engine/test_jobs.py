@@ -11,11 +11,9 @@ import pytest
 from shards import write_shard
 
 from wdskit import Pipeline
-from wdskit.engine import program, reader
+from wdskit.engine import program
 from wdskit.engine.reader import SampleReader
 from wdskit.errors import SampleError
-from wdskit.loader.loader import jobs_ahead
-from wdskit.pipeline.settings import LoaderSpec
 from wdskit.shards.index import index_folder
 
 NUM = 50
@@ -60,15 +58,6 @@ def keys(pipe: Pipeline, epochs: int = 3, **options: Any) -> list[list[str]]:
     return [batch["__key__"] for _ in range(epochs) for batch in loader]
 
 
-@pytest.mark.parametrize("tail", ["drop", "pad"])
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 49, 50])
-def test_batches_are_those_that_are_made_one_by_one(folder, size, tail, monkeypatch):
-    pipe = Pipeline().exact(str(folder), seed=3, tail=tail).decode().batched(size)
-    together = keys(pipe)
-    monkeypatch.setattr(program, "_MOST_BATCHES_A_JOB", 1)
-    assert together == keys(pipe)
-
-
 @pytest.mark.parametrize("batches_a_job", [1, 2, 3, 16])
 def test_a_sample_with_a_field_more_changes_nothing_for_the_others(tmp_path, batches_a_job, monkeypatch):
     monkeypatch.setattr(program, "_MOST_BATCHES_A_JOB", batches_a_job)
@@ -76,31 +65,6 @@ def test_a_sample_with_a_field_more_changes_nothing_for_the_others(tmp_path, bat
     found = keys(pipe, epochs=4)
     for first in range(0, 20, 5):
         assert sorted(itertools.chain(*found[first : first + 5])) == [f"k{at:02d}" for at in range(NUM)]
-
-
-def test_so_many_samples_are_read_at_once(folder, calls, monkeypatch):
-    pipe = Pipeline().exact(str(folder), seed=3).batched(10)
-    assert len(keys(pipe, epochs=4)) == 20
-    assert calls == [50] * 4
-    calls.clear()
-    monkeypatch.setattr(reader, "_MANY_SAMPLES", 30)
-    keys(Pipeline().exact(str(folder), seed=3).batched(7), epochs=2)
-    assert calls == [28, 21] * 2
-    calls.clear()
-    keys(Pipeline().exact(str(folder), seed=3).batched(25), epochs=2)
-    assert calls == [25] * 4
-
-
-@pytest.mark.parametrize(
-    ("most_files", "num_shards", "most"),
-    [(1024, 3, 1024), (1024, 128, 1024), (1024, 129, 128), (20, 3, 2), (8192, 5000, 1024), (8191, 5000, 256)],
-)
-def test_few_samples_are_read_at_once_if_few_files_can_be_open(folder, monkeypatch, most_files, num_shards, most):
-    samples = Pipeline().exact(str(folder), seed=3).loader(workers=0).program.reader
-    monkeypatch.setattr(reader.resource, "getrlimit", lambda _: (most_files, most_files))
-    samples._stops = [num_shards]
-    assert samples.most_samples(1) == most
-    assert samples.most_samples(num_threads=4) <= max(most_files // 32, 1024 if most == 1024 else 1)
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -117,14 +81,6 @@ def test_loaders_of_one_process_share_its_descriptors(tmp_path, threads):
         assert [len({key for (names,) in loader for key in names}) for loader in kept] == [180, 180]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-@pytest.mark.parametrize(("workers", "num_jobs"), [(0, 2), (1, 5), (2, 9), (4, 25), (30, 25)])
-def test_every_worker_has_jobs_up_to_the_end_of_an_epoch(folder, workers, num_jobs):
-    spec = LoaderSpec(workers=workers)
-    built = Pipeline().exact(str(folder), seed=3).batched(2).loader(workers=0, threads=1).program
-    size, _ = jobs_ahead(spec, built)
-    assert -(-25 // size) == num_jobs
 
 
 SIZES = [(200, 26), (300_000, 12), (600_000, 6), (1_200_000, 2), (9_000_000, 2)]
@@ -167,29 +123,3 @@ def test_a_function_behind_the_batches_runs_when_its_batch_is_asked_for(folder):
     loader = Pipeline().exact(str(folder), seed=3).batched(5).map(look).loader(workers=0, threads=1)
     for number, _ in enumerate(loader, start=1):
         assert len(seen) == number
-
-
-def test_after_a_jump_nothing_of_before_is_delivered(folder):
-    pipe = Pipeline().exact(str(folder), seed=3).batched(4)
-    whole = keys(pipe, epochs=6)
-    for way in WAYS:
-        loader = pipe.loader(**way, rank=0, world_size=1)
-        for epoch in (4, 0, 2):
-            loader.set_epoch(epoch)
-            batches = iter(loader)
-            first = [next(batches)["__key__"] for _ in range(3)]
-            assert first == whole[12 * epoch : 12 * epoch + 3]
-            batches.close()
-
-
-def test_it_resumes_inside_a_job(folder):
-    pipe = Pipeline().exact(str(folder), seed=3).batched(3)
-    whole = keys(pipe, epochs=2)
-    for stop in range(1, 16):
-        loader = pipe.loader(workers=0, threads=1, rank=0, world_size=1)
-        batches = iter(loader)
-        for _ in range(stop):
-            next(batches)
-        other = pipe.loader(workers=0, threads=1, rank=0, world_size=1)
-        other.load_state_dict(loader.state_dict())
-        assert [batch["__key__"] for batch in other] == (whole[stop:16] or whole[16:])

@@ -48,13 +48,6 @@ def test_all_workers_of_torchs_loader_are_in_one_epoch(six, persistent, start_me
     assert [int(item) for item in loader] == epochs[1]
 
 
-def test_workers_that_torch_starts_anew_count_epochs_too(six):
-    """The number of the epoch follows from the iterations of the DataLoader, not from the draws of the program."""
-    built = Pipeline().stream(six, seed=1).split_by_worker().shuffle(9).map(number_of).with_epoch(12).build()
-    epochs = [[int(item) for item in DataLoader(built, batch_size=None, num_workers=2)] for _ in range(4)]
-    assert len({*map(tuple, epochs)}) == 4
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_all_ranks_have_equal_steps_and_reach_all_samples(six, world_size, workers):

@@ -91,22 +91,6 @@ def test_any_image_is_written_in_any_format_or_refused_with_a_reason(mode: str, 
         assert open_image(made).convert("RGBA").getpixel((1, 1))[3] == 100
 
 
-def test_quality_decides_the_bytes_of_new_jpg_and_webp() -> None:
-    data = encoded(photo(40, 60), "PNG")
-    for fmt in ("jpg", "webp"):
-        sizes = [len(recode_image(data, size=30, fmt=fmt, quality=q, max_pixels=MAX)[0]) for q in (1, 50, 100)]
-        assert sizes == sorted(sizes)
-        assert len({*sizes}) == 3
-
-
-def test_a_cut_or_too_large_image_is_an_error() -> None:
-    data = encoded(photo(8, 12), "JPEG")
-    with pytest.raises(DecodeError):
-        recode_image(data[:-40], size=4, fmt=None, quality=90, max_pixels=MAX)
-    with pytest.raises(DecodeError, match="pixels"):
-        recode_image(data, size=4, fmt=None, quality=90, max_pixels=95)
-
-
 # Guards.
 
 NUMBERS = st.recursive(

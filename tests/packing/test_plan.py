@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -94,12 +93,6 @@ def test_a_number_of_shards_is_kept_and_their_sizes_differ_by_one_sample(
         assert sorted(numbers) == [*range(len(sizes))]
         assert shuffle is not None or numbers == sorted(numbers)
     plan.close()
-
-
-@pytest.mark.parametrize("limit", [{"max_samples": 2}, {"max_bytes": 4096}])
-def test_a_number_of_shards_takes_the_place_of_limits(tmp_path: Path, limit: dict[str, int]) -> None:
-    with pytest.raises(PackError, match="num_shards: it takes the place of max_samples and max_bytes"):
-        pack([{"__key__": "a", "txt": "x"}], tmp_path / "d", num_shards=1, **limit)
 
 
 def test_a_split_depends_on_the_key_alone_and_takes_its_share(tmp_path: Path) -> None:
@@ -201,17 +194,6 @@ def test_rows_are_read_back_in_any_order_and_the_spool_is_removed(tmp_path: Path
     assert {path.name.split(".")[0] for path in tmp_path.iterdir()} == {"rows"}
     plan.close()
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_digest_is_that_of_the_options_and_of_the_rows_in_order(tmp_path: Path) -> None:
-    """Places of rows do not count."""
-    rows = rows_of([5] * 6)
-    moved = [row._replace(where=f"elsewhere {row.where}") for row in rows]
-    plan, other = planned(tmp_path, [*rows]), planned(tmp_path, [*moved])
-    numbers = np.array([1, 2, 4])
-    assert plan.digest(numbers, b"o") == other.digest(numbers, b"o")
-    found = {plan.digest(np.array(each), b"o") for each in ([1, 2, 4], [2, 1, 4], [1, 2], [1, 2, 5])}
-    assert len({*found, plan.digest(numbers, json.dumps([1]).encode())}) == 5
 
 
 def test_a_spool_that_was_cut_is_an_error(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from wdskit.packing.row import (
     SourceFiles,
     Values,
     clean_key,
-    field_of,
 )
 
 INTS = st.integers(0, 2**40)
@@ -112,14 +111,6 @@ def test_fields_are_sorted_and_a_field_of_8_gib_is_refused() -> None:
     large = File("/f", 0, 8 << 30, 8 << 30, 0)
     with pytest.raises(ValueError, match=f"its field 'bin' has {8 << 30} bytes"):
         Row.make("a", {"bin": large}, "here", keys="given", source="")
-
-
-@pytest.mark.parametrize(
-    ("path", "field"),
-    [("a.jpg", "jpg"), ("a.JPEG", "jpg"), ("x/a.seg.png", "png"), ("x.y/a", ""), (".jpg", ""), ("a.", ""), ("", "")],
-)
-def test_a_file_gives_the_field_of_its_last_extension(path: str, field: str) -> None:
-    assert field_of(path) == field
 
 
 # Files.

@@ -4,6 +4,7 @@ writer is replaced.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -62,6 +63,21 @@ def objects_at(url: str) -> dict[str, bytes]:
 def locally(tmp_path: Path, source: Any = None, **options: Any) -> dict[str, bytes]:
     pack(rows() if source is None else source, tmp_path / "here" / "out", **QUICK, **options)
     return files_in(tmp_path / "here" / "out")
+
+
+@contextlib.contextmanager
+def cut_line(end: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the upload of an object with this end of its name fail, and with it the run."""
+    upload = buckets._upload
+
+    async def failing(location: Any, path: Any, num_bytes: int) -> Any:
+        if re.search(f"{end}$", location.key):
+            raise StorageError("the line is cut")
+        return await upload(location, path, num_bytes)
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="the line is cut"):
+        patch.setattr(buckets, "_upload", failing)
+        yield
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -136,17 +152,8 @@ def test_a_run_that_goes_on_takes_no_object_of_another_writer_for_its_own(
     s3: str, url: str, monkeypatch: pytest.MonkeyPatch, name: str, has_own_size: bool
 ) -> None:
     """Uploads of this run have ETags that the entries store."""
-    upload = buckets._upload
-
-    async def failing(location: Any, path: Any, num_bytes: int) -> Any:
-        if location.key.endswith("2.tar"):
-            raise StorageError("the line is cut")
-        return await upload(location, path, num_bytes)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(buckets, "_upload", failing)
-        with pytest.raises(StorageError, match="the line is cut"):
-            pack(rows(), url, max_samples=3, **QUICK)
+    with cut_line("2.tar", monkeypatch):
+        pack(rows(), url, max_samples=3, **QUICK)
     before = objects_at(url)
     assert name in before
     precious = bytes(len(before[name])) if has_own_size else b"precious"
@@ -251,17 +258,8 @@ def test_another_run_where_one_was_stopped_leaves_no_mixture(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Objects of the stopped run are its own; an index never lists them."""
-    upload = buckets._upload
-
-    async def failing(location: Any, path: Any, num_bytes: int) -> Any:
-        if location.key.endswith("2.tar"):
-            raise StorageError("the line is cut")
-        return await upload(location, path, num_bytes)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(buckets, "_upload", failing)
-        with pytest.raises(StorageError, match="the line is cut"):
-            pack(rows(), url, max_samples=3, **QUICK)
+    with cut_line("2.tar", monkeypatch):
+        pack(rows(), url, max_samples=3, **QUICK)
     pack(rows(), url, max_samples=12, **QUICK)
     expected = locally(tmp_path, max_samples=12)
     assert expected.items() <= objects_at(url).items()
@@ -271,20 +269,9 @@ def test_another_run_where_one_was_stopped_leaves_no_mixture(
 @pytest.mark.parametrize("end", ["00000.tar", "1.tar", "1.tar.idx", "cls.*npy", "columns.json", "index.json"])
 def test_a_run_stopped_with_other_names_or_columns_goes_on(url: str, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     """A run was stopped, and so was a second one of the same rows, at any upload: the first is still known."""
-    upload = buckets._upload
-    stops = ["2.tar", end]
-
-    async def failing(location: Any, path: Any, num_bytes: int) -> Any:
-        if re.search(f"{stops[0]}$", location.key):
-            raise StorageError("the line is cut")
-        return await upload(location, path, num_bytes)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(buckets, "_upload", failing)
-        for options in ({"columns": "cls"}, {"columns": "cls", "split": "train=1"}):
-            with pytest.raises(StorageError, match="the line is cut"):
-                pack(rows(), url, max_samples=3, **QUICK, **options)
-            stops.pop(0)
+    for stop, options in (("2.tar", {}), (end, {"split": "train=1"})):
+        with cut_line(stop, monkeypatch):
+            pack(rows(), url, max_samples=3, columns="cls", **QUICK, **options)
     pack(rows(), url, max_samples=3, columns="cls,txt.length", **QUICK)
     assert verify(url).is_clean
     assert columns(url)["cls"].tolist() == [number % 3 for number in range(12)]

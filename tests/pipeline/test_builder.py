@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import webdataset
 import yaml
 from shards import listed, number_of
 
@@ -34,13 +31,6 @@ def test_every_stage_is_a_method_with_the_names_and_defaults_of_its_spec():
         variadic = {p.kind for p in method.parameters.values()} & {inspect.Parameter.VAR_POSITIONAL}
         named = set(method.parameters) - {"self"}
         assert variadic or spec.is_mapping or named == set(spec.model_fields)
-
-
-def test_what_is_made_of_the_stages_is_current(repository):
-    """The test runs in its own process, without the stages that other tests register."""
-    command = [sys.executable, "tools/dev/generate.py", "--check"]
-    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_each_line_of_the_stage_table_is_a_stage(load_tool):
@@ -163,11 +153,6 @@ def test_stages_that_do_not_fit_are_told_all_at_once():
             call()
     with pytest.raises(PipelineError, match=r"stage 0 \(none\): the pipeline is empty"):
         Pipeline().check()
-
-
-def test_the_repr_names_the_stages():
-    pipe = BASE.shuffle(5).stage(number_of).stage(webdataset.filters.map(len))
-    assert repr(pipe).startswith("Pipeline(stream -> shuffle -> number_of -> <")
 
 
 @pytest.mark.parametrize(

@@ -110,17 +110,6 @@ def test_a_containers_share_counts(tmp_path, monkeypatch, quota, cores):
     assert usable_cores(tmp_path / "cpu.max") == cores
 
 
-def test_a_loader_has_them_unless_it_is_told(tmp_path):
-    write_numbers(tmp_path, [9])
-    index_folder(tmp_path)
-    pipe = Pipeline().exact(tmp_path).map(number_of).batched(2)
-    assert pipe.loader().program.run.num_threads == 1
-    assert pipe.loader().spec.workers == 12
-    assert pipe.loader(workers=1).program.run.num_threads == 1
-    assert pipe.loader(workers=1, threads=3).program.run.num_threads == 3
-    assert pipe.loader(workers=0).program.run.num_threads == 1
-
-
 @pytest.mark.parametrize(
     "values",
     [{"mean": [123.0], "std": [0.5]}, {"mean": [-0.1], "std": [1]}, {"mean": [0.5], "std": [58.4]}],
@@ -144,15 +133,6 @@ def test_a_range_beyond_the_samples_is_refused(tmp_path, source) -> None:
         with pytest.raises(FolderIndexError, match=message):
             make(bounds)
     assert len(make([5, 43])) == len(make([5, "100%"])) == 38
-
-
-def test_ranks_per_node_shares_the_cores_where_workers_are_chosen(monkeypatch):
-    monkeypatch.setattr("wdskit.pipeline.settings.usable_cores", lambda: 64)
-    stages = Pipeline().exact("a.tar").decode("rgb8").stages
-    alone = choose_workers(LoaderSpec(), stages, {})
-    shared = choose_workers(LoaderSpec(ranks_per_node=8), stages, {})
-    assert alone.workers * alone.threads == 16
-    assert shared.workers * shared.threads == 8
 
 
 @pytest.mark.parametrize("whole", [np.int64, np.uint8, torch.tensor], ids=["int64", "uint8", "tensor"])

@@ -634,12 +634,3 @@ def test_foreign_work_folder_is_refused_and_nothing_outside_is_touched(tmp_path:
         pack(rows(0, 4), tmp_path / "d")
     assert before.items() <= files_in(tmp_path).items()
     assert not (tmp_path / "d" / "index.json").exists()
-
-
-def test_rows_that_two_calls_append_have_new_keys(tmp_path: Path) -> None:
-    """A key that the data set holds is an error that names it, and the data set stays."""
-    pack(rows(0, 4), tmp_path / "d")
-    before = files_in(tmp_path / "d")
-    with pytest.raises(WdskitError, match="03"):
-        pack(rows(3, 6), tmp_path / "d", append=True)
-    assert files_in(tmp_path / "d") == before

@@ -300,11 +300,3 @@ def test_append_refuses_names_to_numbers_and_other_classes(tmp_path: Path) -> No
     with pytest.raises(WdskitError, match=r"classes|dog"):
         pack(named("cat", start=3), tmp_path / "d", append=True, classes=["dog", "cat"])
     assert files_in(tmp_path / "d") == before
-
-
-def test_numbers_of_names_do_not_depend_on_the_order_of_rows(tmp_path: Path) -> None:
-    for number, order in enumerate((1, -1)):
-        rows = named("eel", "ant", "dog")[::order]
-        pack(rows, tmp_path / f"{number}", classes=None if order == 1 else ["ant", "dog", "eel"])
-    found = [{k: f["cls"] for k, f in read_folder(tmp_path / str(number)).items()} for number in (0, 1)]
-    assert found[0] == found[1] == {"k0": b"2", "k1": b"0", "k2": b"1"}

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,6 @@ from formats import (
     write_files,
     write_tar,
 )
-from PIL import Image
 from writing import pack, reshard
 
 from wdskit import WdskitError
@@ -435,15 +433,6 @@ def test_jsonl_row_becomes_json_as_it_is_written(tmp_path: Path) -> None:
     assert read_folder(tmp_path / "d")["a"]["json"].decode() == line
 
 
-def test_coco_sample_holds_all_that_is_annotated_in_its_image(tmp_path: Path, base: Path) -> None:
-    pack(base / "coco.json", tmp_path / "d", images=base / PHOTOS)
-    samples = read_folder(tmp_path / "d")
-    assert [*samples] == [f"cat/{n:04d}" for n in range(7)]
-    found = json.loads(samples["cat/0001"]["json"])
-    assert found["image"] == COCO["images"][1]  # type: ignore[index]
-    assert found["annotations"] == [one for one in COCO["annotations"] if one["image_id"] == 8]  # type: ignore[index]
-
-
 def test_npy_field_has_one_dtype_in_all_rows(tmp_path: Path) -> None:
     """Whole numbers beside fractions are fractions, in each row."""
     text = '{"key":"a","v":[1,0]}\n{"key":"b","v":[0.5,1]}\n{"key":"c","v":[2,2]}\n'
@@ -452,12 +441,6 @@ def test_npy_field_has_one_dtype_in_all_rows(tmp_path: Path) -> None:
     found = [read_npy(fields["npy"])[:2] for fields in read_folder(tmp_path / "d").values()]
     assert found == [(found[0][0], (2,))] * 3
     assert found[0][0] == "<f8"
-
-
-def test_npy_field_of_whole_numbers_is_whole_numbers(tmp_path: Path) -> None:
-    write_files(tmp_path, {"t.jsonl": '{"key":"a","v":[1,0]}\n{"key":"b","v":[70000]}\n'})
-    pack(tmp_path / "t.jsonl", tmp_path / "d", fields={"npy": "v"})
-    assert [read_npy(fields["npy"])[0] for fields in read_folder(tmp_path / "d").values()] == ["<i8", "<i8"]
 
 
 def test_hashed_keys_of_two_downloads_with_counters_differ(tmp_path: Path) -> None:
@@ -490,27 +473,6 @@ def test_odd_characters_of_keys_are_cleaned_by_default(tmp_path: Path) -> None:
     assert json.loads(samples["a_b/0000"]["json"])["path"] == "a b/0000.jpg"
     with pytest.raises(WdskitError, match="a b"):
         pack(tmp_path / "in", tmp_path / "given", keys="given")
-
-
-@pytest.mark.parametrize("kind", ["upright", "turned"])
-def test_resize_shrinks_the_shorter_side_and_turns_the_image_upright(tmp_path: Path, kind: str) -> None:
-    image = Image.new("RGB", (40, 24), (200, 10, 10))
-    exif = Image.Exif()
-    exif[0x0112] = 6 if kind == "turned" else 1
-    stream = BytesIO()
-    image.save(stream, "JPEG", exif=exif)
-    pack([{"__key__": "a", "jpg": stream.getvalue(), "cls": 1}], tmp_path / "d", resize=12)
-    with Image.open(BytesIO(read_folder(tmp_path / "d")["a"]["jpg"])) as found:
-        assert found.size == ((12, 20) if kind == "turned" else (20, 12))
-        assert found.getexif().get(0x0112, 1) == 1
-
-
-def test_resize_refuses_json_with_numbers_until_it_is_told_that_none_describes_pixels(tmp_path: Path) -> None:
-    row = {"__key__": "a", "png": png(1, width=40, height=30), "json": {"bbox_x1": 3}}
-    with pytest.raises(WdskitError, match=r"keep.json"):
-        pack([row], tmp_path / "d", resize=10)
-    pack([row], tmp_path / "d", resize=10, keep_json=True)
-    assert json.loads(read_folder(tmp_path / "d")["a"]["json"]) == {"bbox_x1": 3}
 
 
 def test_index_lists_the_files_of_the_data_set_only(tmp_path: Path, base: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from formats import jpeg, read_classes, read_folder, write_files
+from formats import jpeg, read_classes, read_folder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -107,18 +107,3 @@ def test_annotations_that_cannot_be_packed_are_an_error_with_its_image(
 ) -> None:
     with pytest.raises(error, match=message):
         pack(write(tmp_path, document), tmp_path / "d", **QUICK)
-
-
-def test_annotations_of_no_image_are_left_out_and_a_url_names_the_file(tmp_path: Path) -> None:
-    document = {"images": [{"id": 1, "coco_url": "http://host/x/3.jpg"}], "annotations": [{"image_id": 9}, 5]}
-    pack(write(tmp_path, document), tmp_path / "d", **QUICK)
-    assert [*read_folder(tmp_path / "d")] == ["3"]
-
-
-def test_images_may_lie_elsewhere(tmp_path: Path) -> None:
-    source = write(tmp_path, {"images": [{"id": 1, "file_name": "a/x.jpg"}]})
-    write_files(tmp_path / "there", {"a/x.jpg": jpeg(7)})
-    pack(source, tmp_path / "d", images=tmp_path / "there", **QUICK)
-    assert read_folder(tmp_path / "d")["a/x"]["jpg"] == jpeg(7)
-    with pytest.raises(PackError, match=r"image 0: .*nowhere"):
-        pack(source, tmp_path / "e", images=tmp_path / "nowhere", **QUICK)

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from formats import jpeg, png, read_folder, read_npy, write_files
+from formats import png, read_folder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -72,18 +72,6 @@ def test_rows_are_those_of_the_table_however_it_is_written(
         assert json.loads(row.fields["json"]) == {"key": row.key, **extra, **record}  # type: ignore[arg-type]
 
 
-def test_paths_and_several_files_are_read_in_order(tmp_path: Path) -> None:
-    write_files(tmp_path / "in", {f"p/{number}.jpg": jpeg(number) for number in range(4)})
-    for name, numbers in (("b", (2, 3)), ("a", (0, 1))):
-        write(tmp_path / "in" / f"{name}.parquet", {"image": [f"p/{number}.jpg" for number in numbers]})
-    (tmp_path / "in" / "p").rename(tmp_path / "p")
-    (tmp_path / "few").mkdir()
-    for name in ("a", "b"):
-        (tmp_path / "in" / f"{name}.parquet").rename(tmp_path / f"{name}.parquet")
-    rows = [*find_source(f"{tmp_path}/[ab].parquet", Reading()).rows()]
-    assert [row.key for row in rows if isinstance(row, Row)] == [f"p/{number}" for number in range(4)]
-
-
 def test_dates_decimals_and_nan_become_json(tmp_path: Path) -> None:
     columns = {
         "key": ["a"],
@@ -98,13 +86,6 @@ def test_dates_decimals_and_nan_become_json(tmp_path: Path) -> None:
         "key": "a", "day": "2022-01-08", "time": "2001-09-09T03:46:40+02:00", "local": "2001-09-09T01:46:40",
         "price": "1.00", "score": None,
     }  # fmt: skip
-
-
-def test_lists_become_arrays_of_the_columns_dtype(tmp_path: Path) -> None:
-    columns = {"key": ["a", "b"], "l": pa.array([[1], [2, 3]], pa.list_(pa.uint8()))}
-    pack(write(tmp_path / "t.parquet", columns), tmp_path / "d", fields={"npy": "l"}, **QUICK)
-    found = read_folder(tmp_path / "d")
-    assert [read_npy(fields["npy"])[:2] for fields in found.values()] == [("|u1", (1,)), ("|u1", (2,))]
 
 
 def test_tensors_whose_shape_would_be_lost_are_refused(tmp_path: Path) -> None:
