@@ -24,6 +24,7 @@ _URL_SECRETS = re.compile(
 )
 _NUMERAL = re.compile(r"\s*[+-]?(0|[1-9][0-9]{0,18})(\.[0-9]+)?\s*", re.ASCII)
 _MAX_EXACT = 1 << 53  # floats represent all whole numbers up to this one
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18}) ?([kmgtp]?)(i?)b?", re.ASCII)
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 
 
@@ -80,14 +81,12 @@ def parse_bytes(text: str) -> int:
     Raises:
         ValueError: The text is not a size of at least 1 byte and less than 10^18 bytes.
     """
-    number = text.strip().lower()
-    digits = number.rstrip("kmgtpib ")
-    unit = number[len(digits) :].strip().removesuffix("b")
-    base, unit = (1024, unit[:-1]) if unit.endswith("i") else (1000, unit)
-    factor = base ** ("", "k", "m", "g", "t", "p").index(unit)
-    if not 1 <= float(digits) * factor < 1e18 or (base == 1024 and not unit):
-        raise ValueError(text)
-    return int(Decimal(digits) * factor)  # 8.03 * 1000 is 8029.99... as a float
+    found = _SIZE.fullmatch(text.strip().lower())
+    number, unit, is_binary = found.groups() if found else ("0", "", "")
+    num_bytes = Decimal(number) * (1024 if is_binary else 1000) ** ("", "k", "m", "g", "t", "p").index(unit)
+    if not 1 <= num_bytes < 10**18 or (is_binary and not unit):
+        raise ValueError("it is no size such as 200MB or 1.5GiB")
+    return int(num_bytes)
 
 
 def format_count(count: float) -> str:

@@ -144,6 +144,8 @@ def test_a_part_without_a_shard_of_its_own_says_so_and_writes_none(run, photos):
     [
         (["nothing", "out"], 1, "nothing: there is no such folder, nor a file with a known suffix (.jsonl, "),
         (["", "out"], 1, "an empty path: there is no such folder, nor a file with a known suffix (.jsonl, "),
+        (["photos", "out", "--part", "2/2"], 1, "part: 2/2 is none of the parts 0/2 to 1/2."),
+        (["photos", "out", "--max-bytes", "x"], 1, "max_bytes: it is no size such as 200MB or 1.5GiB, not 'x'."),
         (["photos", ""], 1, "DEST is an empty path. Write . for the current folder."),
         (["photos", "http://host/out"], 1, "http://host/out: only buckets of s3://, gs://, az:// can be listed or"),
         (["table.parquet", "out"], 1, "table.parquet: it cannot be read as Parquet: "),

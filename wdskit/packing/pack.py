@@ -123,7 +123,8 @@ def check_options(kind: Any, options: Mapping[str, Any]) -> Any:
         return TypeAdapter(kind).validate_python(options)
     except ValidationError as err:
         first = err.errors()[0]
-        raise PackError(f"{first['loc'][0]}: {first['msg']}, not {hide_secrets(repr(first['input']))}.") from err
+        words = first["msg"].removeprefix("Value error, ")
+        raise PackError(f"{first['loc'][0]}: {words}, not {hide_secrets(repr(first['input']))}.") from err
 
 
 def find_limits(run: RunOptions, change: Change) -> Limits:
@@ -294,6 +295,8 @@ def fill_folder(
     run = check_options(RunOptions, run)
     on_progress, is_part, append = run.get("progress") or (lambda *_: None), run.get("part"), run.get("append")
     part, num_parts = map(int, (run.get("part") or "0/1").split("/"))
+    if part >= num_parts:
+        raise PackError(f"part: {part}/{num_parts} is none of the parts 0/{num_parts} to {num_parts - 1}/{num_parts}.")
     limits = find_limits(run, change)
     columns: Mapping[str, Mapping[str, Any]] = parse_columns(run.get("columns", ()))
     split = run.get("split")
