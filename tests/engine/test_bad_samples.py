@@ -16,10 +16,9 @@ from folders import ALL
 from images import image_bytes
 from masks import mask_of
 from PIL import Image
-from shards import write_shard
+from shards import write_indexed, write_shard
 
 from wdskit import Pipeline, SampleError
-from wdskit.shards.index import index_folder
 from wdskit.stages.registry import STAGES
 
 NUM, BAD = 12, 5
@@ -290,8 +289,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
             folder = tmp_path_factory.mktemp("bad")
             good = MASKED if "mask" in fault else GOOD
             samples = {f"s{at}": FAULTS[fault]() if at == BAD else dict(good) for at in range(NUM)}
-            write_shard(folder / "s.tar", samples)
-            index_folder(str(folder))
+            write_indexed(folder, samples)
             made[fault] = str(folder / "s.tar")
         return made[fault]
 
@@ -331,8 +329,7 @@ def test_in_a_stream_it_is_the_error_of_a_sample(folders: Callable[[str], str], 
 
 
 def test_a_pipeline_that_fits_no_sample_is_an_error_after_a_hundred(tmp_path: Any) -> None:
-    write_shard(tmp_path / "s.tar", {f"s{at:03d}": {"cls": b"1"} for at in range(300)})
-    index_folder(str(tmp_path))
+    write_indexed(tmp_path, {f"s{at:03d}": {"cls": b"1"} for at in range(300)})
     pipe = Pipeline().exact(str(tmp_path / "s.tar")).resize(8).to_tuple("jpg").batched(4)
     with pytest.raises(SampleError, match=r"all 100 are bad"):
         next(iter(pipe.loader(workers=0, errors={"max_bad": "50%"})))
@@ -344,9 +341,7 @@ def test_padded_rows_do_not_decide_which_shape_is_bad(tmp_path, size, source):
     """They are copies of the last sample, which may be the bad one."""
     for bad in range(3):
         folder = tmp_path / str(bad)
-        folder.mkdir()
-        write_shard(folder / "s.tar", {f"k{at}": {"npy": npy(3 if at == bad else 2)} for at in range(3)})
-        index_folder(folder, workers=1)
+        write_indexed(folder, {f"k{at}": {"npy": npy(3 if at == bad else 2)} for at in range(3)})
         options = {"tail": "pad", "seed": 1} if source == "exact" else {}
         pipe = getattr(Pipeline(), source)(str(folder), **options).decode()
         pipe = pipe.to_tuple("__key__", "npy", *mask_of(pipe)).batched(size)
@@ -369,8 +364,7 @@ def test_padded_rows_do_not_decide_which_shape_is_bad(tmp_path, size, source):
     ],
 )
 def test_a_limit_in_per_cent_is_a_share_of_the_samples(tmp_path, make, limit):
-    write_shard(tmp_path / "s.tar", {f"k{at:02d}": {"cls": b"x" if at < 3 else b"1"} for at in range(12)})
-    index_folder(tmp_path, workers=1)
+    write_indexed(tmp_path, {f"k{at:02d}": {"cls": b"x" if at < 3 else b"1"} for at in range(12)})
     pipe = make(lambda source, **options: getattr(Pipeline(), source)(str(tmp_path), **options).decode())
     with pytest.raises(SampleError, match="allows 10%"):
         list(pipe.loader(workers=0, errors={"max_bad": "10%"}))

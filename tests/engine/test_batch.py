@@ -18,7 +18,7 @@ import pytest
 import torch
 from images import encoded, photo
 from masks import mask_of
-from shards import write_numbers, write_pictures, write_shard
+from shards import index_numbers, write_indexed, write_pictures, write_shard
 
 import wdskit
 from wdskit import Pipeline, SampleError, ShardError, native
@@ -42,9 +42,7 @@ FAILED_KEY = "n000011"
 def numbers(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Three shards with 23 samples, each with its number as the label."""
     folder = tmp_path_factory.mktemp("numbers")
-    write_numbers(folder, [6, 10, 7])
-    index_folder(folder, workers=1)
-    return str(folder)
+    return index_numbers(folder, [6, 10, 7])
 
 
 @pytest.fixture(scope="module")
@@ -177,8 +175,7 @@ def test_jobs_of_damaged_images_make_the_same_batches_and_list_the_same_samples(
     whole = encoded(photo(40, 50), "JPEG", quality=90)
     bad = {7: b"no image", 8: whole[:200], 15: whole[:-2]}
     samples = {f"k{at:02d}": {"jpg": bad.get(at, whole), "cls": b"%d" % at} for at in range(18)}
-    write_shard(tmp_path / "s.tar", samples)
-    index_folder(tmp_path, workers=1)
+    write_indexed(tmp_path, samples)
     if not uses_native:
         monkeypatch.setenv("WDSKIT_NATIVE", "0")
     native.native.cache_clear()
@@ -221,8 +218,7 @@ def part_of_key(sample: dict[str, Any]) -> dict[str, Any]:
 def test_the_parts_of_a_mixture_come_in_the_order_of_the_shares(tmp_path: Path, cuts: tuple[int, ...]) -> None:
     folders = []
     for name, num in (("a", 8), ("b", 5)):
-        write_numbers(tmp_path / name, [num])
-        index_folder(tmp_path / name, workers=1)
+        index_numbers(tmp_path / name, [num])
         folders.append(str(tmp_path / name))
 
     def built(weights: tuple[int, int], stages: list[Any]) -> Program:
@@ -255,9 +251,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
         f"k{at:02d}": {name: encoded(photo() + np.uint8(3 * at + side), "PNG") for side, name in enumerate(names)}
         for at in range(8)
     }
-    write_shard(folder / "s.tar", samples)
-    index_folder(folder, workers=1)
-    return str(folder)
+    return write_indexed(folder, samples)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from shards import write_numbers
+from shards import index_numbers
 
 import wdskit
 from wdskit import Pipeline
-from wdskit.shards.index import index_folder
 from wdskit.stages.base import is_thread_safe
 
 
@@ -42,9 +41,7 @@ class Meeting:
 
 @pytest.fixture
 def pattern(tmp_path: Any) -> str:
-    found = write_numbers(tmp_path / "numbers", [16, 16])
-    index_folder(str(tmp_path / "numbers"))
-    return found
+    return index_numbers(tmp_path / "numbers", [16, 16])
 
 
 def even(value: Any) -> bool:

@@ -39,14 +39,18 @@ def jpeg(number: int) -> bytes:
 
 
 def png(number: int, *, width: int = 6, height: int = 4) -> bytes:
-    """Return an RGB PNG of one colour, in stored blocks, so that no encoder decides its bytes."""
+    """Return an RGB PNG of one colour."""
+    return png_of((b"\0" + bytes([number % 256, number // 256 % 256, 99]) * width) * height, width, height)
+
+
+def png_of(rows: bytes, width: int, height: int, *, bits: int = 8, colour: int = 2) -> bytes:
+    """Return a PNG of rows with their filter bytes, in a stored block, so that no encoder decides its bytes."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    rows = (b"\0" + bytes([number % 256, number // 256 % 256, 99]) * width) * height
     stored = struct.pack("<BHH", 1, len(rows), len(rows) ^ 0xFFFF) + rows + struct.pack(">I", zlib.adler32(rows))
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"\x78\x01" + stored) + chunk(b"IEND", b"")
 
 

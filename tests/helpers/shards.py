@@ -13,6 +13,7 @@ from PIL import Image
 from wdskit import Pipeline
 from wdskit.dataset.columns import Columns
 from wdskit.dataset.index import read_index
+from wdskit.shards.index import index_folder
 from wdskit.tar.writer import TarWriter
 
 
@@ -35,6 +36,21 @@ def write_shard(path: Path, samples: dict[str, dict[str, bytes]]) -> Path:
                 writer.add(f"{key}.{field}", data)
         writer.finish()
     return path
+
+
+def write_indexed(folder: Path, samples: dict[str, dict[str, bytes]]) -> str:
+    """Write a folder of one shard and its index; return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_shard(folder / "s.tar", samples)
+    index_folder(folder, workers=1)
+    return str(folder)
+
+
+def index_numbers(folder: Path, counts: list[int]) -> str:
+    """Write shards with `write_numbers` and their index; return the folder."""
+    write_numbers(folder, counts)
+    index_folder(folder, workers=1)
+    return str(folder)
 
 
 def write_numbers(folder: Path, counts: list[int]) -> str:

@@ -6,18 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shards import write_numbers
+from shards import index_numbers
 
 from wdskit import Pipeline, PipelineError
-from wdskit.shards.index import index_folder
 
 
 @pytest.fixture(scope="module")
 def indexed(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("numbers")
-    write_numbers(folder, [5, 4])
-    index_folder(folder, workers=1)
-    return str(folder)
+    return index_numbers(folder, [5, 4])
 
 
 REFUSED: dict[str, Any] = {"threads": 2, "timeout": 5.0, "device": "cuda"}

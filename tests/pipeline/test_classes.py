@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shards import write_numbers
+from shards import index_numbers
 
 import wdskit
 from wdskit import make_loader
-from wdskit.shards.index import index_folder
 
 
 def folder_of(path: Path, classes: Any) -> str:
-    write_numbers(path, [4, 4])
-    index_folder(path, workers=1)
+    index_numbers(path, [4, 4])
     if classes is not None:
         (path / "classes.json").write_text(json.dumps(classes))
     return str(path)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
-from shards import number_of, write_numbers
+from shards import index_numbers, number_of, write_numbers
 
 from wdskit import Pipeline, RankError
 from wdskit.pipeline.ranks import find_rank
-from wdskit.shards.index import index_folder
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8"}
 SLURM = {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}
@@ -161,8 +160,7 @@ def test_a_rank_beside_a_process_group_is_refused_unless_they_agree(tmp_path, gr
 @pytest.mark.parametrize("source", ["stream", "sequential"])
 def test_a_process_group_that_says_otherwise_is_an_error_at_every_first_batch(tmp_path, monkeypatch, source):
     """The group was made before the first epoch, or between two epochs; every later iteration raises again."""
-    pattern = write_numbers(tmp_path / "shards", [8, 8])
-    index_folder(tmp_path / "shards")
+    pattern = index_numbers(tmp_path / "shards", [8, 8])
     if source == "stream":
         pipe = Pipeline().stream(pattern).split_by_node().split_by_worker().map(number_of).with_epoch(4)
     else:

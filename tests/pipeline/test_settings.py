@@ -8,14 +8,13 @@ import os
 import numpy as np
 import pytest
 import torch
-from shards import number_of, write_numbers
+from shards import index_numbers, number_of
 
 import wdskit
 from wdskit import ConfigError, FolderIndexError, Pipeline, RankError, load_config, make_loader
 from wdskit.pipeline import settings
 from wdskit.pipeline.settings import LoaderSpec, choose_workers
 from wdskit.processes import usable_cores
-from wdskit.shards.index import index_folder
 
 EXACT = Pipeline().exact("a")
 DECODES = EXACT.decode("rgb8").random_resized_crop(8).to_tuple("jpg", "cls").batched(4)
@@ -88,8 +87,7 @@ def test_large_machines_have_no_more_than_sixteen_at_work(monkeypatch, cores):
 
 
 def test_the_chosen_workers_and_threads_are_logged(tmp_path, caplog):
-    write_numbers(tmp_path, [9])
-    index_folder(tmp_path)
+    index_numbers(tmp_path, [9])
     pipe = Pipeline().exact(tmp_path).map(number_of).batched(2)
     with caplog.at_level("INFO"):
         pipe.loader(), pipe.loader(workers=1, threads=3), Pipeline().exact(tmp_path).batched(2).loader()
@@ -121,8 +119,7 @@ def test_normalize_takes_numbers_of_pixels_in_0_to_1(values) -> None:
 
 @pytest.mark.parametrize("source", ["exact", "sequential", "resampled"])
 def test_a_range_beyond_the_samples_is_refused(tmp_path, source) -> None:
-    write_numbers(tmp_path, [20, 23])
-    index_folder(tmp_path, workers=1)
+    index_numbers(tmp_path, [20, 23])
 
     def make(bounds):
         pipe = {"pipeline": [{source: {"shards": str(tmp_path), "range": bounds}}]}
@@ -137,8 +134,7 @@ def test_a_range_beyond_the_samples_is_refused(tmp_path, source) -> None:
 
 @pytest.mark.parametrize("whole", [np.int64, np.uint8, torch.tensor], ids=["int64", "uint8", "tensor"])
 def test_whole_numbers_of_numpy_and_torch_are_plain_ints(tmp_path, whole) -> None:
-    write_numbers(tmp_path, [20, 23])
-    index_folder(tmp_path, workers=1)
+    index_numbers(tmp_path, [20, 23])
 
     def loader_of(number):
         source = {"seed": 3, "window": 9, "lanes": 4, "homes": 2}

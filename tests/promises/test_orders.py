@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import struct
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from folders import TESTS
-from formats import write_tar
+from formats import png_of, write_tar
 
 from wdskit import Pipeline, Ragged, StateError, index_folder, split
 
@@ -30,21 +29,8 @@ STOP = 2  # steps of the second epoch before the state is saved
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """Return a PNG of stored blocks: its bytes, and the digests of shards in states, do not depend on an encoder."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     height, width, _ = pixels.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-    stored = (
-        b"\x78\x01\x01"
-        + struct.pack("<HH", len(rows), len(rows) ^ 0xFFFF)
-        + rows
-        + struct.pack(">I", zlib.adler32(rows))
-    )
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", stored) + chunk(b"IEND", b"")
+    return png_of(b"".join(b"\0" + row.tobytes() for row in pixels), width, height)
 
 
 def npy(values: np.ndarray) -> bytes:

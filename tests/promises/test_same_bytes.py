@@ -388,24 +388,6 @@ def test_shard_has_the_bytes_of_a_plain_tar_and_no_others(tmp_path: Path, base: 
 # What is in the samples, said once for each kind of source.
 
 
-def test_folder_samples_hold_image_class_number_and_json(tmp_path: Path, base: Path) -> None:
-    pack(base / PHOTOS, tmp_path / "d")
-    samples = read_folder(tmp_path / "d")
-    assert [*samples["cat/0001"]] == ["cls", "jpg", "json"]
-    assert samples["cat/0001"]["cls"] == b"1"
-    assert samples["cat/0001"]["json"] == b'{"cls":1,"class":"cat","path":"cat/0001.jpg"}'
-    assert samples["cat/0001"]["jpg"] == (base / PHOTOS / "cat" / "0001.jpg").read_bytes()
-    assert "cat/deep/5" in samples
-    assert len(samples) == 19
-
-
-def test_flat_folder_samples_hold_no_class(tmp_path: Path, base: Path) -> None:
-    pack(base / "flat", tmp_path / "d")
-    samples = read_folder(tmp_path / "d")
-    assert samples["1"] == {"jpg": jpeg(1), "json": b'{"path":"1.jpeg"}'}
-    assert read_classes(tmp_path / "d") is None
-
-
 def test_json_sidecar_keeps_its_own_members_first(tmp_path: Path) -> None:
     """Then come the class and the path."""
     write_files(
@@ -414,15 +396,6 @@ def test_json_sidecar_keeps_its_own_members_first(tmp_path: Path) -> None:
     pack(tmp_path / "in", tmp_path / "d", sidecars="json")
     text = read_folder(tmp_path / "d")["b/1"]["json"].decode()
     assert text == '{"n":1.0,"big":12345678901234567890,"s":"ä","cls":0,"class":"b","path":"b/1.jpg"}'
-
-
-def test_table_samples_hold_all_columns_as_json(tmp_path: Path, base: Path) -> None:
-    pack(base / "t.csv", tmp_path / "d", **LABELLED)
-    sample = read_folder(tmp_path / "d")["photos/cat/0001"]
-    assert sample["txt"].decode() == CAPTIONS[1]
-    assert json.loads(sample["json"]) == records()[1]
-    assert [*json.loads(sample["json"])] == ["image", "caption", "label", "size"]
-    assert read_classes(tmp_path / "d") == {name: n for n, name in enumerate(sorted({*LABELS}, key=str.encode))}
 
 
 def test_jsonl_row_becomes_json_as_it_is_written(tmp_path: Path) -> None:

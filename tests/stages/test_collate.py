@@ -13,10 +13,9 @@ from by_columns import count_made, forgo_columns
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from shards import npy, write_shard
+from shards import npy, write_indexed
 
 from wdskit import ConfigError, Pipeline, PipelineError, Ragged, WdskitError
-from wdskit.shards.index import index_folder
 from wdskit.stages.collate import FRESH, Collate, as_tensors, make_ragged
 from wdskit.stages.roles import Roles
 
@@ -260,9 +259,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
         }
         for at, length in enumerate(LENGTHS)
     }
-    write_shard(path / "s.tar", samples)
-    index_folder(path, workers=1)
-    return str(path)
+    return write_indexed(path, samples)
 
 
 def both(pipe: Pipeline) -> list[Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from shards import draw, listed, write_numbers
+from shards import draw, index_numbers, listed
 
 from wdskit import Pipeline, PipelineError, SampleError, WdskitError
 from wdskit.shards.index import index_folder
@@ -157,8 +157,7 @@ def forget(sample):
 
 
 def test_a_decode_of_fields_that_a_sample_does_not_have_is_an_error(tmp_path):
-    write_numbers(tmp_path, [3])
-    index_folder(tmp_path, workers=1)
+    index_numbers(tmp_path, [3])
     for source in (Pipeline().exact(str(tmp_path)), Pipeline().stream(str(tmp_path))):
         for pipe in (source.decode(only="nope"), source.decode(only=["nope", "no"]).batched(2)):
             with pytest.raises(SampleError, match=r"decode failed: no field `no.*` \(`only`\); the sample has: cls"):

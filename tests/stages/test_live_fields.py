@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from images import encoded, photo
-from shards import write_shard
+from shards import write_indexed
 
 from wdskit import Pipeline, SampleError
-from wdskit.shards.index import index_folder
 from wdskit.stages import fields as stage_fields
 
 FIELDS = {
@@ -54,9 +53,7 @@ PIPELINES: dict[str, tuple[Any, set[str]]] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("live")
-    write_shard(path / "s.tar", {f"k{n}": FIELDS for n in range(3)})
-    index_folder(path, workers=1)
-    return str(path)
+    return write_indexed(path, {f"k{n}": FIELDS for n in range(3)})
 
 
 @pytest.fixture
@@ -103,8 +100,7 @@ def test_a_function_of_a_stream_that_chooses_samples_keeps_all_fields(folder: st
 
 @pytest.mark.parametrize("stages", [{}, {"fuse": False}, {"only": ["jpg", "json", "cls"]}], ids=str)
 def test_a_damaged_field_that_no_one_uses_is_no_error(tmp_path: Path, stages: Any) -> None:
-    write_shard(tmp_path / "s.tar", {"k": {**FIELDS, "json": b"{", "seg.png": b"damaged", "txt": b"\xff"}})
-    index_folder(tmp_path, workers=1)
+    write_indexed(tmp_path, {"k": {**FIELDS, "json": b"{", "seg.png": b"damaged", "txt": b"\xff"}})
     base = Pipeline().exact(str(tmp_path)).decode("rgb8", **stages).random_resized_crop(8, fields="jpg")
     [(image, label)] = base.to_tuple("jpg", "cls").loader(workers=0)
     assert (image.shape, label) == ((8, 8, 3), 3)

@@ -20,11 +20,10 @@ import torch
 from folders import ALL
 from images import encoded, photo
 from PIL import Image
-from shards import write_shard
+from shards import write_indexed
 
 from wdskit import Pipeline, WdskitError
 from wdskit.codecs.fields import encode_field
-from wdskit.shards.index import index_folder
 from wdskit.stages import collate, roles
 from wdskit.stages.images import geometry
 
@@ -88,8 +87,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
                     "npy": encode_field("npy", rng.integers(0, 256, (*size, 3), dtype=np.uint8)),
                     "cls": b"%d" % (10 * part + number),
                 }
-            write_shard(path / "s.tar", samples)
-            index_folder(path, workers=1)
+            write_indexed(path, samples)
             made.append(str(path))
         found.append(made)
     return found

@@ -6,11 +6,10 @@ import pickle
 from collections.abc import Iterator
 
 import pytest
-from shards import write_numbers
+from shards import index_numbers
 
 import wdskit
 from wdskit.errors import ConfigError, PipelineError
-from wdskit.shards.index import index_folder
 from wdskit.stages import registry
 
 
@@ -108,9 +107,7 @@ def batches(folder, *stages, **settings):
 
 @pytest.fixture
 def numbers(tmp_path) -> str:
-    write_numbers(tmp_path / "numbers", [9, 8])
-    index_folder(tmp_path / "numbers", workers=1)
-    return str(tmp_path / "numbers")
+    return index_numbers(tmp_path / "numbers", [9, 8])
 
 
 def test_a_class_is_a_stage_with_settings_and_draws_by_position(numbers):

@@ -11,12 +11,11 @@ import pytest
 import torch
 from images import encoded, photo
 from PIL import Image
-from shards import write_shard
+from shards import write_indexed
 
 from wdskit import Pipeline, PipelineError, Ragged, pack
 from wdskit.codecs.fields import encode_field
 from wdskit.errors import SampleError
-from wdskit.shards.index import index_folder
 
 POINTS = np.arange(2 * 5 * 3, dtype=np.float32).reshape(2, 5, 3)
 CLASSES = (np.indices((21, 34)).sum(axis=0) % 5 == 0) * np.uint8(200)
@@ -32,9 +31,7 @@ FIELDS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("roles")
-    write_shard(path / "s.tar", {f"k{n}": FIELDS for n in (0, 1)})
-    index_folder(path, workers=1)
-    return str(path)
+    return write_indexed(path, {f"k{n}": FIELDS for n in (0, 1)})
 
 
 @pytest.fixture(params=["exact", "stream"])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from formats import png_of
 from images import encoded, photo
 from numpy.typing import NDArray
 from PIL import Image
@@ -31,13 +30,7 @@ def grey_png(numbers: NDArray[Any], bits: int) -> bytes:
         text = "".join(f"{number:0{bits}b}" for number in row)
         text += "0" * (-len(text) % 8)
         rows += b"\0" + int(text, 2).to_bytes(len(text) // 8, "big")
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", *numbers.shape[::-1], bits, 0, 0, 0, 0)
-    parts = (chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+    return png_of(rows, *numbers.shape[::-1], bits=bits, colour=0)
 
 
 def palette_image(numbers: NDArray[Any]) -> Image.Image:
