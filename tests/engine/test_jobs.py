@@ -12,7 +12,6 @@ from shards import write_shard
 
 from wdskit import Pipeline
 from wdskit.engine import program
-from wdskit.engine.reader import SampleReader
 from wdskit.errors import SampleError
 from wdskit.shards.index import index_folder
 
@@ -37,20 +36,6 @@ def folder_of(path: Path, bad: int | None = None, also: int | None = None) -> Pa
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_of(tmp_path_factory.mktemp("ahead"))
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Store how many samples are read at once."""
-    sizes: list[int] = []
-    read_columns = SampleReader.read_columns
-
-    def counted(self: SampleReader, shards: Any, samples: Any, **options: Any) -> Any:
-        sizes.append(len(shards))
-        return read_columns(self, shards, samples, **options)
-
-    monkeypatch.setattr(SampleReader, "read_columns", counted)
-    return sizes
 
 
 def keys(pipe: Pipeline, epochs: int = 3, **options: Any) -> list[list[str]]:
@@ -81,19 +66,6 @@ def test_loaders_of_one_process_share_its_descriptors(tmp_path, threads):
         assert [len({key for (names,) in loader for key in names}) for loader in kept] == [180, 180]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-SIZES = [(200, 26), (300_000, 12), (600_000, 6), (1_200_000, 2), (9_000_000, 2)]
-
-
-@pytest.mark.parametrize(("size", "most_at_once"), SIZES)
-def test_a_job_has_at_most_4_mib_or_one_batch(tmp_path, calls, size, most_at_once):
-    """The shard with the largest samples counts."""
-    write_shard(tmp_path / "a.tar", {f"k{at}": {"bin": bytes(size)} for at in range(24)})
-    write_shard(tmp_path / "b.tar", {f"m{at}": {"bin": b"x"} for at in range(2)})
-    index_folder(tmp_path, workers=1)
-    assert len(keys(Pipeline().exact(str(tmp_path), seed=1).batched(2), epochs=1)) == 13
-    assert max(calls) == most_at_once
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from formats import files_in, make_photos
-from rays import FakeRay, RayTaskError
+from rays import FakeRay
 
 from wdskit import PackError, pack
 from wdskit.packing import ray as on_ray
@@ -142,15 +142,6 @@ def test_a_node_with_another_version_or_without_the_files_is_named(
     with pytest.raises(PackError, match="photos/cat/0000.jpg" if what == "source" else "host node7"):
         pack(photos, tmp_path / "ray" / "d", **OPTIONS, on="ray")
     assert not [*tmp_path.glob("ray/d/*.tar")]
-
-
-def test_a_node_without_wdskit_is_an_error_with_its_reason(tmp_path: Path, ray: FakeRay) -> None:
-    def fail(*words: Any) -> None:
-        raise RayTaskError("Traceback\n  ...\nModuleNotFoundError: No module named 'wdskit'\n")
-
-    ray.run = fail
-    with pytest.raises(PackError, match=r"cannot fill it: ModuleNotFoundError: No module named 'wdskit'"):
-        pack(rows(), tmp_path / "d", **OPTIONS, on="ray")
 
 
 def test_a_cluster_that_cannot_be_reached_or_a_missing_ray_is_an_error(
