@@ -91,6 +91,13 @@ def test_any_image_is_written_in_any_format_or_refused_with_a_reason(mode: str, 
         assert open_image(made).convert("RGBA").getpixel((1, 1))[3] == 100
 
 
+def test_quality_decides_the_bytes_of_new_jpg_and_webp() -> None:
+    data = encoded(photo(40, 60), "PNG")
+    for fmt in ("jpg", "webp"):
+        sizes = [len(recode_image(data, size=30, fmt=fmt, quality=q, max_pixels=MAX)[0]) for q in (1, 50, 100)]
+        assert sizes == sorted({*sizes})
+
+
 # Guards.
 
 NUMBERS = st.recursive(
@@ -150,6 +157,8 @@ def test_a_new_format_renames_the_field_and_takes_no_other_place() -> None:
     ("options", "message"),
     [({"resize": 0}, "resize: .*, not 0"), ({"resize": 70_000}, "resize"), ({"quality": 101}, "quality: .*, not 101"),
      ({"format": "gif"}, "format: .* 'webp' or 'png', not 'gif'"), ({"validate": "all"}, "validate: .*, not 'all'"),
+     ({"num_shards": 1, "max_samples": 2}, "num_shards: it takes the place of max_samples and max_bytes"),
+     ({"num_shards": 1, "max_bytes": 4096}, "num_shards: it takes the place of max_samples and max_bytes"),
      ({"resize": True}, "resize: .*, not True"), ({"max_sample": 3}, "max_sample: .*, not 3"),
      ({"map": lambda key, fields: fields}, "no `version`")],
 )  # fmt: skip

@@ -29,7 +29,7 @@ def other(sample):
 
 def test_a_function_handed_over_comes_first() -> None:
     """make_loader(transforms=...) comes before the registry."""
-    registry.register("my_augment")(augment)
+    assert registry.register("my_augment")(augment) is augment
     assert registry.resolve("my_augment", {"my_augment": other}) is other
 
 
@@ -46,6 +46,12 @@ def test_a_name_belongs_to_one_function() -> None:
     with pytest.raises(PipelineError, match=r"test_registry\.augment already has this name; .*test_registry\.other"):
         registry.register("my_augment")(other)
     assert registry.resolve("my_augment", {}) is augment
+
+
+def test_two_lambdas_are_two_functions() -> None:
+    registry.register("a")(lambda sample: sample)
+    with pytest.raises(PipelineError, match="already has this name"):
+        registry.register("a")(lambda sample: None)
 
 
 def test_the_same_definition_may_run_again() -> None:

@@ -191,6 +191,17 @@ def test_normalize_is_torchvisions_to_float32_rounding(kind):
     assert np.abs(result - (unit - per_channel[0]) / per_channel[1]).max() < 1e-5
 
 
+def test_normalize_does_not_depend_on_threads():
+    image, before, found = pixels(301, 307, 3), torch.get_num_threads(), set()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.add(geometry.normalize(image, IMAGENET_MEAN, IMAGENET_STD).tobytes())
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 1
+
+
 def test_one_mean_serves_all_channels_and_a_wrong_number_does_not():
     image = make("numpy", 6, 5)
     assert np.array_equal(geometry.normalize(image, [0.5], [0.2]), geometry.normalize(image, [0.5] * 3, [0.2] * 3))
