@@ -304,8 +304,8 @@ def test_all_this_holds_with_webdataset_0_2_86():
     """
     files = [
         "tests/peers/test_webdataset.py",
-        "tests/stages/test_batching.py",
-        *(["tests/stages/test_streaming.py", "tests/stages/test_stream_source.py"] if ALL else []),
+        "tests/stages/test_collate.py",
+        *(["tests/stages/test_streaming.py"] if ALL else []),
     ]
     left_out = ["newest_version", *([] if ALL else ["start_method", "python_exits"])]
     words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", " and ".join(f"not {name}" for name in left_out)]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,58 +15,10 @@ from wdskit.packing import row as row_module
 from wdskit.packing.row import (
     File,
     Label,
-    LabelledJson,
     Row,
     SourceFiles,
-    Values,
     clean_key,
 )
-
-INTS = st.integers(0, 2**40)
-FIELDS: Any = st.one_of(
-    st.binary(max_size=40),
-    st.binary(max_size=40).map(LabelledJson),
-    st.builds(File, st.text(st.characters(codec="utf-8"), max_size=9), INTS, INTS, INTS, INTS),
-    st.builds(Label, st.integers(-(2**63), 2**63 - 1) | st.text(st.characters(codec="utf-8"))),
-    st.sampled_from(["<i8", "<f4", "|b1", "<u2", "<c8"]).map(lambda dtype: Values(np.arange(6).astype(dtype))),
-)
-ROWS = st.builds(
-    Row,
-    st.text(st.characters(codec="utf-8"), max_size=20),
-    st.dictionaries(st.sampled_from(["cls", "jpg", "json", "npy", "txt", "a.png"]), FIELDS, max_size=6),
-    st.text(st.characters(codec="utf-8"), max_size=20),
-)
-
-
-def plain(row: Row) -> Any:
-    """Return a row with arrays as values that == compares."""
-    fields = [
-        (name, type(data), (data.array.dtype, data.array.tolist()) if isinstance(data, Values) else data)
-        for name, data in row.fields.items()
-    ]
-    return row.key, fields, row.where
-
-
-@given(ROWS)
-def test_a_row_is_read_back_as_it_was_written(row: Row) -> None:
-    assert plain(Row.decode(*row.encode())) == plain(row)
-
-
-@given(ROWS, ROWS)
-def test_equal_content_means_equal_samples_wherever_they_come_from(row: Row, other: Row) -> None:
-    """So a source that was moved continues a run."""
-    moved = {
-        name: data._replace(path=f"/elsewhere/{data.path}") if isinstance(data, File) else data
-        for name, data in row.fields.items()
-    }
-    assert row._replace(where="there", fields=moved).encode()[1] == row.encode()[1]
-    without = [
-        [(name, data[1:] if isinstance(data, File) else data) for name, _, data in plain(each)[1]]
-        for each in (row, other)
-    ]
-    kinds = [[kind for _, kind, _ in plain(each)[1]] for each in (row, other)]
-    is_same = (row.key, *without[:1], kinds[0]) == (other.key, *without[1:], kinds[1])
-    assert (row.encode()[1] == other.encode()[1]) == is_same
 
 
 @given(st.text(max_size=30) | st.text("a.b /_-+\\é\n", max_size=12))

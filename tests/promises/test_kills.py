@@ -268,6 +268,24 @@ def test_a_changed_run_after_a_kill_gives_the_bytes_of_the_changed_run(tmp_path:
         assert not os.path.lexists(dest / WORK_FOLDER)
 
 
+def test_a_source_that_was_moved_is_the_same_and_one_that_was_touched_is_another(tmp_path: Path, base: Path) -> None:
+    """So a run can be completed on another machine, where the source has another path."""
+    photos = _copy(base / "photos", tmp_path / "photos")
+    whole = WatchedDisk()
+    on(whole, pack, photos, tmp_path / "whole" / "d", max_samples=2)
+    dest = tmp_path / "d"
+    half = len(whole.operations) * 2 // 3
+    assert kill(lambda disk: on(disk, pack, photos, dest, max_samples=2), KillingDisk(half))
+    moved, again = photos.rename(tmp_path / "moved"), WatchedDisk()
+    on(again, pack, moved, dest, max_samples=2)
+    assert again.operations.count("write") < whole.operations.count("write") // 2
+    assert files_in(dest) == files_in(tmp_path / "whole" / "d")
+    assert on(HastyDisk(), pack, moved, dest, max_samples=2).was_done
+    os.utime(moved / "cat" / "0001.jpg")
+    with pytest.raises(PackError, match="another data set"):
+        on(HastyDisk(), pack, moved, dest, max_samples=2)
+
+
 # Disks that fail.
 
 

@@ -13,9 +13,9 @@ from by_columns import count_made, forgo_columns
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from shards import npy, write_indexed
+from shards import npy, write_indexed, write_pictures
 
-from wdskit import ConfigError, Pipeline, PipelineError, Ragged, WdskitError
+from wdskit import ConfigError, Pipeline, PipelineError, Ragged, SampleError, WdskitError
 from wdskit.stages.collate import FRESH, Collate, as_tensors, make_ragged
 from wdskit.stages.roles import Roles
 
@@ -348,3 +348,22 @@ def test_any_rows_come_back(rows: list[list[int]]) -> None:
         for at in (len(rows), -len(rows) - 1):
             with pytest.raises(IndexError, match="out of range"):
                 ragged[at]
+
+
+# --- whole pipelines
+
+
+@pytest.fixture(scope="module")
+def pattern(tmp_path_factory):
+    """The pattern of ten pictures in shards of 4, 3 and 3."""
+    folder = tmp_path_factory.mktemp("pictures")
+    write_pictures(folder, [4, 3, 3])
+    return f"{folder}/p-*.tar"
+
+
+def test_a_batch_that_does_not_fit_names_its_first_and_last_sample(pattern):
+    pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8")
+    with pytest.raises(SampleError, match=r"p-000\.tar: k000 to k002: batched: sample is a dict of .*jpg"):
+        list(pipe.batched(3).loader(workers=0))
+    with pytest.raises(SampleError, match=r"p-000\.tar: k000 to .*p-001\.tar: k005: batched: sample is a dict of "):
+        list(pipe.batched(6).loader(workers=0))

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import tarfile
 import time
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
-from shards import draw, even, fail_on_7, nothing, number_of
+import webdataset
+from shards import draw, even, fail_on_7, listed, nothing, number_of, write_numbers, write_shard
+from tar_corpus import END, GNU, member, pax, record
+from torch.utils.data import DataLoader
 
 from wdskit import Pipeline, PipelineError, SampleError
+from wdskit.dataset.samples import ShardReader
+from wdskit.errors import ShardError
 
 START_METHODS = ["fork", "spawn", "forkserver"]
 
@@ -223,3 +232,177 @@ def test_a_missing_splitter_is_refused(six):
 def test_a_stream_over_ranks_needs_with_epoch(six):
     with pytest.raises(PipelineError, match="with_epoch"):
         split(six).map(number_of).loader(rank=0, world_size=2, workers=0)
+
+
+# --- what a shard holds
+
+
+def stream(path: Path | str, **settings: Any) -> Pipeline:
+    return Pipeline().stream(str(path), shuffle_shards=False, **settings)
+
+
+def read(pipe: Pipeline) -> tuple[list[dict[str, bytes]], Exception | None]:
+    """Return the samples, and the error after them or None."""
+    samples: list[dict[str, bytes]] = []
+    try:
+        samples.extend(
+            {name: data for name, data in sample.items() if name != "__url__"} for sample in pipe.loader(workers=0)
+        )
+    except ShardError as err:
+        return samples, err
+    return samples, None
+
+
+def tar_of(members: list[tuple[str, bytes]]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
+
+
+SAMPLES = {f"k{number}": {"cls": b"1", "jpg": bytes(700)} for number in range(5)}
+
+GROUPED = {
+    "by extension": [f"k{number}.{field}" for field in ("cls", "jpg") for number in range(4)],
+    "two and one": [f"k{number}.{field}" for number in range(4) for field in ("cls", "txt")]
+    + [f"k{number}.jpg" for number in range(4)],
+    "one at the end": ["k0.cls", "k0.jpg", "k1.cls", "k1.jpg", "k0.txt"],
+}
+
+
+@pytest.mark.parametrize("size", [10, 50_000], ids=["small", "large"])
+@pytest.mark.parametrize("grouping", GROUPED)
+def test_members_of_a_key_that_are_apart_are_an_error_before_the_first_sample(tmp_path, grouping, size):
+    path = tmp_path / "s.tar"
+    members = [(name, bytes(size)) for name in GROUPED[grouping]]
+    path.write_bytes(tar_of(members))
+    for epoch in range(2):
+        samples, error = read(stream(path).with_epoch(5) if epoch else stream(path))
+        assert samples == []
+        assert "is in two places" in str(error)
+
+
+UNREADABLE = {
+    "sparse": member("x.bin", b"", kind=b"S", magic=GNU),
+    "sparse by pax": pax(record(b"GNU.sparse.major", b"1")) + member("x.bin", b""),
+    "a link": member("x.bin", b"", kind=b"2", link=b"y"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_keys_that_continue_after_a_member_that_is_no_file_give_no_part_of_a_sample(tmp_path, kind):
+    names = ["a.cls", "b.cls", "a.txt"]
+    first, second, third = (member(name, b"1") for name in names)
+    path = tmp_path / "s.tar"
+    path.write_bytes(first + second + UNREADABLE[kind] + third + END)
+    samples, error = read(stream(path))
+    assert samples == []
+    assert isinstance(error, ShardError)
+    assert (error.samples_read, error.offset) == (0, len(first + second))
+    one_after_the_other = io.BytesIO(first + UNREADABLE[kind] + third + second + END)  # as read from a store
+    with pytest.raises(ShardError) as caught:
+        samples += ShardReader(one_after_the_other.read, shard="s.tar")
+    assert samples == []
+    assert (caught.value.samples_read, caught.value.offset) == (0, len(first))
+
+
+def test_damage_behind_whole_samples_is_told_behind_them(tmp_path):
+    """Reading ahead does not lose samples before the damage."""
+    path = write_shard(tmp_path / "s.tar", SAMPLES)
+    path.write_bytes(path.read_bytes()[:5000])
+    samples, error = read(stream(path))
+    assert len(samples) == 1
+    assert isinstance(error, ShardError)
+    assert error.samples_read == 1
+
+
+def test_a_shard_is_looked_through_once(tmp_path, monkeypatch):
+    path = write_shard(tmp_path / "s.tar", SAMPLES)
+    walks: list[str] = []
+    monkeypatch.setattr("wdskit.stages.streaming.refuse_divided", lambda file, *, shard: walks.append(shard))
+    loader = stream(path).loader(workers=0)
+    for _ in range(3):
+        assert len(list(loader)) == 5
+    assert walks == [str(path)]
+
+
+@pytest.mark.parametrize("options", [{}, {"resampled": True}, {"shuffle_shards": False}], ids=str)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_filter_may_keep_one_shard_of_many(tmp_path, options, world_size):
+    """This holds for any draws."""
+    pattern = write_numbers(tmp_path, [2] * 12)
+    pipe = Pipeline().stream(pattern, **options).split_by_node().map(number_of).select(lambda number: number >= 22)
+    rank = 11 % world_size  # the rank that reads the last shard without a shuffle
+    items = list(pipe.with_epoch(40).loader(workers=0, rank=rank, world_size=world_size))
+    assert set(items) == {22, 23}
+
+
+def test_a_row_of_empty_shards_is_no_end(tmp_path):
+    """One shard in twenty has samples; with random draws it may not come for long."""
+    pattern = write_numbers(tmp_path, [0] * 19 + [1])
+    assert list(Pipeline().stream(pattern, resampled=True).map(number_of).with_epoch(20).loader(workers=0)) == [0] * 20
+
+
+def test_a_stream_of_shards_without_samples_is_an_error(tmp_path):
+    pattern = write_numbers(tmp_path, [0, 0])
+    for pipe in (Pipeline().stream(pattern), Pipeline().stream(write_numbers(tmp_path / "full", [3])).select(nothing)):
+        with pytest.raises(PipelineError, match="epoch 0 is empty: the shards hold no samples"):
+            list(pipe.loader(workers=0))
+
+
+# --- stages and loaders of others
+
+
+def plus_100(source):
+    for sample in source:
+        yield int(sample["cls"]) + 100
+
+
+def test_callables_are_stages(six):
+    assert list(listed(six).stage(plus_100).loader(workers=0)) == list(range(100, 139))
+    with pytest.raises(PipelineError, match=r"a pipeline starts with a source of wdskit"):
+        Pipeline().stage(plus_100).map(number_of).loader(workers=0)
+
+
+def test_another_stage_of_webdataset_is_no_splitter(six):
+    pipe = Pipeline().stream(six).stage(webdataset.filters.map(number_of)).with_epoch(3)
+    with pytest.raises(PipelineError, match="split_by_node is missing"):
+        pipe.loader(rank=0, world_size=2, workers=0)
+    by_node = Pipeline().stream(six).split_by_node().stage(webdataset.filters.map(number_of)).with_epoch(3)
+    with pytest.raises(PipelineError, match="split_by_worker is missing"):
+        by_node.loader(rank=0, world_size=2, workers=2)
+
+
+@pytest.mark.parametrize(("persistent", "start_method"), [(False, "fork"), (True, "fork"), (True, "spawn")])
+def test_all_workers_of_torchs_loader_are_in_one_epoch(six, persistent, start_method):
+    """Also after passes in this process, after a `break`, and after `set_epoch`."""
+    built = Pipeline().stream(six, seed=1).split_by_worker().map(number_of).build()
+    assert sorted(built) == list(range(39))
+    settings = {"num_workers": 2, "persistent_workers": persistent, "multiprocessing_context": start_method}
+    loader = DataLoader(built, batch_size=None, **settings)
+    for number, _ in enumerate(loader):
+        if number == 33:
+            break
+    epochs = [[int(item) for item in loader] for _ in range(3)]
+    assert all(sorted(epoch) == list(range(39)) for epoch in epochs)
+    assert len({*map(tuple, epochs)}) == 3
+    built.set_epoch(2)
+    assert [int(item) for item in loader] == epochs[0]
+    assert [int(item) for item in loader] == epochs[1]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_all_ranks_have_equal_steps_and_reach_all_samples(six, world_size, workers):
+    pipe = Pipeline().stream(six, seed=3).split_by_node().split_by_worker().shuffle(7).map(number_of).batched(2)
+    seen: set[int] = set()
+    for rank in range(world_size):
+        with pipe.with_epoch(5).loader(rank=rank, world_size=world_size, workers=workers) as loader:
+            for _ in range(24):
+                items = list(loader)
+                assert len(items) == len(loader) == 5
+                seen |= {number for item in items for number in item.tolist()}
+    assert seen == {*range(39)}
