@@ -478,17 +478,6 @@ def test_a_substitute_depends_on_the_position_only_and_the_check_finds_another_r
         check_substitutes(damaged)
 
 
-def test_without_a_budget_the_first_bad_sample_of_the_epoch_is_the_error(damaged: str) -> None:
-    pipe = Pipeline().exact(damaged, seed=3, lanes=3, window=8).decode().to_tuple("cls").batched(4)
-    _, bad = labels_of(damaged_program(damaged))
-    first = min(bad)
-    for threads in (1, 2, 4):
-        [outcome] = run(program_of(pipe, threads=threads))
-        assert isinstance(outcome.error, SampleError)
-        assert outcome.error.key == first[1]
-        assert len(outcome.value) == first[0] // 4
-
-
 def test_a_bad_sample_is_masked_where_an_epoch_is_padded(damaged: str) -> None:
     batches = batches_of(run(damaged_program(damaged, size=5, tail="pad")))
     good = [label for each in batches for label in each.value[0][each.value[1]].tolist()]

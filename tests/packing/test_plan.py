@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -180,26 +179,3 @@ def test_a_whole_number_that_a_float_column_would_round_is_an_error(tmp_path: Pa
     row = Row("a", {"npy": Values(np.array([2**53 + 1]))}, "row 7")
     with pytest.raises(RowError, match=r"^row 7: its field 'npy' has whole numbers that would be rounded"):
         plan_module.with_dtypes(row, {"npy": np.dtype("<f8")})
-
-
-# The spool.
-
-
-def test_rows_are_read_back_in_any_order_and_the_spool_is_removed(tmp_path: Path) -> None:
-    draws = random.Random(0)
-    rows = rows_of([draws.choice([0, 9, 400_000]) for _ in range(40)])
-    plan = planned(tmp_path, [*rows])
-    for numbers in (np.arange(40), np.arange(39, -1, -1), np.array([3, 3, 17, 18, 19, 0]), np.array([], np.int64)):
-        assert [*plan.rows(numbers)] == [rows[number] for number in numbers]
-    assert {path.name.split(".")[0] for path in tmp_path.iterdir()} == {"rows"}
-    plan.close()
-    assert not [*tmp_path.iterdir()]
-
-
-def test_a_spool_that_was_cut_is_an_error(tmp_path: Path) -> None:
-    plan = planned(tmp_path, [*rows_of([600] * 9)])
-    rows = plan.rows(np.arange(9))
-    path = Path(rows.path)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(OSError, match="cut short"):
-        list(rows)

@@ -222,13 +222,6 @@ def test_a_worker_without_a_shard_has_no_items(six):
     assert sorted(split(six).map(number_of).loader(workers=7)) == list(range(39))
 
 
-def test_a_missing_splitter_is_refused(six):
-    with pytest.raises(PipelineError, match="split_by_node is missing"):
-        Pipeline().stream(six).split_by_worker().with_epoch(3).loader(rank=0, world_size=2, workers=0)
-    with pytest.raises(PipelineError, match="split_by_worker is missing"):
-        Pipeline().stream(six).split_by_node().with_epoch(3).loader(workers=2)
-
-
 def test_a_stream_over_ranks_needs_with_epoch(six):
     with pytest.raises(PipelineError, match="with_epoch"):
         split(six).map(number_of).loader(rank=0, world_size=2, workers=0)
