@@ -137,10 +137,7 @@ def test_no_loader_shows_a_signature(
     """This holds for samples, states, messages and statistics, in workers too."""
     caplog.set_level(logging.DEBUG)
     url = urls_of(server)["there"]
-    split = [("split_by_node", None), ("split_by_worker", None)]
-    pipe = Pipeline().stream(url)
-    for name, _ in split:
-        pipe = getattr(pipe, name)()
+    pipe = Pipeline().stream(url).split_by_node().split_by_worker()
     loader = pipe.batched(4).loader(workers=workers)
     batches = list(loader)
     assert len(batches) == 5

@@ -95,17 +95,11 @@ def test_messages_say_what_to_do(name):
                 "or name one with `fields`"
             ),
         ),
-        (
-            {"__key__": "a"},
-            f"{name}: no image field in this sample (fields: none). Put decode before it, or name one with `fields`",
-        ),
         ({"jpg": b"bytes", "cls": 1}, f"{name}: `jpg` is not an array but bytes. {OTHER}"),
         (
             {"jpg": make("numpy", 9, 9), "png": make("numpy", 9, 9)},
             f"{name}: several image fields in this sample (jpg, png). Name those to change with `fields`",
         ),
-        ({"jpg": {"a": 1}}, f"{name}: `jpg` is not an array but dict. {OTHER}"),
-        ({"jpg": make("pil", 9, 9)}, f"{name}: `jpg` is not an array but Image. {OTHER}"),
         (
             {"jpg": np.zeros(5)},
             (
