@@ -320,7 +320,6 @@ def test_command_that_is_given_again_says_that_all_is_packed_already(run: Any, t
 
 def test_each_bad_row_is_listed_once_in_the_order_of_the_source(tmp_path: Path) -> None:
     """Whatever finds the fault: the source, the type of a whole column, or the bytes of a file."""
-    (tmp_path / "cut.jpg").write_bytes(b"\xff\xd8\xff")
     rows: list[dict[str, Any]] = [
         {"__key__": "a", "npy": [0.5]},
         {"__key__": "b", "jpg": tmp_path / "cut.jpg"},
@@ -329,7 +328,8 @@ def test_each_bad_row_is_listed_once_in_the_order_of_the_source(tmp_path: Path) 
         {"__key__": "e", "npy": [1]},
         {"__key__": "f", "jpg": tmp_path / "cut.jpg"},
     ]
-    result = pack(rows, tmp_path / "d", skip_bad=True, workers=1)
+    (tmp_path / "cut.jpg").write_bytes(b"\xff\xd8\xff" + bytes(9000))
+    result = pack(rows, tmp_path / "d", skip_bad=True, workers=1, max_bytes=4096)  # a bad row may be of any size
     places = ["row 1 ('b')", "row 2 ('c')", "row 3", "row 5 ('f')"]
     assert [err.where for err in result.rejected] == places
     listed = (tmp_path / "d" / "rejected.jsonl").read_text().splitlines()

@@ -16,7 +16,7 @@ from shards import draw, even, fail_on_7, listed, nothing, number_of, write_numb
 from tar_corpus import END, GNU, member, pax, record
 from torch.utils.data import DataLoader
 
-from wdskit import Pipeline, PipelineError, SampleError
+from wdskit import Pipeline, PipelineError, SampleError, StorageError, pack
 from wdskit.dataset.samples import ShardReader
 from wdskit.errors import ShardError
 
@@ -344,6 +344,23 @@ def test_a_stream_of_shards_without_samples_is_an_error(tmp_path):
     for pipe in (Pipeline().stream(pattern), Pipeline().stream(write_numbers(tmp_path / "full", [3])).select(nothing)):
         with pytest.raises(PipelineError, match="epoch 0 is empty: the shards hold no samples"):
             list(pipe.loader(workers=0))
+    for endless in ({"resampled": True}, {"shuffle_shards": False}):
+        with pytest.raises(StorageError, match="have no sample"):
+            list(Pipeline().stream(pattern, **endless).with_epoch(3).loader(workers=0))
+
+
+def test_a_shard_with_an_index_whose_members_were_sorted_anew_gives_no_sample(tmp_path):
+    pack(({"__key__": f"{number}", "a.txt": "x", "b.txt": "y"} for number in range(3)), tmp_path / "d")
+    [path] = (tmp_path / "d").glob("*.tar")
+    num_bytes = path.stat().st_size
+    with tarfile.open(path) as tar:
+        members = [(member, tar.extractfile(member).read()) for member in tar]
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for member, data in sorted(members, key=lambda each: each[0].name.partition(".")[2]):
+            tar.addfile(member, io.BytesIO(data))
+    path.write_bytes(path.read_bytes()[:num_bytes])
+    with pytest.raises(ShardError, match="key '0' is in two places"):
+        next(iter(Pipeline().stream(f"{tmp_path}/d").loader(workers=0)))
 
 
 # --- stages and loaders of others

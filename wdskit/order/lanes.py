@@ -110,27 +110,3 @@ class Lanes:
             return self.window
         lane_size = (self.num_positions - lane + self.num_lanes - 1) // self.num_lanes
         return min(self.window, lane_size - number * self.window)
-
-    def near_position(self, position: int, attempt: int) -> int | None:
-        """Return a position near `position`. With a rising `attempt`, these are first the other positions of the same
-        window and lane, then the positions after `position`, of all lanes. So a position of the window can come twice.
-
-        After the end of a sequence that is not endless, the positions continue at its start.
-
-        Args:
-            position: Position in the sequence of all lanes.
-            attempt: 1 for the first near position, 2 for the second, and so on.
-
-        Returns:
-            The near position. None if no near position is left: at most `DEFAULT_WINDOW` positions after `position`
-            are used.
-        """
-        place, lane = divmod(position, self.num_lanes)
-        first = place - place % self.window
-        size = self._window_size(place // self.window, lane)
-        if attempt < size:
-            return (first + (place - first + attempt) % size) * self.num_lanes + lane
-        step = attempt - size + 1  # the window is used up: with little data, a lane has one or two samples
-        if self.num_positions is None:
-            return position + step if step <= DEFAULT_WINDOW else None
-        return (position + step) % self.num_positions if step < min(self.num_positions, DEFAULT_WINDOW) else None

@@ -323,6 +323,7 @@ class Plan:
         """
         self._hashes = array("Q")  # freed: divided arrays take as much
         blocks = np.frombuffer(self._blocks, np.uint32)
+        blocks[[*self.rejected]] = 0
         largest = int(blocks.argmax())
         if blocks[largest] > limits.max_blocks:
             size = int(blocks[largest]) * BLOCK_BYTES + END_BYTES

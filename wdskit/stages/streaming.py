@@ -24,11 +24,12 @@ from wdskit.dataset.index import read_index
 from wdskit.dataset.patterns import ShardList, check_found, find_shards
 from wdskit.dataset.samples import ShardReader, refuse_divided
 from wdskit.dataset.shard import changed_bytes, check_digest
-from wdskit.errors import PROCESS_ERRORS, SampleError, ShardError
+from wdskit.errors import PROCESS_ERRORS, SampleError, ShardError, StorageError
 from wdskit.order.keys import permutation, philox
 from wdskit.stages.base import Context, Function, Origin, RankInfo, RejectedSample, Run, Step
 from wdskit.storage.urls import ByteStream, LocalFile, open_stream, shown_url
 
+_MOST_EMPTY = 100  # passes over the shards without a sample
 _EPOCH_SHIFT = 32  # an epoch of draws with replacement has up to 2**32 draws
 
 
@@ -124,8 +125,8 @@ class StreamSource:
     Args:
         run: The running stream.
         settings: The settings of the source. A local shard is compared with its sha256 once, before its first sample,
-            another shard after its last sample. A local shard without an index entry is scanned once before its first
-            sample, to find samples that are split over non-adjacent members.
+            another shard after its last sample. Otherwise a local shard is scanned once before its first sample, to
+            find samples that are split over non-adjacent members.
         shards: The shards that the settings name.
     """
 
@@ -155,17 +156,24 @@ class StreamSource:
 
         Raises:
             ShardError: A shard is damaged, has a sample in two places, or differs from its index entry.
-            StorageError: A shard cannot be opened or read.
+            StorageError: A shard cannot be opened or read, or a stream without end has no sample.
         """
         run = self.run
         (rank, world_size, _), epoch = run.rank_info, run.epoch
         first_draw = epoch << _EPOCH_SHIFT if self.settings.resampled else epoch * len(self.urls)
         draws = enumerate(self.draws(), first_draw)
+        num_empty = 0  # shards in turn
         for draw, url in itertools.islice(draws, rank + world_size * run.worker, None, world_size * run.num_workers):
+            if num_empty > _MOST_EMPTY * len(self.urls):
+                raise StorageError(
+                    f"{shown_url(url)}: the last {num_empty} shards that were read have no sample.", url=url
+                )
+            num_empty += 1
             samples = self._read(url)
             close = weakref.finalize(self, samples.close)  # also when Python exits, before the modules are emptied
             try:
                 for number, sample in enumerate(samples):
+                    num_empty = 0
                     yield sample, Origin(sample["__url__"], sample["__key__"], draw, number, 0, epoch=run.epoch)
             finally:
                 close()
@@ -187,7 +195,7 @@ class StreamSource:
         if url not in self._checked:
             if sha256:
                 check_digest(stream, sha256)
-            elif entry is None and stream.is_regular:
+            elif stream.is_regular:
                 refuse_divided(stream, shard=url)
             self._checked.add(url)
         return stream.read
