@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from shards import fail_on_7, number_of, write_numbers, write_shard
+from shards import number_of, write_numbers, write_shard
 from simplejpeg import encode_jpeg
 from torch.nn.utils.rnn import pack_sequence
 
-from wdskit import Pipeline, PipelineError, Ragged, SampleError, gather_valid
+from wdskit import Pipeline, PipelineError, Ragged, gather_valid
 from wdskit.loader import loader as planned
 from wdskit.loader.device import Pin, ToDevice
 from wdskit.shards.index import index_folder
@@ -183,25 +183,6 @@ def test_it_stops_and_resumes_and_leaves_no_thread(photographs):
         assert seen + [labels.tolist() for _, labels in other] == whole
 
 
-def test_two_loaders_take_turns(photographs):
-    pipe = pipeline(photographs, "normalized")
-    expected = [(images, labels.tolist()) for images, labels in pipe.loader(workers=0)]
-    first, second = (pipe.loader(device="cuda", workers=0, threads=2) for _ in range(2))
-    for one, other, (images, labels) in zip(first, second, expected, strict=True):
-        assert one[1].tolist() == other[1].tolist() == labels
-        assert torch.equal(one[0], other[0])
-        torch.testing.assert_close(one[0].cpu(), images, rtol=3e-7, atol=3e-7)
-
-
-def test_an_error_of_a_sample_comes_behind_the_batches_before_it(numbers):
-    loader = Pipeline().sequential(numbers).map(fail_on_7).batched(3).loader(device="cuda", workers=0, threads=2)
-    seen = []
-    with pytest.raises(SampleError, match="n000007"):
-        for batch in loader:
-            seen += batch["cls"].tolist() if isinstance(batch["cls"], torch.Tensor) else map(int, batch["cls"])
-    assert seen == list(range(6))
-
-
 def packed(samples: list[Any]) -> dict[str, Any]:
     """A collate with an object of torch, arrays of different lengths and a text."""
     rows = [torch.arange(int(sample["cls"]) % 5 + 1) for sample in samples]
@@ -223,22 +204,6 @@ def test_all_parts_of_a_batch_are_moved(numbers, settings, way):
         wanted = [expected["packed"].data, expected["ragged"].values, expected["ragged"].offsets]
         assert all(torch.equal(one.cpu(), other) for one, other in zip(tensors, wanted, strict=True))
         assert found["keys"] == expected["keys"]
-
-
-def test_images_are_pinned_and_equal(photographs):
-    pipe = pipeline(photographs, "normalized")
-    kept = list(pipe.loader(pin_memory=True, workers=2))
-    for (images, labels), (expected, numbers) in zip(kept, pipe.loader(workers=0), strict=True):
-        assert images.is_pinned()
-        assert labels.is_pinned()
-        assert torch.equal(images, expected)
-        assert torch.equal(labels, numbers)
-
-
-def test_a_device_that_is_not_there_is_refused(numbers):
-    count = torch.cuda.device_count()
-    with pytest.raises(PipelineError, match=rf"^device: cuda:{count}, but torch sees {count} CUDA devices here\."):
-        Pipeline().exact(numbers).batched(2).loader(device=f"cuda:{count}")
 
 
 # --- processes

@@ -1,26 +1,22 @@
-"""Folders that `pack` makes from each kind of source, with the samples that were packed."""
+"""Folders that `pack` makes from each kind of source, with their samples as Python's tarfile reads them."""
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from formats import Samples, read_folder, shard_names
 from images import image_bytes, make_folder
 
-from wdskit import LocalShard, pack
-from wdskit.dataset.index import read_index
-
-Samples = dict[str, dict[str, bytes]]
-"""Fields by key, in order."""
+from wdskit import pack
 
 KINDS = ["images", "mixed", "table", "rows", "names"]
 
 
 class Packed(NamedTuple):
-    """A folder of several shards. `samples` has the bytes that were packed."""
+    """A folder of several shards. `samples` has the bytes in the shards."""
 
     folder: Path
     shards: list[str]
@@ -35,33 +31,9 @@ def pack_all(root: Path) -> dict[str, Packed]:
     pack(root / "photos", root / "images", max_samples=3, shuffle=1)
     pack(root / "both", root / "mixed", max_samples=5, shuffle=2, workers=1)
     pack(_manifest(root), root / "table", max_samples=4)
-    pack([{"__key__": key, **fields} for key, fields in _rows().items()], root / "rows", max_samples=4)
-    pack([{"__key__": key, **fields} for key, fields in _names().items()], root / "names", max_samples=2)
-    made = {
-        "images": _photos(root / "photos"),
-        "mixed": _photos(root / "both"),
-        "table": _table(root),
-        "rows": {key: _encoded(fields) for key, fields in _rows().items()},
-        "names": {key: _encoded(fields) for key, fields in _names().items()},
-    }
-    return {kind: _packed(root / kind, samples, shuffled=kind in {"images", "mixed"}) for kind, samples in made.items()}
-
-
-def as_json(value: Any) -> bytes:
-    """Return JSON as pack writes it."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _photos(folder: Path) -> Samples:
-    classes = sorted(path.name for path in folder.iterdir())
-    samples = {}
-    for path in sorted(folder.rglob("*.*")):
-        name = path.relative_to(folder).as_posix()
-        kind = name.split("/")[0]
-        facts = {"cls": classes.index(kind), "class": kind, "path": name}
-        key, field = name.split(".")
-        samples[key] = {"cls": b"%d" % facts["cls"], field: path.read_bytes(), "json": as_json(facts)}
-    return samples
+    for kind, rows, num in (("rows", _rows(), 4), ("names", _names(), 2)):
+        pack([{"__key__": key, **fields} for key, fields in rows.items()], root / kind, max_samples=num)
+    return {kind: _packed(root / kind) for kind in KINDS}
 
 
 def _lines() -> list[dict[str, Any]]:
@@ -79,24 +51,10 @@ def _lines() -> list[dict[str, Any]]:
 
 
 def _manifest(root: Path) -> Path:
+    lines = [json.dumps(line, ensure_ascii=number % 2 == 0) for number, line in enumerate(_lines())]
     path = root / "manifest.jsonl"
-    path.write_text("\n".join(map(_line, range(len(_lines())))), encoding="utf-8")
+    path.write_text("\n".join(lines), encoding="utf-8")
     return path
-
-
-def _line(number: int) -> str:
-    """Return the JSON of a row, which is also the JSON of its sample."""
-    return json.dumps(_lines()[number], ensure_ascii=number % 2 == 0)
-
-
-def _table(root: Path) -> Samples:
-    return {
-        line["key"]: {
-            "jpg": (root / line["image"]).read_bytes(),
-            "json": _line(number).encode(),
-        }
-        for number, line in enumerate(_lines())
-    }
 
 
 def _rows() -> dict[str, dict[str, Any]]:
@@ -125,29 +83,7 @@ def _names() -> dict[str, dict[str, Any]]:
     }
 
 
-def _encoded(fields: dict[str, Any]) -> dict[str, bytes]:
-    """Return the values as bytes, encoded by the field's name."""
-
-    def encode(field: str, value: Any) -> bytes:
-        if field == "json":
-            return as_json(value)
-        if field == "npy":
-            stream = io.BytesIO()
-            np.save(stream, value)
-            return stream.getvalue()
-        return value if isinstance(value, bytes) else str(value).encode()
-
-    return {field: encode(field, value) for field, value in sorted(fields.items())}
-
-
-def _packed(folder: Path, samples: Samples, *, shuffled: bool) -> Packed:
-    shards = [str(folder / entry.name) for entry in read_index(str(folder)).entries]
+def _packed(folder: Path) -> Packed:
+    shards = [str(folder / name) for name in shard_names(folder)]
     assert len(shards) > 1
-    if shuffled:
-        keys = []
-        for path in shards:
-            with LocalShard(path) as shard:
-                keys += map(shard.key, range(len(shard)))
-        assert sorted(keys) == sorted(samples) != keys
-        samples = {key: samples[key] for key in keys}
-    return Packed(folder, shards, {key: dict(sorted(fields.items())) for key, fields in samples.items()})
+    return Packed(folder, shards, read_folder(folder))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from packed import Samples
+from formats import Samples
 
 from wdskit import LocalShard, Pipeline, make_loader
 from wdskit.dataset.samples import ShardReader

@@ -6,31 +6,18 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, UserDict, defaultdict
-from collections.abc import Iterator, Mapping
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from leaks import open_things, opened_since
-from shards import fail_on_7, number_of, write_pictures
+from shards import fail_on_7, number_of
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from wdskit import Pipeline, PipelineError, Ragged, SampleError
 from wdskit.engine.batch import Batch
-from wdskit.loader import device
 from wdskit.loader import loader as planned_module
-from wdskit.loader.device import make_mover, map_tensors, move_ahead
-from wdskit.pipeline.settings import LoaderSpec
-from wdskit.shards.index import index_folder
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("pictures")
-    write_pictures(folder, [20, 0, 13])
-    index_folder(folder)
-    return str(folder)
+from wdskit.loader.device import map_tensors
 
 
 class Times10:
@@ -85,25 +72,6 @@ def test_it_stands_where_the_consumer_stands_and_leaves_nothing(numbers, monkeyp
         assert seen + [(batch // 10).tolist() for batch in loader] == whole
 
 
-def test_no_more_is_taken_than_two_ahead_and_only_what_is_ready():
-    taken = []
-
-    def source() -> Iterator[torch.Tensor]:
-        for number in range(10):
-            taken.append(number)
-            yield torch.tensor(number)
-
-    batches = move_ahead(source(), Times10(), lambda: True)
-    assert next(batches) == 0
-    assert taken == [0, 1, 2]
-    assert [int(batch) for batch in batches] == [*range(10, 100, 10)]
-    taken.clear()
-    batches = move_ahead(source(), Times10(), lambda: False)
-    assert next(batches) == 0
-    assert taken == [0]
-    assert [int(batch) for batch in batches] == [*range(10, 100, 10)]
-
-
 def test_an_error_comes_behind_the_batches_before_it(numbers, monkeypatch):
     pipe = Pipeline().sequential(numbers).map(fail_on_7).batched(3)
     loader = loader_with(Times10(), monkeypatch, pipe, workers=0, threads=2)
@@ -119,37 +87,12 @@ class Pair(NamedTuple):
     two: Any
 
 
-def test_every_tensor_of_a_batch_is_found():
-    value = {"a": torch.ones(2), "b": [torch.ones(1), "text"], "c": (torch.ones(1), None), "d": Pair(torch.ones(3), 5)}
-    found = map_tensors(value, lambda tensor: tensor + 1)
-    assert [t.sum().item() for t in (found["a"], found["b"][0], found["c"][0], found["d"].one)] == [4, 2, 2, 6]
-    ragged = map_tensors(Ragged(torch.ones(3), torch.tensor([0, 1, 3])), lambda tensor: tensor + 1)
-    assert (ragged.values.tolist(), ragged.offsets.tolist()) == ([2, 2, 2], [1, 2, 4])
-    assert (found["b"][1], found["c"][1], type(found["d"]), found["d"].two) == ("text", None, Pair, 5)
-
-
 class Encoding(UserDict):
     """A mapping like transformers' BatchEncoding, whose other attributes must be kept."""
 
     def __init__(self, data: dict[str, Any], encodings: list[str]) -> None:
         super().__init__(data)
         self.encodings = encodings
-
-
-class ReadOnly(Mapping):
-    """A mapping that cannot change."""
-
-    def __init__(self, *, items: dict[str, Any]) -> None:
-        self.items_of = items
-
-    def __getitem__(self, name: str) -> Any:
-        return self.items_of[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.items_of)
-
-    def __len__(self) -> int:
-        return len(self.items_of)
 
 
 TYPES = {
@@ -160,6 +103,7 @@ TYPES = {
     "namedtuple": lambda tensor: Pair(tensor, "text"),
     "list of mappings": lambda tensor: [Encoding({"a": tensor}, ["kept"])],
     "batch": lambda tensor: Batch([tensor], 1),
+    "Ragged": lambda tensor: Ragged(tensor, torch.tensor([0, 1, 2], device="meta")),
     "PackedSequence": lambda tensor: pack_padded_sequence(tensor, torch.tensor([2, 1]), batch_first=True),
 }
 
@@ -182,12 +126,6 @@ def tensors_of(value: Any) -> list[torch.device]:
     return found
 
 
-def test_a_mapping_that_cannot_change_becomes_a_dict():
-    moved = map_tensors(ReadOnly(items={"a": torch.ones(2)}), lambda tensor: tensor + 1)
-    assert type(moved) is dict
-    assert moved["a"].tolist() == [2, 2]
-
-
 def test_a_device_that_is_not_there_is_refused(numbers):
     pipe = Pipeline().exact(numbers).batched(2)
     with pytest.raises(PipelineError, match=r"^device: cuda, but torch sees 0 CUDA devices here\.\n  Leave"):
@@ -197,68 +135,3 @@ def test_a_device_that_is_not_there_is_refused(numbers):
 
 
 # --- calls of torch for a device
-
-
-class FakeCuda:
-    """A stand-in for torch.cuda that stores all operations and their streams."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.seen: list[str] = []
-        self.current = "consumer"
-        side = SimpleNamespace(record_event=lambda: self.seen.append("event") or "event")
-        consumer = SimpleNamespace(wait_event=lambda event: self.seen.append(f"{self.current} waits for {event}"))
-        fakes = {
-            "device_count": lambda: 2,
-            "is_available": lambda: True,
-            "current_device": lambda: 1,
-            "Stream": lambda device: self.seen.append(f"stream on {device}") or side,
-            "stream": lambda _: self,
-            "current_stream": lambda _: consumer,
-        }
-        for name, fake in fakes.items():
-            monkeypatch.setattr(torch.cuda, name, fake)
-        monkeypatch.setattr(device, "pinned", lambda tensor: self.seen.append("pinned") or Moving(tensor, self))
-
-    def __enter__(self) -> None:
-        self.current = "side"
-
-    def __exit__(self, *_: object) -> None:
-        self.current = "consumer"
-
-
-class Moving:
-    def __init__(self, tensor: torch.Tensor, cuda: FakeCuda) -> None:
-        self.tensor = tensor
-        self.cuda = cuda
-
-    def to(self, device: torch.device, *, non_blocking: bool) -> torch.Tensor:
-        assert non_blocking
-        self.cuda.seen.append(f"{self.cuda.current} copies to {device}")
-        return self.tensor
-
-
-def test_a_batch_is_copied_on_a_stream_of_its_own_and_the_consumer_waits_for_it(monkeypatch):
-    cuda = FakeCuda(monkeypatch)
-    for name, shown in (("cuda", "cuda:1"), ("cuda:0", "cuda:0")):
-        cuda.seen.clear()
-        mover = make_mover(LoaderSpec(device=name))
-        assert mover is not None
-        sent = mover.send(Batch((torch.zeros(2, 3, 4, 4, dtype=torch.uint8),), 2))
-        received = mover.receive(sent)
-        assert received.value[0].dtype == torch.uint8
-        assert cuda.seen == [
-            f"stream on {shown}",
-            "pinned",
-            f"side copies to {shown}",
-            "event",
-            "consumer waits for event",
-        ]
-
-
-def test_without_a_device_batches_are_pinned_where_there_is_one(monkeypatch):
-    assert make_mover(LoaderSpec(pin_memory=True)) is None
-    cuda = FakeCuda(monkeypatch)
-    mover = make_mover(LoaderSpec(pin_memory=True))
-    assert mover is not None
-    mover.receive(mover.send(Batch([torch.zeros(3)], 3)))
-    assert cuda.seen == ["pinned"]

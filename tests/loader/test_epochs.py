@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import threading
 from typing import Any
@@ -104,21 +103,6 @@ def test_a_worker_that_is_slow_to_start_reads_what_the_next_iteration_is_told(nu
     late = threading.Timer(0.2, go_on.set)
     late.start()
     assert plain(loader) == wanted
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_number_of_the_running_epoch_changes_nothing(numbers, kind):
-    [zero], [one] = epochs(kind, numbers, 0), epochs(kind, numbers, 1)
-    loader = loader_of(kind, numbers)
-    seen = []
-    for batch in itertools.islice(loader, 2):
-        state = loader.state_dict()
-        loader.set_epoch(7)
-        loader.set_epoch(loader.epoch)
-        assert loader.state_dict() == state
-        seen += plain([batch])
-    assert seen == zero[:2]
-    assert plain(loader) == one  # the iteration that was left is an epoch
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -37,11 +37,6 @@ def exact(shards, **options):
     return Pipeline().exact(shards, seed=1, **options).map(number_of).batched(global_size=6)
 
 
-def streamed(shards):
-    pipe = Pipeline().stream(shards, seed=1, resampled=True).split_by_node().split_by_worker().shuffle(4)
-    return pipe.map(number_of).batched(3).with_epoch(3)
-
-
 def endless(loader):
     """Yield the batches of endless epochs, as a training loop reads them."""
     for epoch in itertools.count(loader.epoch):
@@ -97,19 +92,6 @@ def test_accelerate_saves_the_loader_and_other_numbers_of_ranks_go_on(shards, tm
     assert joined(rest) == whole[step:]
 
 
-def test_accelerate_keeps_the_state_of_one_rank_which_is_the_epoch_of_a_stream_on_all(shards, tmp_path):
-    folder = str(tmp_path / "checkpoint")
-    run_ranks(2, lambda r: accelerated(shards, r, 2, save=(folder, 4), num_steps=5, kind=streamed), tmp_path)
-    found = run_ranks(2, lambda r: accelerated(shards, r, 2, load=folder, kind=streamed), tmp_path)
-    assert found == run_ranks(2, lambda r: epoch_one(shards, r), tmp_path)
-
-
-def epoch_one(shards, rank):
-    loader = streamed(shards).loader(workers=0, rank=rank, world_size=2)
-    loader.set_epoch(1)
-    return [batch.tolist() for batch in loader]
-
-
 # --- torch.distributed.checkpoint
 
 
@@ -146,17 +128,6 @@ def test_dcp_holds_the_loader_beside_the_model_and_other_numbers_of_ranks_go_on(
         rest = run_ranks(num, lambda _: load_with_dcp(make, folder, 7 - step), tmp_path)
         assert joined(rest) == whole[step:]
     assert [sorted(batch) for batch in load_with_dcp(make, folder, 7 - step)] == whole[step:]  # without ranks
-
-
-def test_dcp_holds_the_epoch_of_a_stream_for_all_ranks(shards, tmp_path):
-    folder = str(tmp_path / "checkpoint")
-
-    def make():
-        return streamed(shards).loader(workers=0)
-
-    run_ranks(2, lambda _: save_with_dcp(make, folder, 4), tmp_path)
-    rest = run_ranks(2, lambda _: load_with_dcp(make, folder, 3), tmp_path)
-    assert rest == run_ranks(2, lambda r: epoch_one(shards, r), tmp_path)
 
 
 def test_dcp_refuses_another_sequence_by_name(shards, tmp_path):

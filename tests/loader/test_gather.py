@@ -216,17 +216,3 @@ def test_peers_of_a_mesh_get_identical_batches_and_others_disjoint_ones(folders,
     assert ranks[2] == ranks[3]
     numbers = [number for rank in (0, 2) for batch in ranks[rank][:3] for number in batch[0]]
     assert len(set(numbers)) == len(numbers) == 12
-
-
-def test_a_mesh_of_two_dimensions_is_refused(folders, tmp_path):
-    def refuse(rank):
-        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
-        with pytest.raises(RuntimeError, match="2 dimensions"):
-            Pipeline().exact(folders[8]).loader(process_group=mesh)
-        one = init_device_mesh("cpu", (2,))
-        assert tuple(Pipeline().exact(folders[8]).loader(workers=0, process_group=one).program.run.rank_info)[:2] == (
-            rank,
-            2,
-        )
-
-    run_ranks(2, refuse, tmp_path)

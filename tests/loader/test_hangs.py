@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import gc
 import itertools
 import mmap
 import multiprocessing
 import operator
-import os
 import pickle
-import select
 import signal
 import threading
 import time
@@ -23,7 +20,6 @@ from shards import write_numbers
 import wdskit
 from wdskit import Pipeline, PipelineError
 from wdskit.loader import loader as planned_module
-from wdskit.loader import watch
 from wdskit.shards.index import index_folder
 
 WAYS = {
@@ -167,43 +163,6 @@ def test_no_way_out_waits_for_a_sample(
     assert any(leave(loader, end) < LIMIT_S for _ in range(TRIES))
 
 
-def number_of(sample: Any) -> int:
-    return int(sample["cls"])
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_closed_loader_starts_again(pattern: str, way: str) -> None:
-    with Pipeline().exact(pattern, seed=1).map(number_of).batched(4).loader(**WAYS[way]) as loader:
-        expected = [batch.tolist() for batch in loader]
-        loader.set_epoch(0)
-        list(itertools.islice(loader, 3))
-        loader.close()
-        loader.set_epoch(0)
-        assert [batch.tolist() for batch in loader] == expected
-    gc.collect()
-    assert not multiprocessing.active_children()
-
-
-def fork_and_die(sample: Any) -> int:
-    """The worker is killed while a process that it has forked holds its pipe."""
-    if int(sample["cls"]) == 8:
-        if os.fork() == 0:
-            select.select([], [], [], 8)
-            os._exit(0)
-        os.kill(os.getpid(), signal.SIGRTMIN + 6)
-    return int(sample["cls"])
-
-
-def test_a_worker_that_is_killed_is_reported_while_a_process_that_it_forked_lives(
-    monkeypatch: Any, pattern: str
-) -> None:
-    monkeypatch.setattr(watch, "_LOOK_S", 0.1)
-    loader = Pipeline().sequential(pattern).map(fork_and_die).batched(4).loader(workers=2, start_method="fork")
-    with pytest.raises(PipelineError, match=r"worker \d \(pid \d+\) was killed by signal 40"):
-        list(loader)
-    assert not multiprocessing.active_children()
-
-
 def hangs_once(sample: Any) -> Any:
     if int(sample["cls"]) == 8:
         time.sleep(1.5)
@@ -240,23 +199,6 @@ def test_a_loader_can_be_closed_while_it_waits(pattern: str, way: str, caller: s
         signal.signal(signal.SIGALRM, before)
     assert all(moment < closed[0] for moment in received)
     loader.close()
-
-
-def test_an_iteration_that_was_closed_does_not_end_the_next_one(pattern: str) -> None:
-    loader = Pipeline().sequential(pattern).batched(2).loader(workers=0)
-    old = iter(loader)
-    next(old)
-    loader.close()
-    new = iter(loader)
-    next(new)
-    with pytest.raises(
-        PipelineError, match="this iteration has ended: the loader was closed, or a new iteration began"
-    ):
-        next(old)
-    loader.set_epoch(5)
-    assert loader.epoch == 1
-    assert sum(1 for _ in new) == len(loader) - 1
-    assert loader.epoch == 5
 
 
 def test_a_loader_is_not_copied(pattern: str) -> None:

@@ -59,25 +59,6 @@ def test_it_goes_on_exactly_from_a_checkpoint_at_any_hook(runs, shards, tmp_path
     assert [found[hook] for hook in runs.HOOKS] == expected
 
 
-def test_so_it_does_with_workers_that_are_ahead(runs, shards, tmp_path):
-    data = runs.Data(shards, workers=1)
-    settings = {"max_epochs": 2, "limit_train_batches": 5, "default_root_dir": tmp_path, "limit_val_batches": 0}
-    hooks = ["on_train_batch_end"]
-    assert runs.check_every_checkpoint(data, tmp_path, hooks=hooks, only=slice(1, None, 3), **settings).total() >= 2
-
-
-@pytest.mark.parametrize("limit", [5, 1.0])
-def test_a_stream_starts_the_epoch_of_its_checkpoint_again(runs, shards, tmp_path, limit):
-    """Lightning trains as many steps as without a stop; later epochs start with their first batch."""
-    data = runs.Data(shards, kind="stream", workers=1)
-    settings = {"max_epochs": 3, "limit_train_batches": limit, "default_root_dir": tmp_path, "limit_val_batches": 0}
-    saver = runs.SaveAt(tmp_path, ["on_train_batch_end"])
-    whole = runs.fit(data, callbacks=[saver], **settings)
-    for _, path, num_trained in saver.saved[1::3]:
-        trained = runs.fit(data, ckpt_path=path, **settings).trained
-        assert [step[:2] for step in trained] == [step[:2] for step in whole.trained[num_trained:]]
-
-
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
 def test_the_check_of_checkpoints_catches_a_loader_without_its_state(runs, shards, tmp_path):
     with pytest.raises(AssertionError, match="on_train_batch_end after batch 1"):

@@ -5,17 +5,15 @@ from __future__ import annotations
 import copy
 import logging
 import multiprocessing
-from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, count, islice
-from pathlib import Path
 
 import pytest
 import torch
-from shards import draw, number_of, write_pictures
+from shards import number_of, write_pictures
 
 import wdskit
-from wdskit import ConfigError, Pipeline, PipelineError, RankError, StorageError, make_loader
+from wdskit import ConfigError, Pipeline, PipelineError, make_loader
 from wdskit.dataset.patterns import ShardList
 from wdskit.engine.stream import StreamPipeline
 from wdskit.pipeline.settings import LoaderSpec, load_config
@@ -77,17 +75,6 @@ def test_a_path_a_dict_and_a_pipeline_give_the_same(config, six):
     assert [len(epoch) for epoch in epochs[0]] == [6, 6]
 
 
-@pytest.mark.parametrize("config", [5, None, [{"stream": "a"}], b"a.yaml", {1, 2}, object()])
-def test_what_is_no_configuration_is_said_plainly(config):
-    with pytest.raises(TypeError, match="str"):
-        make_loader(config)
-
-
-def test_a_missing_file_is_no_configuration_error(tmp_path):
-    with pytest.raises(StorageError, match=r"none\.yaml: the configuration cannot be read"):
-        make_loader(tmp_path / "none.yaml")
-
-
 def test_which_of_several_pipelines(config):
     assert list(make_loader(config, pipeline="val", transforms=NOTE)) == list(range(39))
     assert "there are 2 pipelines; say which (`--pipeline` or `pipeline=`): `train` and `val`." in message_of(config)
@@ -113,12 +100,6 @@ def test_arguments_count_over_overrides_over_the_file(config):
     every |= {"timeout": 60.0}
     assert spec(**every) == LoaderSpec(**every)
     assert set(every) | {"pin_memory", "device", "ranks_per_node", "on"} == set(LoaderSpec.model_fields)
-
-
-def test_overrides_change_the_pipeline_too(config):
-    loader = make_loader(config, pipeline="train", transforms=NOTE, overrides=["pipelines.train.with_epoch=4"])
-    assert len(loader) == len(list(loader)) == 4
-    assert "there is no `with_epohc`" in message_of(config, overrides=["pipelines.train.with_epohc.n=4"])
 
 
 # --- wrong values
@@ -160,24 +141,6 @@ def test_a_wrong_argument_is_refused_in_the_words_of_the_configuration(config, s
         assert {problem.where for problem in problems} == {"make_loader"}
 
 
-def test_a_wrong_argument_in_full(six):
-    expected = "make_loader: workers: Input should be a valid integer, not `2`.\n"
-    expected += "make_loader: start_method: Input should be 'fork', 'spawn' or 'forkserver', not `frok`."
-    assert message_of(Pipeline().stream(six), workers="2", start_method="frok") == expected
-
-
-def test_an_unknown_setting_is_an_error(config, six, tmp_path):
-    assert "loader.wrokers: no such setting. Did you mean `workers`?" in message_of(
-        {"pipeline": [{"stream": six}], "loader": {"wrokers": 2}}
-    )
-    (tmp_path / "config.yaml").write_text(TEXT + "plugins: [os]\ntransforms: {note: os.system}\n")
-    text = message_of(config)
-    assert "config.yaml:13: plugins: no such setting." in text
-    assert "config.yaml:14: transforms: no such setting." in text
-    with pytest.raises(ConfigError, match=r"^make_loader: wrokers: no such setting. Did you mean `workers`"):
-        make_loader({"pipeline": [{"stream": six}]}, wrokers=2)
-
-
 # --- functions and plugins
 
 
@@ -191,11 +154,6 @@ def test_functions_come_from_transforms_before_the_registry(config):
     wdskit.register("note")(lambda sample: -int(sample["cls"]))
     assert list(make_loader(config, pipeline="val"))[:3] == [0, -1, -2]
     assert list(make_loader(config, pipeline="val", transforms=NOTE))[:3] == [0, 1, 2]
-
-
-def test_an_unknown_function_is_refused_with_the_nearest_before_anything_is_read(config):
-    with pytest.raises(PipelineError, match=r"(?s)note: no function .* Did you mean `noted`\?.*transforms="):
-        make_loader(config, pipeline="train", transforms={"noted": number_of})
 
 
 @pytest.mark.usefixtures("_own_registry")
@@ -302,17 +260,6 @@ def test_fork_is_refused_once_cuda_is_initialised(six):
     assert len(list(pipe.loader(workers=0))) == 39
 
 
-def test_fork_is_refused_too_where_cuda_is_initialised_after_the_loader_was_made(six, monkeypatch):
-    """Workers start with the first item; running workers stay."""
-    pipe = Pipeline().stream(six).map(number_of)
-    fresh, running = (pipe.loader(workers=1, start_method="fork") for _ in range(2))
-    assert len(list(running)) == 39
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(PipelineError, match="CUDA is initialised"):
-        next(iter(fresh))
-    assert len(list(running)) == 39
-
-
 def test_the_default_is_not_to_fork_once_cuda_is_initialised(six, monkeypatch, caplog):
     """A usual script moves its model to the GPU first, and its author need not know about forks."""
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "fork")  # as before Python 3.14
@@ -359,41 +306,6 @@ def test_the_rank_is_that_of_the_moment_the_loader_is_made(config, monkeypatch, 
     monkeypatch.delenv("WORLD_SIZE")
     assert list(loader) == list(make_loader(config, pipeline="train", transforms=NOTE, rank=1, world_size=2))
     assert list(other) == list(make_loader(config, pipeline="train", transforms=NOTE, rank=0, world_size=2))
-
-
-@pytest.mark.parametrize(
-    ("environment", "place"),
-    [
-        ({"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}, (2, 4)),
-        ({"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, (0, 1)),
-        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "3"}, (0, 1)),
-        ({"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, (0, 1)),
-        (
-            {
-                "SLURM_NTASKS": "4",
-                "SLURM_STEP_NUM_TASKS": "4",
-                "SLURM_PROCID": "2",
-                "RANK": "5",
-                "WORLD_SIZE": "8",
-            },
-            (5, 8),
-        ),
-    ],
-)
-def test_slurms_rank_counts_where_the_step_has_all_tasks(config, monkeypatch, environment, place):
-    """Batch scripts and interactive shells also have Slurm's variables; torchrun's variables come first."""
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    loader = make_loader(config, pipeline="train", transforms=NOTE)
-    assert loader.pipeline.run.rank_info[:2] == place
-
-
-@pytest.mark.parametrize("environment", [{"RANK": "1"}, {"WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}], ids=str)
-def test_half_of_torchruns_environment_is_an_error(config, monkeypatch, environment):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(RankError, match=r"is not set|below the world size"):
-        make_loader(config, pipeline="train", transforms=NOTE)
 
 
 # --- two ranks of two workers
@@ -502,12 +414,3 @@ def test_the_check_of_ranks_catches_what_it_is_there_for(six, name, monkeypatch)
         patch.setattr(owner, method, mutant)
         ranks = ranks_here(six)
     assert any(found.startswith(fault) for found in faults_of(ranks, seed=1))
-
-
-def test_a_registered_function_with_rng_needs_no_more_than_its_name(six):
-    """This is the shortest complete example: a dict, a name, a batch."""
-    stages = [{"stream": {"shards": six, "seed": 3}}, {"map": "draw"}, {"batched": 39}]
-    (batch,) = make_loader({"pipeline": stages}, transforms={"draw": draw}, workers=0)
-    assert Counter(batch[0].tolist()) == Counter(range(39))
-    assert len(set(batch[1].tolist())) == 39
-    assert Path(six).name == "s-*.tar"

@@ -12,7 +12,6 @@ from pkgutil import resolve_name
 
 import numpy as np
 import pytest
-import torch
 from masks import mask_of
 from shards import png_of, write_numbers, write_pictures, write_shard
 
@@ -23,8 +22,6 @@ from wdskit import (
     PipelineError,
     SampleError,
     ShardError,
-    load_config,
-    make_loader,
 )
 from wdskit.shards.index import index_folder
 
@@ -50,39 +47,8 @@ def pictures(tmp_path_factory) -> str:
     return str(folder)
 
 
-SOURCES = {
-    "exact": lambda shards: Pipeline().exact(shards, seed=3, lanes=4, window=5),
-    "resampled": lambda shards: Pipeline().resampled(shards, seed=3, chunk=2, lanes=4, window=6),
-    "sequential": lambda shards: Pipeline().sequential(shards),
-    "mixture": lambda shards: Pipeline().exact(
-        mixture=[
-            {"shards": shards, "weight": 3},
-            {"shards": shards, "range": ["50%", "100%"], "weight": {0: 1.0, 20: 0.5}},
-        ],
-        lanes=3, window=4,
-    ),
-    "finite mixture": lambda shards: Pipeline().exact(
-        mixture=[{"shards": shards, "repeat": 1}, {"shards": shards, "range": [3, 7], "repeat": 2}], lanes=3, window=4
-    ),
-}  # fmt: skip
-
-
 def labels(pipe):
     return pipe.decode().to_tuple("cls", "__key__", *mask_of(pipe))
-
-
-def plain(item):
-    """Return a batch in comparable form: the bytes of its pixels, and its numbers."""
-    parts = item if isinstance(item, (tuple, list)) else [item]
-    return [part.numpy().tobytes() if isinstance(part, torch.Tensor) else part for part in parts]
-
-
-def items_of(loader, num_epochs: int) -> list:
-    found = []
-    for _ in range(num_epochs):
-        epoch = loader.epoch  # after the last item it is the number of the next epoch
-        found += [(epoch, plain(item)) for item in loader]
-    return found
 
 
 def ranks_of(pipe, world_size: int, **settings) -> list:
@@ -112,13 +78,6 @@ def test_dropped_samples_are_reported_once_when_the_loader_is_made(numbers, capl
     for pipe in (Pipeline().exact(numbers, tail="pad"), Pipeline().resampled(numbers), Pipeline().exact(numbers)):
         ranks_of(labels(pipe).batched(1 if pipe.stages[0].name == "exact" else 10), 1)
     assert not caplog.records
-
-
-def test_a_loader_describes_itself_in_one_line(numbers):
-    loader = labels(Pipeline().exact(numbers)).batched(global_size=4).loader(workers=0, rank=1, world_size=2)
-    assert repr(loader) == (
-        "PlannedLoader(pipeline: exact -> decode -> to_tuple -> batched, batch 2, rank 1 of 2, 0 workers x 1 thread)"
-    )
 
 
 def test_a_loader_has_the_names_that_trainers_ask_for(numbers):
@@ -180,14 +139,6 @@ def test_with_epoch_cuts_the_sequence_of_passes(numbers):
 # Equal batches with any number of processes and threads.
 
 
-def test_a_built_pipeline_is_not_iterated_without_a_loader(numbers):
-    """This holds here and in workers of torch's DataLoader, each of which would read all samples."""
-    built = labels(SOURCES["exact"](numbers)).batched(4).build()
-    for items in (built, torch.utils.data.DataLoader(built, batch_size=None, num_workers=1)):
-        with pytest.raises(PipelineError, match=r"Use pipe.loader\(workers=...\)"):
-            list(items)
-
-
 # Resume.
 
 
@@ -220,34 +171,6 @@ def test_parts_of_a_mixture_have_stages_of_their_own(pictures):
 
 def number_only(sample):
     return {"__key__": sample["__key__"], "number": sample["cls"]}
-
-
-def test_a_finite_mixture_repeats_each_part_as_often_as_it_says(numbers):
-    pipe = Pipeline().exact(
-        mixture=[
-            {"shards": numbers, "range": [0, 10], "repeat": 3},
-            {"shards": numbers, "range": [20, 29], "repeat": 1},
-        ]
-    )
-    for _ in range(2):
-        seen = Counter(cls for cls, _ in labels(pipe).loader(workers=0))
-        assert seen == {**dict.fromkeys(range(10), 3), **dict.fromkeys(range(20, 29), 1)}
-
-
-@pytest.mark.parametrize(
-    ("bounds", "expected"),
-    [
-        (["0%", "100%"], range(29)),
-        (["0%", "50%"], range(14)),
-        (["50%", "100%"], range(14, 29)),
-        ([3, 7], range(3, 7)),
-        ([0, 29], range(29)),
-        (["12.5%", 9], range(3, 9)),
-    ],
-)
-def test_a_range_is_a_stretch_of_the_samples(numbers, bounds, expected):
-    loader = labels(Pipeline().sequential(numbers, range=bounds)).loader(workers=0)
-    assert [cls for cls, _, valid in loader if valid] == list(expected)
 
 
 def test_shares_meet_without_gap_or_overlap(numbers):
@@ -288,11 +211,6 @@ BAD = {4, 11, 12, 20}
 
 def decoded(pipe):
     return pipe.decode("rgb8").resize([4, 4]).to_tuple("png", "cls", "__key__", *mask_of(pipe))
-
-
-def test_a_bad_sample_is_an_error_by_default(damaged):
-    with pytest.raises(SampleError, match=r"(decode|to_tuple) failed"):
-        list(decoded(Pipeline().exact(damaged)).batched(5).loader(workers=0))
 
 
 @pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 2}, {"workers": 0, "threads": 3}], ids=str)
@@ -365,19 +283,6 @@ def test_a_share_of_nothing_allows_none(damaged, none):
         decoded(Pipeline().exact(damaged)).loader(workers=0, errors={"max_bad": none, "dir": "bad"})
 
 
-def test_the_count_goes_on_with_a_state(damaged):
-    make = functools.partial(decoded(Pipeline().exact(damaged, seed=2)).batched(5).loader, workers=0)
-    loader = make(errors={"max_bad": 4})
-    states = [json.loads(json.dumps(loader.state_dict())) for _ in loader]
-    counts = [state["bad"] for state in states]
-    assert counts == [*sorted(counts[:-1]), 0]
-    (state, *_) = [state for state in reversed(states[:-1]) if state["bad"] < 4]
-    resumed = make(errors={"max_bad": 3})
-    resumed.load_state_dict(state)
-    with pytest.raises(SampleError, match="has 4 bad samples"):
-        list(resumed)
-
-
 def test_a_state_of_one_rank_gives_its_bad_samples_to_that_rank_only(damaged):
     make = functools.partial(decoded(Pipeline().exact(damaged, seed=2)).batched(5).loader, workers=0)
     loader = make(errors={"max_bad": 4}, rank=0, world_size=2)
@@ -411,14 +316,6 @@ def test_a_window_of_bad_samples_only_is_an_error(numbers):
         list(pipe.loader(workers=0, errors={"max_bad": 100}))
 
 
-def test_a_bad_sample_without_another_one_is_an_error_that_says_so(tmp_path):
-    write_numbers(tmp_path, [1])
-    index_folder(tmp_path)
-    pipe = Pipeline().exact(str(tmp_path)).decode().to_tuple("jpg")
-    with pytest.raises(SampleError, match="No sample near it can replace it: there is no other"):
-        list(pipe.loader(workers=0, errors={"max_bad": 1}))
-
-
 def test_a_shard_error_is_never_forgiven(damaged):
     loader = decoded(Pipeline().exact(damaged)).loader(workers=0, errors={"max_bad": 30, "transforms": True})
     with Path(damaged, "b.tar").open("r+b") as file:
@@ -428,14 +325,8 @@ def test_a_shard_error_is_never_forgiven(damaged):
         list(loader)
 
 
-def test_a_configuration_says_the_same(numbers, damaged, tmp_path):
-    (tmp_path / "c.yaml").write_text(
-        "version: 1\npipelines:\n  train:\n    - exact: {shards: D, seed: 2, lanes: 3, window: 6}\n    - decode: rgb8\n"
-        "    - resize: [4, 4]\n    - to_tuple: [png, cls, __key__]\n    - batched: {global_size: 6}\n"
-        "errors: {max_bad: 20%, dir: E}\nloader: {workers: 0}\n".replace("D", damaged).replace("E", str(tmp_path / "e"))
-    )
-    pipe = decoded(Pipeline().exact(damaged, seed=2, lanes=3, window=6)).batched(3)
-    told = items_of(pipe.loader(rank=1, world_size=2, workers=0, errors={"max_bad": 9}), 2)
-    assert items_of(make_loader(tmp_path / "c.yaml", rank=1, world_size=2), 2) == told
-    assert load_config(tmp_path / "c.yaml").errors.max_bad == "20%"
-    assert (tmp_path / "e" / "bad-train-rank00001.jsonl").exists()
+def test_folder_for_bad_samples_that_cannot_be_made_is_an_error_before_the_first_of_them(numbers, tmp_path):
+    (tmp_path / "file").touch()
+    errors = {"max_bad": 3, "dir": str(tmp_path / "file" / "bad")}
+    with pytest.raises(OSError, match=str(tmp_path / "file")):
+        Pipeline().exact(numbers).loader(workers=0, errors=errors)

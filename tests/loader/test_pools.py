@@ -8,13 +8,11 @@ import ast
 import functools
 import multiprocessing
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,13 +21,11 @@ import numpy as np
 import pytest
 import torch
 from images import encoded, photo
-from leaks import leftovers, open_things, opened_since
+from leaks import open_things, opened_since
 from shards import fail_on_7, number_of, write_shard
 
-from wdskit import Pipeline, PipelineError, SampleError, ShardError
+from wdskit import Pipeline, PipelineError, SampleError
 from wdskit.engine.outcome import WorkerTraceback
-from wdskit.loader import loader as loader_module
-from wdskit.loader import pools as pool_module
 from wdskit.shards.index import index_folder
 
 WAYS = [
@@ -92,21 +88,6 @@ def test_every_way_gives_the_same_batches_to_the_bit(pictures, name):
         assert len(found) == 8
         whole = whole or found
         assert found == whole, way
-
-
-def test_batches_that_are_kept_stay_as_they_were(pictures):
-    """Memory is used again only after all references to it are gone."""
-    for way in WAYS:
-        loader = SHAPES["uint8 tuples"](exact(pictures)).batched(16).loader(**way)
-        kept = [(batch, plain(batch)) for _ in range(3) for batch in loader]
-        assert all(plain(batch) == then for batch, then in kept)
-
-
-def test_images_are_written_where_their_batch_stands(pictures):
-    """Decoded images go directly into the batch; with a function between, they are copied."""
-    for name, is_written in (("uint8 tuples", True), ("dicts", True), ("a function behind", False)):
-        built = SHAPES[name](exact(pictures)).batched(16).build()
-        assert (built.writer is not None) == is_written, name
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
@@ -255,44 +236,6 @@ def test_the_next_epoch_is_begun_before_it_is_asked_for(numbers):
         assert len(counted.made) == (epoch + 1) * 39 + 6
 
 
-def test_after_an_epoch_two_jobs_of_the_next_are_made(numbers):
-    """After `break` no batch is made."""
-    counted = Counted()
-    loader = exact(numbers).map(counted).batched(3).loader(workers=0, threads=2, prefetch=6)
-    for number in (1, 2):
-        assert len([*loader]) == 13
-        assert len(loader._waiting) == 2
-        counted.wait_for(39 * number + 6)
-    next(iter(loader))
-    assert not loader._waiting
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("way", WAYS[2:4], ids=str)
-def test_workers_free_memory_after_an_epoch_and_after_a_break(numbers, way, monkeypatch):
-    monkeypatch.setattr(loader_module, "_MOST_FOLLOWING", 0)
-    loader = exact(numbers).map(large).batched(3).loader(**way, start_method="fork")
-    for stop_at in (13, 2, 12):
-        for number, _ in enumerate(loader, 1):
-            if number == stop_at:
-                break
-        del _
-        [worker] = multiprocessing.active_children()
-        until = time.monotonic() + 30
-        while (left := shared_kb(worker.pid)) > 40_000:  # of up to 80 MB; a batch in transit stays
-            assert time.monotonic() < until, left
-            select.select([], [], [], 0.01)
-
-
-def large(sample: Any) -> torch.Tensor:
-    return torch.full((1 << 20,), float(number_of(sample)))  # 12 MB per batch
-
-
-def shared_kb(pid: int) -> int:
-    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("RssShmem")]
-    return int(line.split()[1])
-
-
 def test_what_was_made_ahead_for_another_epoch_is_not_used(numbers):
     pipe = exact(numbers).map(number_of).batched(3)
     for way in WAYS[1:]:
@@ -317,10 +260,6 @@ def kill_me() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leave() -> None:
-    sys.exit("enough")
-
-
 @pytest.mark.parametrize("way", PROCESSES, ids=str)
 def test_a_dead_worker_is_named_at_once_and_then_replaced(numbers, tmp_path, way):
     pipe = exact(numbers).map(functools.partial(die_once, str(tmp_path / "died"), kill_me)).batched(3)
@@ -331,27 +270,6 @@ def test_a_dead_worker_is_named_at_once_and_then_replaced(numbers, tmp_path, way
         list(loader)
     assert time.monotonic() - begun < 30  # 0.1 s on an idle machine
     assert not set(multiprocessing.active_children()) - others
-    assert sorted(torch.cat([*loader]).tolist()) == list(range(39))
-
-
-def test_a_worker_that_dies_while_nobody_waits_is_named_too(numbers):
-    loader = exact(numbers).map(number_of).batched(3).loader(workers=2)
-    begun = iter(loader)
-    next(begun)
-    victim = multiprocessing.active_children()[0]
-    victim.kill()
-    victim.join()
-    with pytest.raises(PipelineError, match=f"pid {victim.pid}"):
-        list(begun)
-
-
-@pytest.mark.parametrize("way", WAYS[1:], ids=str)
-def test_a_function_that_leaves_is_an_error_and_the_loader_goes_on(numbers, tmp_path, way):
-    function = functools.partial(die_once, str(tmp_path / "died"), leave)
-    loader = exact(numbers).map(function).batched(3).loader(**way)
-    with pytest.raises((PipelineError, SystemExit), match="enough"):
-        list(loader)
-    loader.set_epoch(0)
     assert sorted(torch.cat([*loader]).tolist()) == list(range(39))
 
 
@@ -393,78 +311,15 @@ def test_of_several_errors_in_a_batch_the_first_sample_counts(numbers):
             list(loader)
 
 
-def test_a_damaged_shard_keeps_its_facts(tmp_path):
-    path = write_shard(tmp_path / "a.tar", {f"k{at}": {"cls": b"%d" % at} for at in range(5)})
-    index_folder(tmp_path)
-    data = bytearray(path.read_bytes())
-    data[3 * 1024 + 150] ^= 1
-    path.write_bytes(data)
-    for way in WAYS:
-        with pytest.raises(ShardError) as caught:
-            list(Pipeline().sequential(tmp_path).batched(5).loader(**way))
-        assert caught.value.shard == str(path)
-
-
 # --- leaks
-
-ENDS = {
-    "batches": lambda shards: exact(shards).map(number_of).batched(3),
-    "samples": lambda shards: exact(shards).map(number_of),
-    "bytes": lambda shards: exact(shards).batched(20),
-    "an error": lambda shards: exact(shards).map(fail_on_7).batched(3),
-}
-
-
-@pytest.mark.parametrize("way", [*WAYS, {"workers": 1, "threads": 2, "persistent_workers": False}], ids=str)
-@pytest.mark.parametrize("end", ENDS)
-def test_a_dropped_loader_leaves_nothing(numbers, end, way):
-    """No thread, process, descriptor or shared memory is left after a whole epoch, a broken epoch and an error."""
-    make = functools.partial(ENDS[end](numbers).loader, **way)
-    if leftovers(make):  # the first loader of a process also starts permanent parts of torch and multiprocessing
-        assert leftovers(make) == {}
 
 
 def test_threads_and_processes_that_do_not_persist_end_with_the_epoch(numbers):
     for way in (*WAYS[1:], *WAYS[1:]):  # the first loader of a process also starts permanent parts of multiprocessing
-        loader = ENDS["batches"](numbers).loader(**way, persistent_workers=False)
+        loader = exact(numbers).map(number_of).batched(3).loader(**way, persistent_workers=False)
         before = open_things()
         list(loader)
     assert not opened_since(before)
-
-
-def test_a_worker_that_does_not_end_is_killed(numbers, tmp_path, monkeypatch):
-    monkeypatch.setattr(pool_module, "_PATIENCE_S", 0.1)
-    loader = exact(numbers).map(functools.partial(hang, str(tmp_path / "hangs"))).batched(3).loader(workers=1)
-    loader._pool.submit(next(loader._jobs(loader._counter.begin())))
-    while not (tmp_path / "hangs").exists():
-        pass
-    [worker] = [child.pid for child in multiprocessing.active_children()]
-    del loader
-    assert not multiprocessing.active_children()
-    assert not Path(f"/proc/{worker}").exists()
-
-
-def hang(marker: str, sample: Any) -> None:
-    Path(marker).touch()
-    threading.Event().wait()
-
-
-def test_workers_know_that_they_are_some(numbers):
-    """`get_worker_info` works as in torch's loader, and generators differ between workers."""
-    loader = exact(numbers).map(who).loader(workers=3)
-    found = {tuple(each) for each in loader}
-    assert {(number, workers) for number, workers, _ in found} == {(0, 3), (1, 3), (2, 3)} or len(found) == 1
-    assert len({draw for *_, draw in found}) == len(found)
-
-
-_DRAWN: list[float] = []
-
-
-def who(sample: Any) -> list[float]:
-    info = torch.utils.data.get_worker_info()
-    if not _DRAWN:
-        _DRAWN.append(torch.rand(()).item())
-    return [info.id, info.num_workers, _DRAWN[0]]
 
 
 def test_threads_that_make_batches_have_one_thread_of_torchs_and_the_caller_keeps_its_own(numbers):
@@ -481,38 +336,3 @@ def test_threads_that_make_batches_have_one_thread_of_torchs_and_the_caller_keep
 
 def torch_threads(_: Any) -> int:
     return torch.get_num_threads()
-
-
-def nested_rows(batch):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the API is a prototype
-        return {"rows": torch.nested.nested_tensor([torch.arange(int(number) % 4 + 1) for number in batch])}
-
-
-def sparse_rows(batch):
-    return {"rows": torch.diag(batch.float()).to_sparse()}
-
-
-@pytest.mark.parametrize("make", [nested_rows, sparse_rows])
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("tail", ["pad", "drop"])
-def test_nested_and_sparse_tensors_are_batches_too(numbers, make, workers, tail):
-    pipe = Pipeline().exact(numbers, tail=tail).map(number_of).batched(4).map(make)
-    plain = Pipeline().exact(numbers, tail=tail).map(number_of).batched(4)
-    for found, batch in zip(pipe.loader(workers=workers), plain.loader(workers=0), strict=True):
-        expected = make(batch[0] if tail == "pad" else batch)["rows"]
-        pairs = zip(found["rows"].unbind(), expected.unbind(), strict=True)
-        assert all(torch.equal(one.to_dense(), other.to_dense()) for one, other in pairs)
-
-
-@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), EOFError("unexpected EOF")])
-def test_workers_that_cannot_be_started_are_an_error_and_may_start_later(numbers, monkeypatch, error):
-    def fail(*_: Any) -> None:
-        raise type(error)(*error.args)  # the traceback of `error` would keep the loader and its workers alive
-
-    monkeypatch.setattr(pool_module, "_Worker", fail)
-    loader = Pipeline().exact(numbers).map(number_of).batched(4).loader(workers=2)
-    with pytest.raises(type(error), match=str(error.args[-1])):
-        list(loader)
-    monkeypatch.undo()
-    assert len({int(number) for batch in loader for number in batch}) == 4 * len(loader)

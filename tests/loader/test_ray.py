@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +18,10 @@ import pytest
 import torch
 from images import encoded, photo
 from object_server import BUCKET, put, read_from, s3_server
-from rays import ActorDiedError, FakeCluster, ObjectLostError, RayError, RayTaskError
+from rays import ActorDiedError, FakeCluster, ObjectLostError, RayError
 from shards import fail_on_7, number_of, write_numbers, write_shard
 
-from wdskit import ConfigError, Pipeline, PipelineError, SampleError, StorageError, make_loader
+from wdskit import ConfigError, Pipeline, PipelineError, SampleError, make_loader
 from wdskit.engine.outcome import WorkerTraceback
 from wdskit.loader import node
 from wdskit.loader import ray as on_ray
@@ -119,20 +118,6 @@ def test_a_cluster_changes_no_batch(tmp_path, ray, chain, tail, has_damage):
         assert loader.stats().replaced == local.stats().replaced
 
 
-def test_changes_in_place_reach_no_other_batch(pictures, ray):
-    """The store's memory is read-only; batches that are kept have their own memory."""
-    wanted = [plain(batch) for batch in crops(pictures).loader(workers=0)]
-    with crops(pictures).loader(workers=2, on="ray") as loader:
-        kept, found = [], []
-        for batch in loader:
-            found.append(plain(batch))
-            batch[0].fill_(len(kept))
-            batch[1].zero_()
-            kept.append(batch[0])
-    assert found == wanted
-    assert all(torch.all(images == number) for number, images in enumerate(kept))
-
-
 def test_a_state_resumes_on_another_number_of_workers_and_on_this_machine(pictures, ray):
     wanted = [plain(batch) for batch in crops(pictures).loader(workers=0)]
     with crops(pictures).loader(workers=3, on="ray") as loader:
@@ -170,19 +155,6 @@ def test_lost_jobs_are_made_again_and_each_batch_comes_once_and_in_order(numbers
     assert ray.before.num
 
 
-def raise_next(errors: Any) -> None:
-    for error in errors:
-        raise error("lost")
-
-
-def test_an_actor_that_dies_while_it_has_no_job_starts_again(numbers, ray, caplog):
-    with exact(numbers).map(number_of).batched(3).loader(workers=1, on="ray", prefetch=1) as loader:
-        batches = iter(loader)
-        next(batches)
-        ray.living[0].end()
-        assert len([*batches]) == 12
-
-
 def test_jobs_of_an_actor_that_has_no_place_any_more_go_to_others(numbers, ray):
     """A cluster may lose a node for good."""
     lost: list[Any] = []
@@ -212,13 +184,6 @@ def test_a_job_that_ends_each_worker_is_an_error(numbers, ray):
     assert not ray.living
 
 
-def test_workers_that_never_start_are_an_error(numbers, ray, monkeypatch):
-    monkeypatch.setattr(on_ray, "_MOST_RESTARTS", 3)
-    ray.before = lambda actor, method: raise_next([ActorDiedError])
-    with pytest.raises(PipelineError, match=r"^on: a worker on a node of ray cannot run: The actor died"):
-        list(exact(numbers).batched(3).loader(workers=1, on="ray"))
-
-
 def test_too_small_a_cluster_ends_with_the_numbers_after_the_timeout(numbers, ray):
     ray.num_cpus = 0
     message = (
@@ -227,30 +192,6 @@ def test_too_small_a_cluster_ends_with_the_numbers_after_the_timeout(numbers, ra
     )
     with pytest.raises(PipelineError, match=message):
         list(exact(numbers).batched(3).loader(workers=4, threads=2, on="ray", timeout=0.2))
-
-
-def test_a_part_of_the_workers_is_enough(numbers, ray):
-    ray.num_cpus = 1
-    with exact(numbers).map(number_of).loader(workers=4, on="ray") as loader:
-        assert sorted(loader) == list(range(39))
-
-
-HUNG = threading.Event()
-
-
-def hang_on_5(sample: Any) -> int:
-    if number_of(sample) == 5:
-        HUNG.wait(30)
-    return number_of(sample)
-
-
-def test_a_worker_that_hangs_is_named(numbers, ray):
-    HUNG.clear()
-    try:
-        with pytest.raises(PipelineError, match=r"no batch has come from worker 0 on \S+ for 2 s\."):
-            list(Pipeline().sequential(numbers).map(hang_on_5).batched(3).loader(workers=1, on="ray", timeout=2))
-    finally:
-        HUNG.set()
 
 
 def test_errors_of_samples_come_after_the_batches_before_them_with_their_cause(numbers, ray):
@@ -286,23 +227,6 @@ def test_a_module_that_nodes_lack_is_named_with_the_way_to_send_it(numbers, ray,
     monkeypatch.delitem(sys.modules, "only_here")
     lacks = r"No module named 'only_here'.*\n.*`ray.init\(runtime_env=...\)`"
     with pytest.raises(PipelineError, match=rf"^on: a worker on a node of ray cannot run: .*{lacks}"):
-        list(loader)
-
-
-@pytest.mark.parametrize("error", [RayTaskError("No module named 'wdskit'"), RayTaskError("...\npip failed.")])
-def test_a_node_that_cannot_start_an_actor_is_an_error(numbers, ray, error):
-    ray.before = lambda actor, method: (_ for _ in ()).throw(error)
-    what = str(error).splitlines()[-1].rstrip(".")
-    with pytest.raises(PipelineError, match=rf"^on: a worker on a node of ray cannot run: {what}\.\n  All nodes need"):
-        list(exact(numbers).batched(3).loader(workers=1, on="ray"))
-
-
-def test_shards_that_a_node_does_not_see_are_an_error(tmp_path, ray):
-    write_numbers(tmp_path / "a", [6])
-    index_folder(tmp_path / "a")
-    loader = exact(str(tmp_path / "a")).batched(3).loader(workers=1, on="ray")
-    (tmp_path / "a").rename(tmp_path / "b")
-    with loader, pytest.raises(StorageError, match=r"a/s-000\.tar: cannot be opened"):
         list(loader)
 
 
@@ -363,27 +287,6 @@ def test_loaders_share_a_connection(numbers, ray):
     assert ray.calls == [("init", "ray://head:10001")]
 
 
-def test_a_connection_of_the_program_stays(numbers, ray):
-    ray.init(address="head:6379")
-    with exact(numbers).loader(workers=1, on="ray") as loader:
-        assert len([*loader]) == 39
-    assert ray.connected
-
-
-def test_a_connection_that_the_program_ends_is_an_error_and_the_next_loop_connects_anew(numbers, ray):
-    loader = exact(numbers).batched(3).loader(workers=1, on="ray")
-    whole = [plain(batch) for batch in loader]
-    ray.shutdown()
-    with pytest.raises(Exception, match="Can't find actor"):
-        list(loader)
-    loader.set_epoch(0)
-    assert [plain(batch) for batch in loader] == whole
-    ray.shutdown()
-    ray.init(address="own")
-    loader.close()
-    assert ray.connected  # the program's own connection
-
-
 def test_a_server_that_does_not_answer_as_ray_is_refused_at_once(monkeypatch):
     monkeypatch.setattr(connections, "_ANSWER_S", 0.5)
     with socket.socket() as free:
@@ -416,13 +319,6 @@ def answer(server: socket.socket, reply: bytes) -> None:
 # --- bounds and leaks
 
 
-def test_jobs_that_are_left_do_not_come_in_the_next_epoch(numbers, ray):
-    with Pipeline().sequential(numbers).map(number_of).batched(3).loader(workers=1, on="ray", prefetch=4) as loader:
-        for _ in loader:
-            break
-        assert len([*loader]) == 13
-
-
 @pytest.mark.parametrize("num_steps", [0, 1, 13])
 def test_a_dropped_loader_leaves_no_actor(numbers, ray, num_steps):
     loader = exact(numbers).batched(3).loader(workers=2, on="ray")
@@ -432,13 +328,6 @@ def test_a_dropped_loader_leaves_no_actor(numbers, ray, num_steps):
     del loader, _
     gc.collect()
     assert not ray.living
-
-
-def test_a_loader_without_persistent_workers_ends_its_actors_with_the_epoch(numbers, ray):
-    loader = exact(numbers).batched(3).loader(workers=2, on="ray", persistent_workers=False)
-    for _ in range(2):
-        assert len([*loader]) == 13
-        assert not ray.living
 
 
 def test_local_loaders_do_not_import_ray(numbers):

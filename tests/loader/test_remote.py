@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -24,17 +23,15 @@ from parts import wait
 from shards import number_of, write_numbers, write_pictures
 
 import wdskit
-from wdskit import ConfigError, FolderIndexError, Pipeline, PipelineError, SelectionError, ShardError, StorageError
+from wdskit import FolderIndexError, Pipeline, PipelineError, SelectionError, StorageError
 from wdskit.dataset import remote
 from wdskit.dataset.index import index_json, read_index
-from wdskit.engine.program import Job
-from wdskit.order.steps import Steps
 from wdskit.pipeline import settings
 from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 from wdskit.storage import requests
-from wdskit.storage.cache import PartCache, PartName, parts_of
-from wdskit.storage.objects import PROBE_BYTES, ObjectFile
+from wdskit.storage.cache import PartCache, parts_of
+from wdskit.storage.objects import ObjectFile
 from wdskit.text import parse_bytes
 
 
@@ -134,28 +131,6 @@ def test_batches_are_those_of_the_disk(here, there, s3, scheme, source):
     for _ in range(2):
         assert digest(remote) == digest(local)
     assert remote.state_dict() == local.state_dict()
-
-
-def test_samples_are_on_their_way_before_they_are_asked_for(there, monkeypatch):
-    """Each batch needs shards, offsets and samples; no batch waits for the reads of another batch."""
-    loader = SOURCES["exact"](f"s3://{there}").loader(workers=0, threads=1)
-    list(loader)
-    starts: list[float] = []
-    begun = threading.Event()
-    start_reading = ObjectFile.start_reading
-
-    def noted(self, ranges):
-        starts.append(time.monotonic())
-        begun.set()
-        return start_reading(self, ranges)
-
-    monkeypatch.setattr(ObjectFile, "start_reading", noted)
-    items = iter(loader)
-    next(items)
-    num = len(starts)
-    next(items)
-    assert 0 < num < 40  # at most one request per shard for each batch that is made ahead
-    assert len(starts) - num <= 3  # one more batch is started
 
 
 def test_the_index_is_fetched_once_and_again_when_it_changes(s3, tmp_path):
@@ -268,36 +243,6 @@ def test_workers_are_not_forked_and_a_forked_process_is_told(numbers):
         assert "forkserver" in said.read()
 
 
-def test_a_bucket_that_others_wrote_is_indexed_where_it_is(here, s3, tmp_path):
-    """`wdskit index s3://...` writes the same files as on the disk, the index last."""
-    folder = tmp_path / "data"
-    write_numbers(folder, [30, 20, 10])
-    upload(folder, f"{s3}/{BUCKET}/others")
-    url = f"s3://{BUCKET}/others"
-    report = wdskit.index_folder(url + "/", workers=1)
-    assert (report.index.num_samples, report.changed) == (60, ())
-    index_folder(folder, workers=1)
-    for path in folder.iterdir():
-        if not path.name.startswith("."):
-            data = ObjectFile(f"{url}/{path.name}")
-            assert data.read_at(0, data.num_bytes) == path.read_bytes(), path.name
-    assert read_all(f"{url}/") == [*range(60)]
-    put(f"{s3}/{BUCKET}/others/index.json", b"{")
-    with pytest.raises(FolderIndexError, match=r"others/index.json: this file is in the way: wdskit did not write it"):
-        wdskit.index_folder(url, workers=1)
-    put(f"{s3}/{BUCKET}/others/index.json", (folder / "index.json").read_bytes()[:-9])
-    assert wdskit.index_folder(url, workers=1).index.num_samples == 60
-    assert read_all(f"{url}/") == [*range(60)]
-    changed = (folder / "s-001.tar").read_bytes().replace(b"n0000", b"m0000")
-    put(f"{s3}/{BUCKET}/others/s-001.tar", changed)
-    with pytest.raises(ShardError, match=r"s-001\.tar, byte"):
-        wdskit.index_folder(url, workers=1)
-    with pytest.raises(StorageError, match="only buckets of s3://, gs://, az:// can be listed or written to"):
-        wdskit.index_folder(f"{s3}/{BUCKET}/others", workers=1)
-    with pytest.raises(StorageError, match="no shard"):
-        wdskit.index_folder(f"s3://{BUCKET}/nothing/", workers=1)
-
-
 # --- parts in the cache on this machine's disk
 
 
@@ -357,49 +302,6 @@ def test_a_cache_changes_nothing_but_what_is_downloaded(here, there, tmp_path, a
     assert len([url for url in asked if url.endswith(".tar")]) <= 8  # plus the version of each shard
 
 
-def parts_of_steps(loader: Any, steps: Steps, numbers: range) -> set[PartName]:
-    """Return the parts in the cache with the samples of some steps of epoch 0."""
-    program, found = loader.program, set()
-    for step in numbers:
-        for shard, samples in program.reader._wanted(*program.locate(Job(0, steps, step, step + 1))[3:]).values():
-            found |= {shard.file._kept._name(shard.file._kept._part_of(sample)) for sample in samples}
-    return found
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_the_windows_that_follow_are_fetched_ahead_where_there_is_room(here, there, tmp_path):
-    """If the cache holds two windows of all lanes, half a window is fetched ahead, within each epoch."""
-    pipe = Pipeline().exact(f"s3://{there}/numbers/", seed=5, lanes=5, window=10).map(number_of).batched(5)
-    local = Pipeline().exact(f"{here}/numbers/", seed=5, lanes=5, window=10).map(number_of).batched(5)
-    steps = Steps(150, 5, 1, "drop")
-    for size, num in (("1GB", 5), ("100kB", 0)):
-        folder = tmp_path / size
-        loader = pipe.loader(workers=0, prefetch=1, cache={"dir": str(folder), "size": size})
-        assert loader.program.num_ahead == 5 * num
-        batches = iter(loader)
-        found = [next(batches)]
-        wanted = parts_of_steps(loader, steps, range(2 + num))
-        assert wanted < parts_of_steps(loader, steps, range(30))
-        wait_for_parts(folder, len(wanted))
-        assert {part.name for part in parts_of(folder)} == wanted
-        expected = local.loader(workers=0)
-        assert digest([*found, *batches]) == digest(expected)
-        assert digest(loader) == digest(expected)
-
-
-def test_only_the_first_samples_are_fetched_twice(s3, here, there, tmp_path):
-    """Later samples wait for their parts: only bytes of the first job are downloaded twice."""
-    pipe = Pipeline().exact(f"{s3}/{there}/numbers/", seed=3, lanes=2).map(number_of).batched(5)
-    loader = pipe.loader(workers=1, **kept(tmp_path / "kept"))  # in this process others may fetch
-    assert sorted(number for batch in loader for number in batch) == [*range(150)]
-    found = loader.stats().traffic
-    sizes = [part.name.stop - part.name.start + 512 for part in parts_of(tmp_path / "kept")]
-    offsets_and_probes = 8 * (150 + 3) + 3 * PROBE_BYTES
-    index = (here / "numbers" / "index.json").stat().st_size
-    assert found.by_ranges <= 5 * 1536
-    assert found.fetched <= sum(sizes) + 5 * 1536 + offsets_and_probes + index
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_statistics_say_what_was_fetched(s3, there, tmp_path, workers):
     pipe = Pipeline().exact(f"{s3}/{there}/pictures/*.tar").to_tuple("png;jpg").batched(77)  # all: no gaps are fetched
@@ -436,23 +338,6 @@ def test_a_damaged_part_is_fetched_again(here, there, tmp_path, caplog):
         part.path.write_bytes(data)
     assert digest(pipe.loader(workers=0, **kept(tmp_path / "kept"))) == expected
     assert "of the shard is damaged. It is fetched again." in caplog.text
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_a_cache_that_is_too_small_holds_no_more_than_it_may(here, there, tmp_path):
-    pipe = SOURCES["exact"](f"s3://{there}")
-    small = {"dir": str(tmp_path / "kept"), "size": 20_000}
-    with pytest.raises(PipelineError) as refused:
-        pipe.loader(workers=0, cache=small)
-    assert str(refused.value) == (
-        "cache.size is 20.0 kB, but a node of this run (1 rank) must keep 358kB of its shards at once.\n"
-        "  Set `cache.size: 358kB` or more, `ranks_per_node`, a smaller `window`, fewer `lanes`, or no `cache`."
-    )
-    loader = pipe.loader(workers=0, cache={**small, "size": "358kB"})
-    expected = SOURCES["exact"](here).loader(workers=0)
-    for _ in range(2):
-        assert digest(loader) == digest(expected)
-    assert 0 < sum(part.num_bytes for part in parts_of(tmp_path / "kept")) <= 358_000
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -519,18 +404,6 @@ def test_a_run_that_was_killed_goes_on_with_its_cache_on_other_ranks(here, there
     expected = [sorted(int(number) for number in batch) for _ in range(3) for batch in loader]
     assert found == expected
     assert len(list((tmp_path / "kept").glob("*/*.part"))) >= 3
-
-
-def test_a_configuration_says_where_parts_are_kept(there, tmp_path):
-    config = {"pipeline": [{"sequential": f"s3://{there}/numbers/"}, {"to_tuple": "cls __valid__"}]}
-    cache = {"dir": str(tmp_path / "kept"), "size": "2MB"}
-    loader = wdskit.make_loader({**config, "cache": cache}, workers=0)
-    assert len(list(loader)) == 150
-    assert kept_by(loader).num_bytes == 2_000_000
-    with pytest.raises(ConfigError, match=r"`dir` and `size` belong together. Add `size: 500GB`."):
-        wdskit.make_loader({**config, "cache": {"dir": "x"}})
-    with pytest.raises(ConfigError, match=r"a size is needed, as in 500GB, not `2 apples`."):
-        wdskit.make_loader(config, overrides=["cache.dir=x", "cache.size=2 apples"])
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -1,4 +1,4 @@
-"""Statistics: items and waits of a consumer as numbers, with a clock that the test moves, and as text."""
+"""Statistics of loaders: all delivered samples are counted, for every way to make them; as text and as JSON."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import threading
 from dataclasses import FrozenInstanceError, asdict, replace
 
 import pytest
-from shards import number_of, write_numbers
+from shards import number_of, write_numbers, write_pictures, write_shard
 
 from wdskit import LoaderStats, Pipeline, StageStats
-from wdskit.loader.stats import Meter
 from wdskit.shards.index import index_folder
-from wdskit.stages.timing import Timings
+from wdskit.stages.timing import Timings, TimingSampler
 from wdskit.storage.traffic import Traffic
 
 STATS = LoaderStats(
@@ -70,90 +69,6 @@ def test_it_is_frozen_and_plain_json_with_the_names_of_the_fields():
         STATS.steps = 1
 
 
-class Run:
-    """A loader and its consumer, second by second."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.meter = Meter(name="train", rank=3, clock=lambda: self.now)
-
-    def epoch(self, epoch: int, steps: int, *, first: float = 5.0, wait: float = 0.5, work: float = 1.5, **counted):
-        """Run an epoch with steps of ten samples each."""
-        self.meter.begin(epoch)
-        for step in range(steps):
-            self.now += wait if step else first
-            self.meter.received(10, **counted)
-            self.now += work
-            self.meter.asked()
-
-
-def timings_of(**stages: float) -> Timings:
-    """Return timings with one value in each stage."""
-    return Timings(bytes_read=1000, stages={stage: (1, seconds) for stage, seconds in stages.items()})
-
-
-def test_before_the_first_item_all_is_nothing():
-    found = Run().meter.stats()
-    assert not any(value for value in asdict(found).values() if isinstance(value, (int, float)) and value != 3)
-    assert found.stages == {}
-    assert str(found).startswith("train, epoch 0: 0 steps")
-
-
-def test_speed_and_waits_are_those_between_the_first_item_and_the_last():
-    """The time of the start, and of the work after the last item, does not count."""
-    run = Run()
-    run.epoch(0, 11, timings=timings_of(read=0.2, decode=0.6), replaced=1)
-    found = run.meter.stats()
-    assert (found.steps, found.samples, found.replaced) == (11, 110, 11)
-    assert (found.first_wait_s, found.wait_s, found.elapsed_s) == (5.0, 5.0, 20.0)
-    assert (found.wait_ratio, found.samples_per_s) == (0.25, 5.0)
-    assert (found.bytes_read, found.bytes_per_s) == (11_000, pytest.approx(500.0))
-    assert list(found.stages) == ["read", "decode"]
-    assert [stage.share_ratio for stage in found.stages.values()] == pytest.approx([0.25, 0.75])
-    assert [stage.mean_s for stage in found.stages.values()] == pytest.approx([0.2, 0.6])
-
-
-def test_each_epoch_counts_by_itself():
-    run = Run()
-    run.epoch(0, 4, timings=timings_of(read=1.0))
-    run.now += 1000.0  # a validation
-    run.epoch(1, 6, first=1.0, timings=timings_of(decode=1.0))
-    found = run.meter.stats()
-    assert (found.epoch, found.steps, found.samples, found.first_wait_s) == (1, 6, 60, 1.0)
-    assert (list(found.stages), found.elapsed_s) == (["decode"], 10.0)
-
-
-def test_an_epoch_that_is_left_ends_with_its_last_item():
-    run = Run()
-    run.meter.begin(0)
-    run.meter.received(10)
-    run.now += 100.0
-    run.epoch(1, 2, wait=0.0, work=0.0)
-    assert run.meter.stats().elapsed_s == 0.0
-
-
-def test_another_thread_reads_whole_numbers_while_the_loader_runs():
-    """Each step adds ten samples and one stage; another thread sees both or neither."""
-    run = Run()
-    torn, done = [], threading.Event()
-
-    def look():
-        while not done.is_set():
-            found = run.meter.stats()
-            if (found.samples, found.replaced, len(found.stages)) != (10 * found.steps, found.steps, found.steps):
-                torn.append(found)
-
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    for epoch in range(10):
-        run.meter.begin(epoch)
-        for stage in range(50):
-            run.meter.received(10, replaced=1, timings=timings_of(**{f"stage{stage}": 1e-3}))
-    done.set()
-    watcher.join()
-    assert not torn
-
-
 @pytest.mark.parametrize("kind", ["exact", "stream"])
 def test_each_epoch_ends_with_one_line_of_the_log(kind, tmp_path, caplog):
     """This includes planned sources, but not an epoch that was left."""
@@ -170,3 +85,150 @@ def test_each_epoch_ends_with_one_line_of_the_log(kind, tmp_path, caplog):
         "pipeline, epoch 0: 10 steps, 40", "pipeline, epoch 1: 10 steps, 40"
     ]  # fmt: skip
     assert all("; waited " in line for line in lines)
+
+
+WAYS = [(0, 1), (0, 4), (1, 1), (2, 2)]
+NUM = 70
+
+
+@pytest.fixture(autouse=True)
+def _always_timed(monkeypatch):
+    """Measure the time of every call, also in forked workers, which inherit this setting."""
+    monkeypatch.setattr(TimingSampler, "begin", lambda _: Timings())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """70 small images with their numbers in 4 shards."""
+    folder = tmp_path_factory.mktemp("pictures")
+    write_pictures(folder, [20, 20, 20, 10])
+    index_folder(str(folder))
+    return folder
+
+
+def label_of(sample):
+    return {**sample, "label": sample["json"]["number"]}
+
+
+def shift(sample):
+    return {**sample, "label": sample["label"] + 1}
+
+
+def doubled(batch):
+    images, labels = batch
+    return images, labels * 2
+
+
+def pictures(folder, **settings):
+    pipe = Pipeline().exact(str(folder), seed=3).decode("rgb8").resize([8, 8]).map(label_of).map(shift)
+    return (
+        pipe.to_tuple("jpg;png", "label")
+        .batched(8)
+        .map(doubled)
+        .loader(start_method="fork" if settings["workers"] else None, **settings)
+    )
+
+
+@pytest.mark.parametrize(("workers", "threads"), WAYS)
+def test_what_is_counted_is_what_was_delivered(folder, workers, threads):
+    loader = pictures(folder, workers=workers, threads=threads)
+    for epoch in range(2):
+        delivered = [labels for _, labels in loader]
+        found = loader.stats()
+        assert (found.epoch, found.steps, found.samples) == (epoch, len(delivered), sum(map(len, delivered)))
+        assert found.steps == 8
+        stages = ["read", "headers", "decode-resize", "map", "map:1", "to_tuple", "batched", "map:2"]
+        assert sorted(found.stages) == sorted(stages)
+        assert found.replaced == 0
+        consistent(found)
+
+
+def consistent(found):
+    """Check that waits and shares are consistent."""
+    assert 0 < found.wait_s <= found.elapsed_s
+    assert found.wait_ratio == pytest.approx(found.wait_s / found.elapsed_s)
+    assert found.samples_per_s > 0
+    assert found.first_wait_s > 0
+    assert found.bytes_read > 0
+    assert found.bytes_per_s == pytest.approx(found.bytes_read / found.samples * found.samples_per_s)
+    assert sum(stage.share_ratio for stage in found.stages.values()) == pytest.approx(1)
+    assert all(stage.mean_s > 0 for stage in found.stages.values())
+    assert str(found).count("\n") == 1 + len(found.stages)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streams_count_items_and_waits(folder, workers):
+    pipe = Pipeline().stream(str(folder / "p-*.tar"), seed=3).split_by_worker().decode("rgb8").resize([8, 8])
+    pipe = pipe.to_tuple("jpg;png", "cls").batched(8).map(doubled)
+    loader = pipe.loader(workers=workers, start_method="fork" if workers else None)
+    for epoch in range(2):
+        delivered = [len(labels) for _, labels in loader]
+        found = loader.stats()
+        assert (
+            (found.epoch, found.steps, found.samples)
+            == (epoch, len(delivered), sum(delivered))
+            == (epoch, len(delivered), NUM)
+        )
+        assert 0 < found.wait_ratio <= 1
+        assert not found.stages
+
+
+def test_bytes_are_those_of_the_files(folder):
+    """They are the mean of the shards of the samples."""
+    total = sum(path.stat().st_size for path in folder.glob("*.tar"))
+    planned = Pipeline().exact(str(folder), seed=3).batched(1).loader(workers=0)
+    assert len(list(planned)) == NUM
+    assert planned.stats().bytes_read == pytest.approx(total, rel=0.01)
+
+
+@pytest.mark.parametrize(("workers", "threads"), WAYS)
+def test_replaced_samples_are_counted_and_padding_is_not_counted(tmp_path, workers, threads):
+    samples = {f"k{at:03d}": {"cls": b"x" if at % 10 == 3 else b"%d" % at} for at in range(50)}
+    write_shard(tmp_path / "s-000.tar", samples)
+    index_folder(str(tmp_path))
+    settings = {"workers": workers, "threads": threads, "errors": {"max_bad": 5}}
+    loader = (
+        Pipeline()
+        .exact(str(tmp_path), seed=1, tail="pad")
+        .decode()
+        .to_tuple("cls", "__valid__")
+        .batched(8)
+        .loader(**settings)
+    )
+    valid = sum(int(mask.sum()) for _, mask in loader)
+    found = loader.stats()
+    assert (found.steps, found.samples, found.replaced, valid) == (7, 50, 5, 45)
+
+
+def test_ranks_count_what_is_theirs(folder):
+    for rank in range(3):
+        pipe = Pipeline().sequential(str(folder)).to_tuple("cls", "__valid__").batched(8)
+        loader = pipe.loader(workers=0, rank=rank, world_size=3)
+        valid = sum(int(mask.sum()) for _, mask in loader)
+        assert (loader.stats().rank, loader.stats().samples) == (rank, valid)
+
+
+class Slow:
+    """A stage that blocks for ten milliseconds."""
+
+    def __call__(self, sample):
+        threading.Event().wait(0.01)
+        return sample
+
+
+@pytest.mark.parametrize(("workers", "threads"), WAYS)
+def test_a_slow_stage_is_the_one_that_the_report_names(folder, workers, threads):
+    """Its time is sent to the consumer, which waits for it, wherever it runs."""
+    pipe = Pipeline().exact(str(folder), seed=3).map(Slow()).to_tuple("cls").batched(8)
+    loader = pipe.loader(
+        workers=workers,
+        threads=threads,
+        prefetch=2 if workers or threads > 1 else None,
+        start_method="fork" if workers else None,
+    )
+    list(loader)
+    found = loader.stats()
+    assert found.stages["map"].mean_s >= 0.01
+    assert found.stages["map"].share_ratio > 0.5
+    assert found.wait_ratio > 0.5
+    assert "`map` takes " in found.line()

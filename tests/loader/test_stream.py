@@ -90,16 +90,6 @@ def test_a_state_is_the_start_of_its_epoch(shards, name, settings):
     assert epochs(resumed, 2) == epochs(fresh, 2)
 
 
-@pytest.mark.parametrize("name", ["each shard once", "shuffled", "samples"])
-def test_an_epoch_of_each_shard_once_resumes_exactly_at_its_start(shards, name):
-    make = functools.partial(PIPES[name](shards).loader, workers=0)
-    whole = make()
-    first = epochs(whole, 1)
-    resumed = make()
-    resumed.load_state_dict(saved(whole))
-    assert epochs(whole, 2) == epochs(resumed, 2) != first
-
-
 def test_a_state_is_taken_on_any_ranks_and_workers(shards):
     loader = PIPES["with_epoch"](shards).loader(workers=2)
     epochs(loader, 1)
@@ -107,22 +97,6 @@ def test_a_state_is_taken_on_any_ranks_and_workers(shards):
         resumed = PIPES["with_epoch"](shards).loader(**other)
         resumed.load_state_dict(saved(loader))
         assert [epoch for epoch, _ in epochs(resumed, 1)] == [1] * 7
-
-
-def test_a_loader_in_use_takes_a_state(shards):
-    """Workers are at another place of the stream; the running iteration changes no epoch number."""
-    make = functools.partial(PIPES["with_epoch"](shards).loader, workers=2)
-    fresh = make()
-    expected = epochs(fresh, 3)
-    loader = make()
-    epochs(loader, 2)
-    items = iter(loader)
-    next(items)
-    loader.load_state_dict(saved(make()))
-    for _ in items:
-        assert loader.epoch == 0
-    assert (loader.epoch, loader.remaining) == (0, 7)
-    assert epochs(loader, 3) == expected
 
 
 def test_remaining_counts_down(shards):
@@ -146,12 +120,6 @@ def test_a_state_of_the_other_kind_of_source_is_refused_by_name(tmp_path):
         stream.load_state_dict(planned.state_dict())
     with pytest.raises(StateError, match=r"consumed is None, not a whole number"):
         planned.load_state_dict(stream.state_dict())
-
-
-def test_nothing_remains_of_an_epoch_that_is_longer_than_with_length_says(shards):
-    loader = stream(shards).with_length(2).loader(workers=0)
-    remaining = [loader.remaining for _ in loader]
-    assert remaining[:3] == [1, 0, 0]
 
 
 def test_a_damaged_state_is_refused(shards):

@@ -72,24 +72,6 @@ def test_what_hangs_is_logged_and_ends_with_the_timeout(
     assert not multiprocessing.active_children()
 
 
-def test_an_epoch_of_a_stream_after_a_timeout_works(pattern: str, tmp_path: Path) -> None:
-    flag = tmp_path / "hangs"
-    flag.touch()
-
-    def hang_once(sample: Any) -> int:
-        if int(sample["cls"]) == 16 and flag.exists():
-            flag.unlink()
-            threading.Event().wait()
-        return int(sample["cls"])
-
-    stream = Pipeline().stream(pattern, shuffle_shards=False)
-    loader = stream.map(hang_once).batched(4).loader(workers=1, timeout=0.5, **FORK)
-    with pytest.raises(PipelineError, match=r"timed out after 0\.5"):
-        list(loader)
-    loader.set_epoch(0)
-    assert len(list(loader)) == 20
-
-
 def test_an_epoch_after_a_timeout_works(pattern: str, tmp_path: Path) -> None:
     """The thread that hangs keeps the lock of users' functions; the next epoch has a new one."""
     flag = tmp_path / "hangs"

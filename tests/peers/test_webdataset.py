@@ -9,8 +9,6 @@ import gc
 import itertools
 import json
 import tarfile
-from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ from images import image_bytes
 from packed import KINDS, Packed, pack_all
 from PIL import Image
 from reading import check_read, fields_of
-from shards import even, key_of, listed, number_of, write_pictures
+from shards import even, listed, number_of
 
 from wdskit import Pipeline, ShardError
 
@@ -41,18 +39,6 @@ def _nothing_left_open():
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory) -> dict[str, Packed]:
     return pack_all(tmp_path_factory.mktemp("packed"))
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory) -> str:
-    """Two shards of 11 pictures in all."""
-    folder = tmp_path_factory.mktemp("pictures")
-    write_pictures(folder, [5, 6])
-    return str(folder / "p-*.tar")
-
-
-def urls_of(pattern: str) -> list[str]:
-    return sorted(map(str, Path(pattern).parent.glob("*.tar")))
 
 
 def plain(value):
@@ -90,16 +76,6 @@ def test_decoding_means_the_same_on_both_sides(packed, kind, spec):
     theirs = webdataset.WebDataset(packed[kind].shards, shardshuffle=False).decode(spec)
     ours = Pipeline().stream(packed[kind].shards, shuffle_shards=False).decode(spec)
     assert plain([fields_of(sample) for sample in ours.build()]) == plain([fields_of(sample) for sample in theirs])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_sample_is_the_same_whoever_opens_the_shard(packed, kind):
-    shards = packed[kind].shards
-    ours = Pipeline().stream(shards, shuffle_shards=False)
-    opened = list(ours.build())
-    theirs = webdataset.DataPipeline(webdataset.SimpleShardList(shards), webdataset.tarfile_to_samples())
-    for one, other in zip(theirs, opened, strict=True):
-        assert list(one.items()) == list(other.items())
 
 
 # Shards of webdataset.
@@ -248,20 +224,6 @@ def as_lists(value):
     return value
 
 
-@pytest.mark.parametrize("spec", ["pil", "rgb8", "torchrgb"])
-def test_its_decoder_feeds_our_stages(pictures, spec):
-    theirs = listed(pictures).stage(webdataset.decode(spec)).to_tuple("jpg;png", "cls", "json", "txt")
-    ours = listed(pictures).decode(spec).to_tuple("jpg;png", "cls", "json", "txt")
-    assert plain(list(theirs.loader(workers=2))) == plain(list(ours.loader(workers=2)))
-
-
-def test_its_stages_reach_workers_that_are_spawned(six):
-    pipe = listed(six).stage(webdataset.shuffle(5))
-    loader = pipe.stage(webdataset.map(number_of)).with_epoch(13).loader(workers=1, start_method="spawn")
-    counts = Counter(number for _ in range(12) for number in loader)
-    assert set(counts) == set(range(39))
-
-
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_behind_its_shuffle_the_stream_goes_on_from_epoch_to_epoch(six, workers):
     loader = listed(six).stage(webdataset.shuffle(7)).map(number_of).with_epoch(13).loader(workers=workers)
@@ -294,14 +256,6 @@ def test_web_loader_runs_it(six, workers, start_method):
         assert sorted(map(int, loader)) == list(range(39))
 
 
-def test_the_recipe_of_batches_that_are_mixed_behind_the_workers(six):
-    pipe = listed(six).map(number_of).map(as_column).batched(4)
-    loader = webdataset.WebLoader(pipe.build(), batch_size=None, num_workers=2)
-    mixed = [batch[0].tolist() for batch in loader.unbatched().shuffle(20).batched(5)]
-    assert [len(batch) for batch in mixed] == [5] * 7 + [4]
-    assert sorted(itertools.chain(*mixed)) == list(range(39)) != list(itertools.chain(*mixed))
-
-
 def test_web_loader_counts_the_epochs_of_a_stream_that_goes_on(six):
     built = Pipeline().stream(six, seed=3).split_by_worker().shuffle(6).map(number_of).with_epoch(13).build()
     loader = webdataset.WebLoader(built, batch_size=None, num_workers=2, persistent_workers=True)
@@ -310,12 +264,6 @@ def test_web_loader_counts_the_epochs_of_a_stream_that_goes_on(six):
     assert set(itertools.chain(*epochs)) == set(range(39))
     built.set_epoch(0)
     assert [list(map(int, loader)) for _ in range(9)] == epochs
-
-
-def test_random_mix_draws_from_built_pipelines(six):
-    mixed = webdataset.RandomMix([listed(six).map(key_of).build(), listed(six).map(number_of).build()], longest=True)
-    counts = Counter(type(value) for value in mixed)
-    assert counts == {str: 39, int: 39}
 
 
 def test_newest_version_nests_pipelines(six):

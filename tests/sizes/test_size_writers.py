@@ -22,7 +22,6 @@ from real_sizes import (
     check_folder,
     large,
     make_samples,
-    read_shard,
     rows,
     small,
     write_files,
@@ -162,16 +161,6 @@ def test_tasks_of_a_cluster(samples: Samples, tmp_path: Path, monkeypatch: pytes
     check_folder(tmp_path / "packed", samples, in_order=False)
 
 
-def test_splits(samples: Samples, tmp_path: Path) -> None:
-    pack([*rows(samples)], tmp_path / "packed", split="train=0.9,val=0.1")
-    shards = {path.name: read_shard(path)[0] for path in (tmp_path / "packed").glob("*.tar")}
-    val = {key for name, samples in shards.items() if name.startswith("val-") for key in samples}
-    train = {key for name, samples in shards.items() if name.startswith("train-") for key in samples}
-    assert len(train) > len(val) > 20
-    assert not train & val
-    check_folder(tmp_path / "packed", samples, in_order=False)
-
-
 # Resharding.
 
 RESHARDS = {
@@ -196,28 +185,10 @@ def test_reshard_of_small_samples(packed_small: Path, tmp_path: Path, name: str)
     check_folder(tmp_path / "new", small(), in_order=in_order)
 
 
-def test_reshard_in_parts(packed: Path, tmp_path: Path) -> None:
-    for part in ("1/2", "0/2"):
-        reshard(str(packed), tmp_path / "new", num_shards=3, shuffle=3, part=part)
-    reshard(str(packed), tmp_path / "new", num_shards=3, shuffle=3)
-    check_folder(tmp_path / "new", large(), in_order=False)
-
-
-def test_reshard_into_splits(packed: Path, tmp_path: Path) -> None:
-    reshard(str(packed), tmp_path / "new", split="a=0.5,b=0.5")
-    check_folder(tmp_path / "new", large(), in_order=False)
-
-
 def test_reshard_with_other_fields(packed: Path, tmp_path: Path) -> None:
     reshard(str(packed), tmp_path / "new", drop="json", rename={"cls": "label.cls"})
     expected = {key: {"jpg": fields["jpg"], "label.cls": fields["cls"]} for key, fields in large().items()}
     check_folder(tmp_path / "new", expected)
-
-
-def test_reshard_of_tars_that_others_wrote(tmp_path: Path) -> None:
-    source = write_tars(tmp_path / "source", large(), each=250)
-    reshard(str(source / "t-{000..002}.tar"), tmp_path / "new")
-    check_folder(tmp_path / "new", large())
 
 
 # The checks above catch each of these faults.
