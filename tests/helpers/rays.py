@@ -27,14 +27,6 @@ class ObjectLostError(RayError):
     pass
 
 
-class RuntimeEnvSetupError(RayError):
-    pass
-
-
-class ActorUnschedulableError(RayError):
-    pass
-
-
 class FakeRay(types.ModuleType):
     """The calls of Ray that packing uses. A task runs when its result is requested, on copies, as on another machine.
 
@@ -106,7 +98,7 @@ class FakeCluster(types.ModuleType):
 
     def __init__(self, num_cpus: int = 64) -> None:
         super().__init__("ray")
-        kinds = (RayError, RayTaskError, ObjectLostError, RuntimeEnvSetupError, ActorUnschedulableError)
+        kinds = (RayError, RayTaskError, ObjectLostError)
         self.exceptions = types.SimpleNamespace(**{kind.__name__: kind for kind in kinds})
         self.cloudpickle = pickle
         self.num_cpus = num_cpus

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from shards import write_numbers, write_pictures
+from shards import index_numbers, write_pictures
 
 from wdskit.shards.index import index_folder
 
@@ -11,10 +11,7 @@ from wdskit.shards.index import index_folder
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory) -> str:
     """The folder of six indexed shards with 39 samples."""
-    folder = tmp_path_factory.mktemp("numbers")
-    write_numbers(folder, [4, 5, 6, 7, 8, 9])
-    index_folder(folder)
-    return str(folder)
+    return index_numbers(tmp_path_factory.mktemp("numbers"), [4, 5, 6, 7, 8, 9])
 
 
 @pytest.fixture(scope="module")

@@ -7,21 +7,17 @@ import threading
 from typing import Any
 
 import pytest
-from shards import draw, write_numbers
+from shards import draw, index_numbers
 
 from wdskit import Pipeline, PipelineError, StateError
 from wdskit.loader import stream
-from wdskit.shards.index import index_folder
 
 KINDS = ["planned", "stream", "stream with_epoch", "stream, 2 workers"]
 
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("numbers")
-    write_numbers(folder, [5, 7])
-    index_folder(folder)
-    return str(folder)
+    return index_numbers(tmp_path_factory.mktemp("numbers"), [5, 7])
 
 
 def loader_of(kind: str, numbers: str):

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from leaks import leftovers, memory_of, open_things, opened_since, start_endless
-from shards import fail_on_7, number_of, write_numbers
+from shards import fail_on_7, index_numbers, number_of
 
 from wdskit import DecodeError, Pipeline, PipelineError, SampleError, ShardError, StorageError
 from wdskit.engine.outcome import Outcome, WorkerTraceback
@@ -328,8 +328,7 @@ def raise_unusual(flag: str, value: Any) -> Any:
 
 
 def unusual_pipe(kind: str, folder: Path, flag: Path) -> Pipeline:
-    pattern = write_numbers(folder / "shards", [10, 10])
-    index_folder(folder / "shards")
+    pattern = index_numbers(folder / "shards", [10, 10])
     function = functools.partial(raise_unusual, str(flag))
     source = split(pattern) if kind.startswith("stream") else Pipeline().sequential(pattern, tail="drop")
     if kind.endswith("batches"):
@@ -480,8 +479,7 @@ def wide(sample: dict[str, Any]) -> torch.Tensor:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_batches_that_are_kept_hold_no_descriptor(tmp_path, threads):
     """A consumer that keeps 1,000 batches would exhaust its descriptors."""
-    write_numbers(tmp_path, [300])
-    index_folder(tmp_path, workers=1)
+    index_numbers(tmp_path, [300])
     loader = Pipeline().exact(str(tmp_path)).map(wide).batched(4).loader(workers=1, threads=threads)
     before = open_things()["files"]
     kept = list(loader)
@@ -492,8 +490,7 @@ def test_batches_that_are_kept_hold_no_descriptor(tmp_path, threads):
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, 1), (0, 2)])
 def test_a_forked_process_is_refused_and_the_other_goes_on(tmp_path, workers, threads):
-    write_numbers(tmp_path, [200])
-    index_folder(tmp_path, workers=1)
+    index_numbers(tmp_path, [200])
     pipe = Pipeline().exact(str(tmp_path), seed=1).map(number_of).batched(2)
     expected = [batch.tolist() for batch in pipe.loader(workers=0)]
     items = iter(pipe.loader(workers=workers, threads=threads))
@@ -516,8 +513,7 @@ def hang(sample: dict[str, Any]) -> int:
 
 def test_a_loader_ends_while_its_worker_hangs_however_many_jobs_wait(tmp_path):
     """There are more jobs than its pipe holds: nothing may wait until the worker reads them."""
-    write_numbers(tmp_path, [3000])
-    index_folder(tmp_path, workers=1)
+    index_numbers(tmp_path, [3000])
     loader = Pipeline().exact(str(tmp_path)).map(hang).batched(1).loader(workers=1, threads=1, prefetch=2000)
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 2)
@@ -541,8 +537,7 @@ def fails_of_three(sample: dict[str, Any]) -> int:
 
 def test_a_batch_that_the_budget_refuses_is_not_counted(tmp_path):
     """The state is that of the received batches; with a larger budget it can be resumed."""
-    write_numbers(tmp_path / "data", [20])
-    index_folder(tmp_path / "data", workers=1)
+    index_numbers(tmp_path / "data", [20])
     pipe = Pipeline().sequential(str(tmp_path / "data")).map(fails_of_three).batched(4)
 
     def make(max_bad: int) -> Any:

@@ -8,12 +8,11 @@ import os
 import pytest
 import torch
 from ranks import run_ranks
-from shards import number_of, write_numbers
+from shards import index_numbers, number_of
 from torch import nn
 from torch.distributed import checkpoint as dcp
 
 from wdskit import Pipeline, StateError
-from wdskit.shards.index import index_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled.*assuming the intent:UserWarning")
 
@@ -27,10 +26,7 @@ def _loaded():
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     """Shards with 19 samples: 3 global batches of 6."""
-    folder = tmp_path_factory.mktemp("numbers")
-    pattern = write_numbers(folder, [4, 0, 5, 2, 8])
-    index_folder(folder)
-    return pattern
+    return index_numbers(tmp_path_factory.mktemp("numbers"), [4, 0, 5, 2, 8])
 
 
 def exact(shards, **options):

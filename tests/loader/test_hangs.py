@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from shards import write_numbers
+from shards import index_numbers
 
 import wdskit
 from wdskit import Pipeline, PipelineError
 from wdskit.loader import loader as planned_module
-from wdskit.shards.index import index_folder
 
 WAYS = {
     "here": {"workers": 0},
@@ -66,10 +65,7 @@ def hang_at_16(sample: Any) -> int:
 
 @pytest.fixture(scope="module")
 def pattern(tmp_path_factory: Any) -> str:
-    folder = tmp_path_factory.mktemp("numbers")
-    found = write_numbers(folder, [40, 40])
-    index_folder(str(folder))
-    return found
+    return index_numbers(tmp_path_factory.mktemp("numbers"), [40, 40])
 
 
 def pipe_of(source: str, pattern: str) -> Pipeline:

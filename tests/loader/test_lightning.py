@@ -9,9 +9,7 @@ import json
 import os
 
 import pytest
-from shards import write_numbers
-
-from wdskit.shards.index import index_folder
+from shards import index_numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # from Lightning
 
@@ -28,10 +26,7 @@ def runs():
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("numbers")
-    pattern = write_numbers(folder, COUNTS)
-    index_folder(folder)
-    return pattern
+    return index_numbers(tmp_path_factory.mktemp("numbers"), COUNTS)
 
 
 def test_fit_trains_on_each_epoch_and_validates_on_each_sample_once(runs, shards, tmp_path):

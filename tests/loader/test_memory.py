@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from shards import number_of, write_numbers
+from shards import index_numbers, number_of
 
 from wdskit import Pipeline
 from wdskit.loader import memory as memory_module
-from wdskit.shards.index import index_folder
 
 WAYS = [{"workers": 0}, {"workers": 0, "threads": 3}, {"workers": 1, "threads": 2}]
 
@@ -140,8 +139,7 @@ def same(one: Any, other: Any) -> bool:
 
 def test_values_arrive_from_a_worker_as_they_were(tmp_path: Any) -> None:
     """In the second epoch the memory of a batch has the size of earlier batches."""
-    write_numbers(tmp_path, [len(values())])
-    index_folder(tmp_path, workers=1)
+    index_numbers(tmp_path, [len(values())])
     loader = Pipeline().sequential(str(tmp_path), tail="drop").map(value_of).loader(workers=1)
     for _ in range(2):
         for (name, value), found in zip(values().items(), loader, strict=True):

@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 import numpy as np
 import pytest
 from masks import mask_of
-from shards import png_of, write_numbers, write_pictures, write_shard
+from shards import index_numbers, png_of, write_pictures, write_shard
 
 from wdskit import (
     ConfigError,
@@ -32,10 +32,7 @@ NUM = sum(COUNTS)
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory) -> str:
     """Indexed shards of uneven size with samples `cls`, numbered over all shards."""
-    folder = tmp_path_factory.mktemp("numbers")
-    write_numbers(folder, COUNTS)
-    index_folder(folder)
-    return str(folder)
+    return index_numbers(tmp_path_factory.mktemp("numbers"), COUNTS)
 
 
 @pytest.fixture(scope="module")

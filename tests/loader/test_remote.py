@@ -20,7 +20,7 @@ from folders import HELPERS
 from masks import mask_of
 from object_server import BUCKET, put, read_from, s3_server
 from parts import wait
-from shards import number_of, write_numbers, write_pictures
+from shards import index_numbers, number_of, write_numbers, write_pictures
 
 import wdskit
 from wdskit import FolderIndexError, Pipeline, PipelineError, SelectionError, StorageError
@@ -135,15 +135,13 @@ def test_batches_are_those_of_the_disk(here, there, s3, scheme, source):
 
 def test_the_index_is_fetched_once_and_again_when_it_changes(s3, tmp_path):
     url = f"{s3}/{BUCKET}/changing"
-    write_numbers(tmp_path / "data", [5, 6])
-    index_folder(tmp_path / "data", workers=1)
+    index_numbers(tmp_path / "data", [5, 6])
     upload(tmp_path / "data", url)
     copies = tmp_path / "cache" / "wdskit" / "folders"
     for _ in range(2):
         assert read_all(f"{url}/") == [*range(11)]
         assert len([*copies.glob("*/index.json")]) == 1
-    write_numbers(tmp_path / "data", [5, 6, 7])
-    index_folder(tmp_path / "data", workers=1)
+    index_numbers(tmp_path / "data", [5, 6, 7])
     upload(tmp_path / "data", url)
     assert read_all(f"{url}/") == [*range(18)]
     assert len([*copies.glob("*/index.json")]) == 2
@@ -173,8 +171,7 @@ def test_numbers_of_a_remote_index_are_compared_before_so_much_is_asked_for(numb
 def numbers(s3, tmp_path) -> tuple[Path, str]:
     """A folder of this test, on the disk and in the bucket."""
     folder = tmp_path / "own"
-    write_numbers(folder, [30, 31])
-    index_folder(folder, workers=1)
+    index_numbers(folder, [30, 31])
     url = f"{s3}/{BUCKET}/{tmp_path.name}"
     upload(folder, url)
     return folder, url

@@ -23,7 +23,7 @@ import torch
 from folders import ALL
 from leaks import open_things, opened_since
 from places import with_positions
-from shards import png_of, write_numbers, write_shard
+from shards import index_numbers, png_of, write_shard
 
 from wdskit import Pipeline
 from wdskit.shards.index import index_folder
@@ -223,10 +223,7 @@ def check_stream(rng: np.random.Generator, make: Callable[..., Any], fixed: dict
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("numbers")
-    write_numbers(folder, [40, 50, 60])
-    index_folder(folder, workers=1)
-    return str(folder)
+    return index_numbers(tmp_path_factory.mktemp("numbers"), [40, 50, 60])
 
 
 KINDS: dict[str, Callable[[str], Any]] = {

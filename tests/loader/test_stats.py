@@ -8,7 +8,7 @@ import threading
 from dataclasses import FrozenInstanceError, asdict, replace
 
 import pytest
-from shards import number_of, write_numbers, write_pictures, write_shard
+from shards import index_numbers, number_of, write_pictures, write_shard
 
 from wdskit import LoaderStats, Pipeline, StageStats
 from wdskit.shards.index import index_folder
@@ -72,8 +72,7 @@ def test_it_is_frozen_and_plain_json_with_the_names_of_the_fields():
 @pytest.mark.parametrize("kind", ["exact", "stream"])
 def test_each_epoch_ends_with_one_line_of_the_log(kind, tmp_path, caplog):
     """This includes planned sources, but not an epoch that was left."""
-    pattern = write_numbers(tmp_path, [20, 20])
-    index_folder(tmp_path)
+    pattern = index_numbers(tmp_path, [20, 20])
     pipe = getattr(Pipeline(), kind)(pattern, seed=1).map(number_of).batched(4)
     loader = pipe.loader(workers=0)
     caplog.set_level(logging.INFO, logger="wdskit.loader")

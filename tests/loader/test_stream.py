@@ -8,10 +8,9 @@ import json
 import time
 
 import pytest
-from shards import write_numbers, write_shard
+from shards import index_numbers, write_numbers, write_shard
 
 from wdskit import Pipeline, StateError
-from wdskit.shards.index import index_folder
 
 SIZES = [5, 1, 9, 4, 7, 3]
 
@@ -112,8 +111,7 @@ def test_what_is_no_state_is_refused(shards, state):
 
 
 def test_a_state_of_the_other_kind_of_source_is_refused_by_name(tmp_path):
-    shards = write_numbers(tmp_path / "indexed", [5, 4])
-    index_folder(tmp_path / "indexed", workers=1)
+    shards = index_numbers(tmp_path / "indexed", [5, 4])
     stream = PIPES["with_epoch"](shards).loader(workers=0)
     planned = Pipeline().exact(shards).batched(3).loader(workers=0)
     with pytest.raises(StateError, match=r"this is the state of a planned source, such as `exact`, not of a stream"):

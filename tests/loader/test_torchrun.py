@@ -13,10 +13,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from shards import number_of, write_numbers
+from shards import index_numbers, number_of
 
 from wdskit import Pipeline
-from wdskit.shards.index import index_folder
 
 COUNTS = [7, 0, 1, 12, 5, 20, 3, 0, 13]  # 61 samples
 EPOCHS = 3
@@ -74,10 +73,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("numbers")
-    pattern = write_numbers(folder, COUNTS)
-    index_folder(folder)
-    return pattern
+    return index_numbers(tmp_path_factory.mktemp("numbers"), COUNTS)
 
 
 @pytest.fixture

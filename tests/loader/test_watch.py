@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shards import number_of, write_numbers
+from shards import index_numbers, number_of
 
 from wdskit import Pipeline, PipelineError
-from wdskit.shards.index import index_folder
 from wdskit.stages import progress
 
 
 @pytest.fixture
 def pattern(tmp_path: Path, monkeypatch: Any) -> str:
     monkeypatch.setattr(progress, "REPORT_S", 0.2)
-    found = write_numbers(tmp_path / "numbers", [40, 40])
-    index_folder(str(tmp_path / "numbers"))
-    return found
+    return index_numbers(tmp_path / "numbers", [40, 40])
 
 
 def hang_at_16(sample: Any) -> int:
@@ -64,10 +61,9 @@ def test_what_hangs_is_logged_and_ends_with_the_timeout(
     if function is hang_with_16:
         sample = r"the batch of sample \S*s-000.tar: n000016"
     what = rf"no batch has come from {who} for \d s\. It is at .*{sample}.*\."
-    with pytest.raises(PipelineError, match=rf"^no batch came within 0.5 s \(timeout\): {what}\n  Correct what hangs"):
-        list(pipe.loader(timeout=0.5, **settings))
-    assert all(re.search(rf"{who}.*{sample}", message) for message in caplog.messages)
-    assert caplog.messages
+    with pytest.raises(PipelineError, match=rf"^no batch came within 2.0 s \(timeout\): {what}\n  Correct what hangs"):
+        list(pipe.loader(timeout=2, **settings))
+    assert any(re.search(rf"{who}.*{sample}", message) for message in caplog.messages)
     assert f" in {function.__name__}\n" in capfd.readouterr().err
     assert not multiprocessing.active_children()
 
