@@ -20,7 +20,7 @@ IMG = '"><img src=x onerror="document.title = \'run\'">'
 KEY = f"k{SCRIPT.replace('/', '|').replace('.', ':')}{IMG.replace('.', ':')}"
 NUM_SAMPLES = 60
 ELEMENTS = {
-    "html", "head", "meta", "title", "style", "body", "header", "h1", "bdi", "p", "div", "svg",
+    "html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "bdi", "p", "section", "div", "span", "svg",
     "image", "rect", "text", "g", "label", "input", "main", "figure", "figcaption", "details", "summary", "pre",
 }  # fmt: skip
 
@@ -97,6 +97,14 @@ def test_the_page_has_all_of_each_sample(page: Page) -> None:
         assert text in page.text
     assert (page.count("image", "image"), page.count("image", "mask")) == (NUM_SAMPLES, NUM_SAMPLES)
     assert page.count("g", "box") == NUM_SAMPLES  # the second box is not four numbers
+
+
+def test_charts_count_classes_sizes_and_bytes_of_the_shown_samples(page: Page) -> None:
+    for title in ("Classes", "Longer side in pixels", "Bytes of a sample"):
+        assert title in page.text
+    widths = [float(attributes["width"] or 0) for tag, attributes in page.elements if attributes.get("class") == "bar"]
+    assert widths.count(100) >= 3  # the longest bar of each chart
+    assert 4 <= len(widths) <= 2 + 2 * wdskit.page.MAX_BARS
 
 
 def test_nothing_in_shards_becomes_markup_or_script(page: Page) -> None:

@@ -12,11 +12,12 @@ import html
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,11 +39,27 @@ from wdskit.storage.urls import shown_url
 from wdskit.text import format_bytes, format_count, plural, printable, shorten
 
 SIDE = 256
-MAX_BOXES, MAX_IMAGES = 100, 4
+MAX_BOXES, MAX_IMAGES, MAX_BARS = 100, 4, 12
 MAX_CHARS = 4000
 """Most characters of a field that are shown."""
 
 _NAMES = ("category", "label", "class", "name", "category_name", "category_id")
+
+
+class Card(NamedTuple):
+    """A sample on the page: its HTML, and what the charts count; 0 or empty if unknown or not shown.
+
+    Attributes:
+        html: The card.
+        name: Name or number of the class.
+        side: The longer side of the first image, in pixels.
+        num_bytes: Bytes of all fields. 0 for what a pipeline made.
+    """
+
+    html: str
+    name: str = ""
+    side: int = 0
+    num_bytes: int = 0
 
 
 def view(
@@ -55,7 +72,8 @@ def view(
     pipeline: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Path:
-    """Write one HTML page that shows samples: `wdskit view`. The page needs no network and has no script.
+    """Write one HTML page that shows samples, and charts of their classes, sizes and bytes: `wdskit view`. The page
+    needs no network and has no script.
 
     Of a folder, samples drawn at random are shown: image, masks and boxes, class, text and JSON. Masks are further
     images that store numbers, boxes are `bbox`, `boxes` or `annotations` in JSON, as in COCO. Of a pipeline, the first
@@ -100,7 +118,7 @@ def view(
     return target
 
 
-def _read_folder(shards: str, num: int, seed: int, where: str | None) -> tuple[str, int, Iterator[str]]:
+def _read_folder(shards: str, num: int, seed: int, where: str | None) -> tuple[str, int, Iterator[Card]]:
     """Return the title, the number of selected samples, and the cards of samples drawn at random."""
     source = parse_settings(Sequential, {"shards": shards, "where": where, "classes": "any"}, where="view")
     data = source.plan()
@@ -109,14 +127,14 @@ def _read_folder(shards: str, num: int, seed: int, where: str | None) -> tuple[s
     return shown_url(shards), total, _folder_cards(data, *places)
 
 
-def _folder_cards(data: PlannedData, shards: Ints, numbers: Ints) -> Iterator[str]:
+def _folder_cards(data: PlannedData, shards: Ints, numbers: Ints) -> Iterator[Card]:
     reader = SampleReader(data.tables, data.parts).request(shards, numbers)
     classes = _classes_of(data)
     for shard, number in zip(shards.tolist(), numbers.tolist(), strict=True):
         try:
             path, key, _, fields = reader.read(shard, number)
         except WdskitError as err:
-            yield _figure("", [("problem", shorten(str(err)))])
+            yield Card(_figure("", [("problem", shorten(str(err)))]))
             continue
         values: dict[str, Any] = {"__key__": key}
         for name, data_of in fields.items():
@@ -125,14 +143,15 @@ def _folder_cards(data: PlannedData, shards: Ints, numbers: Ints) -> Iterator[st
             except DecodeError as err:
                 values[name] = str(err)
         boxes = [box for name in filter(is_json_field, fields) for box in _boxes(values[name])]
-        yield _card(values, classes.get(path.rpartition("/")[0], ()), boxes[:MAX_BOXES])
+        card = _card(values, classes.get(path.rpartition("/")[0], ()), boxes[:MAX_BOXES])
+        yield card._replace(num_bytes=sum(map(len, fields.values())))
 
 
 def _classes_of(data: PlannedData) -> dict[str, tuple[str, ...]]:
     return {folder: read_classes(folder) or () for table in data.tables for folder in table.folders}
 
 
-def _open_pipeline(config: Any, pipeline: str | None, overrides: Sequence[str]) -> tuple[str, int, Iterator[str]]:
+def _open_pipeline(config: Any, pipeline: str | None, overrides: Sequence[str]) -> tuple[str, int, Iterator[Card]]:
     """Return the title, the number of samples of an epoch (0 if unknown), and the cards of a pipeline's samples."""
     name, stages, _ = open_pipeline(config, pipeline, overrides)
     data = stages[0].plan() if isinstance(stages[0], PlannedSource) else None
@@ -142,7 +161,7 @@ def _open_pipeline(config: Any, pipeline: str | None, overrides: Sequence[str]) 
     return title, (data.num_samples or 0) if data else 0, cards
 
 
-def _pipeline_cards(stages: Sequence[Any], classes: Sequence[str]) -> Iterator[str]:
+def _pipeline_cards(stages: Sequence[Any], classes: Sequence[str]) -> Iterator[Card]:
     is_batched = any(getattr(stage, "kind", "") == "batch" for stage in stages)
     names = next((stage.fields for stage in reversed(stages) if getattr(stage, "name", "") == "to_tuple"), ())
     with Pipeline(stages).loader(workers=0, threads=1, rank=0, world_size=1) as loader:
@@ -166,13 +185,13 @@ def _is_column(value: Any, num_rows: int) -> bool:
     return hasattr(value, "__getitem__") and not isinstance(value, str | Mapping) and len(value) == num_rows
 
 
-def _card(values: Mapping[str, Any], classes: Sequence[str], boxes: Sequence[tuple[list[float], str]] = ()) -> str:
+def _card(values: Mapping[str, Any], classes: Sequence[str], boxes: Sequence[tuple[list[float], str]] = ()) -> Card:
     """Return the card of a sample. Images are the bytes of files, or arrays. The first image has all masks and the
     boxes over it.
     """
     images: list[bytes] = []
     masks: list[bytes] = []
-    label, size, texts, fields = "", "", [], []
+    label, size, side, texts, fields = "", "", 0, [], []
     for name, value in values.items():
         pixels = _pixels(value) if hasattr(value, "shape") else None
         if pixels is not None:
@@ -190,12 +209,12 @@ def _card(values: Mapping[str, Any], classes: Sequence[str], boxes: Sequence[tup
         for data in (images or masks)[:MAX_IMAGES]:
             over = ((), ()) if pictures else (masks[:MAX_IMAGES] if images else (), boxes)
             picture, (width, height) = _picture(data, *over)
-            size = size or f"{width} x {height}"
+            size, side = size or f"{width} x {height}", side or max(width, height)
             pictures.append(picture)
     except DecodeError as err:
         texts.append(("problem", shorten(str(err))))
     lines = [("name", shorten(label)), ("key", shorten(str(values.get("__key__", "")))), ("size", size), *texts]
-    return _figure("".join(pictures), lines, fields)
+    return Card(_figure("".join(pictures), lines, fields), label, side)
 
 
 def _figure(pictures: str, lines: Iterable[tuple[str, str]], fields: Sequence[tuple[str, str]] = ()) -> str:
@@ -317,7 +336,7 @@ def _escape(text: str) -> str:
     return html.escape("\n".join(map(printable, shown.split("\n"))))
 
 
-def _page(title: str, total: int, shown: Sequence[str]) -> str:
+def _page(title: str, total: int, shown: Sequence[Card]) -> str:
     """Return the page. `total` is the number of samples from which the cards come; 0 if it is unknown."""
     style = resources.files("wdskit").joinpath("page.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -329,8 +348,36 @@ def _page(title: str, total: int, shown: Sequence[str]) -> str:
 <meta name="referrer" content="no-referrer"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{_escape(title)} · wdskit view</title><style>{style}</style></head>
 <body><header><h1><bdi>{_escape(title)}</bdi></h1><p>{facts}</p></header>
+<section class="charts">{_charts(shown)}</section>
 <div class="switches"><label><input type="checkbox" id="masks" checked> masks</label>
 <label><input type="checkbox" id="boxes" checked> boxes</label></div>
 <main class="grid">
-{"".join(shown)}</main></body></html>
+{"".join(card.html for card in shown)}</main></body></html>
 """
+
+
+def _charts(cards: Sequence[Card]) -> str:
+    """Return charts of the classes, sizes and bytes of the shown samples as HTML; no chart without values."""
+    names = Counter(card.name for card in cards if card.name).most_common(MAX_BARS)
+    sides, sizes = [card.side for card in cards if card.side], [card.num_bytes for card in cards if card.num_bytes]
+    charts = [("Classes", names), ("Longer side in pixels", _histogram(sides, format_count))]
+    charts.append(("Bytes of a sample", _histogram(sizes, format_bytes)))
+    return "".join(_chart(title, bars) for title, bars in charts if bars)
+
+
+def _histogram(values: Sequence[int], show: Callable[[int], str]) -> list[tuple[str, int]]:
+    """Return (lower edge, number of values) of each of at most `MAX_BARS` ranges; empty without values."""
+    if not values:
+        return []
+    counts, edges = np.histogram(values, bins=min(MAX_BARS, max(values) - min(values) + 1))
+    return [(show(int(edge)), count) for edge, count in zip(edges.tolist(), counts.tolist(), strict=False)]
+
+
+def _chart(title: str, bars: Sequence[tuple[str, int]]) -> str:
+    most = max(count for _, count in bars)
+    rows = "".join(
+        f'<bdi>{_escape(shorten(label))}</bdi><svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="bar" width="{100 * count / most:.2f}" height="1"/></svg><span>{format_count(count)}</span>'
+        for label, count in bars
+    )
+    return f'<div class="chart"><h2>{title}</h2><div class="rows">{rows}</div></div>'

@@ -32,8 +32,8 @@ def view_command(
 ) -> None:
     """Show samples on a page in the browser.
 
-    Writes one HTML file with images, masks and boxes over them, classes, text and JSON. Of a pipeline it shows
-    what the stages make of the samples. The page holds everything and needs no network.
+    Writes one HTML file with images, masks and boxes over them, classes, text and JSON, under charts. Of a pipeline
+    it shows what the stages make of the samples. The page holds everything and needs no network.
 
     Masks are further images of a sample that store numbers (`seg.png`). Boxes are `bbox`, `boxes` or `annotations` in
     the JSON of a sample, as in COCO: x, y, width, height in pixels.
