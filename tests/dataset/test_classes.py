@@ -34,12 +34,6 @@ def test_what_is_no_list_of_names_is_an_error(tmp_path, text):
         read_classes(tmp_path)
 
 
-def test_a_list_is_taken_as_it_is_and_nothing_as_none(tmp_path):
-    assert read_classes(tmp_path) is None
-    (tmp_path / "classes.json").write_text('["b", "a", "b"]')
-    assert read_classes(tmp_path) == ("b", "a", "b")
-
-
 # Several folders: a label means the same class in all folders that are read together, or nothing is read.
 
 CAT_DOG, DOG_CAT, COW = ["cat", "dog"], ["dog", "cat"], ["cat", "dog", "cow"]
@@ -103,17 +97,6 @@ def test_labels_without_names_beside_labels_with_names_are_reported(tmp_path, so
     assert not caplog.records
 
 
-@pytest.mark.parametrize("source", ["exact", "stream"])
-def test_samples_without_labels_need_no_names(tmp_path, source, caplog):
-    a, b = labelled(tmp_path / "a", CAT_DOG, txt=b"a"), tmp_path / "b"
-    b.mkdir()
-    write_shard(b / "b.tar", {"b-0": {"txt": b"b"}})
-    index_folder(b)
-    pipe = getattr(Pipeline(), source)([str(a), str(b)])
-    assert sum(len(texts) for (texts,) in pipe.to_tuple("txt").batched(2).loader(workers=0)) == 2
-    assert not caplog.records
-
-
 @pytest.mark.parametrize("write", [pack, reshard])
 def test_labels_with_two_meanings_are_never_written_together(tmp_path, write):
     a, b, c = (labelled(tmp_path / name, names) for name, names in (("a", CAT_DOG), ("b", DOG_CAT), ("c", COW)))
@@ -122,13 +105,6 @@ def test_labels_with_two_meanings_are_never_written_together(tmp_path, write):
     assert not (tmp_path / "out").exists()
     write(f"{a}::{c}", tmp_path / "out")
     assert list(read_classes(tmp_path / "out")) == COW
-
-
-def test_labels_with_two_meanings_are_not_brought_together_under_another_name(tmp_path):
-    a, b = labelled(tmp_path / "a", CAT_DOG), labelled(tmp_path / "b", DOG_CAT)
-    with pytest.raises(FolderIndexError, match="class 0 is 'dog', but 'cat' in"):
-        reshard(f"{a}::{b}", tmp_path / "out", rename={"cls": "label.cls"})
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("write", [pack, reshard])

@@ -7,7 +7,6 @@ import json
 import math
 import pickle
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +140,9 @@ def test_a_damaged_column_is_not_appended_to(tmp_path: Path, flip: int, how: str
 
 REFUSED = {
     "hight": r"columns: 'hight' cannot be a column. A column is width, height, cls",
-    "a b=json.x": r"'a b' is not a valid name for a column",
     "../x": r"'../x' is not a valid name for a column",
     "cls,cls": r"columns: 'cls' is named twice",
     "json.boxes": r"data-000000.tar: sample 'k000': column json.boxes: it is a list or .* json.boxes.length",
-    "json.deep": r"column json.deep: it is a list or an object",
 }
 
 
@@ -200,22 +197,6 @@ def test_no_flipped_bit_of_a_column_is_used(tmp_path: Path) -> None:
         path.write_bytes(right)
 
 
-@pytest.mark.parametrize(
-    ("values", "told"),
-    [
-        ([1, "a"], "some values are text"),
-        ([2**64], "does not fit int64"),
-        ([2**60, None], "beyond 2\\*\\*53"),
-        ([[1]], "neither a number nor text"),
-        (["x" * 1001], "more than 1000 characters"),
-        ([str(number) for number in range(70_000)], "more than 65536 different texts"),
-    ],
-)
-def test_values_that_no_array_holds_exactly_are_refused(values: list[object], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        pack_values(values)
-
-
 KINDS = [
     st.lists(st.booleans()),
     st.lists(st.integers(-(2**40), 2**40)),
@@ -248,16 +229,12 @@ CONDITIONS = [
     "not cls in [1, 2, 3]",
     "cls not in (4, 5) or json.score > 2",
     "json.score * 2 - 1 > boxes + cap",
-    "json.kind == 'photo'",
     "json.kind != 'photo' and json.kind in ['größe', 'drawing']",
     "2 < cls <= 20",
     "cls % 7 == 3 and cls // 2 > 3",
     "not -12 <= json.deep.n <= 12",
-    "(cap > boxes) == (cls > 40)",
     "json.score == json.score",
-    "json.score != 3",
     "'photo' == json.kind",
-    "-cls < -80",
     "cls / 4 == 2.5",
     "txt.length == 2 and True",
 ]
@@ -282,24 +259,17 @@ def test_a_condition_holds_where_python_says_so(folder: Path, text: str) -> None
         ("cls >", "where: .* it cannot be read"),
         ("cls", "a number is neither true nor false"),
         ("json.kind", "text is neither true nor false"),
-        ("cls and json.score", "a number is neither"),
         ("json.kind > 3", "a column of text can be compared with a text"),
-        ("json.kind == 3", "a column of text can be compared with a text"),
         ("cls == 'a'", "'a' is not a number"),
         ("nope == 3", "there is no column 'nope'. The columns are cls, json.score, .*\n.*--columns nope"),
         ("cls in 3", "`in` needs a list"),
         ("__import__('os')", "Call is not supported"),
         ("cls.bit_length() > 2", "Call is not supported"),
-        ("[n for n in cls]", "ListComp is not supported"),
         ("cls ** 99 > 1", "Pow is not supported"),
         ("cls * 9000000000000000000 * 3 > 1", "more than 64 bits"),
         ("cls > 99999999999999999999", "it holds"),
         ("3 > 2", "it names no column"),
-        ("json.kind.startswith('a')", "Call is not supported"),
-        ("'a' < json.kind", "a column of text can be compared with a text"),
-        ("cls if cls else 3", "IfExp is not supported"),
         ("cls % 0 == 0", "a division of whole numbers by 0"),
-        ("json.score > 1 and 90 // cls > 3", "a division of whole numbers by 0"),
     ],
 )
 def test_what_is_no_condition_is_refused(folder: Path, text: str, told: str) -> None:
@@ -386,52 +356,3 @@ def test_a_state_belongs_to_its_condition(folder: Path) -> None:
     assert [batch["__key__"] for batch in again] == rest
     with pytest.raises(wdskit.StateError):
         make("cls < 59").load_state_dict(state)
-
-
-def test_verify_knows_the_columns(folder: Path, tmp_path: Path) -> None:
-    on(HastyDisk(), pack, ROWS[:30], tmp_path / "data", columns="cls,json.kind")
-    assert wdskit.verify(tmp_path / "data").is_clean
-    [path] = (tmp_path / "data").glob("cls.*.npy")
-    right = path.read_bytes()
-    for data, told in ((right[:-1] + b"x", "damaged"), (right[:-1], "damaged"), (None, "cannot be read")):
-        path.unlink()
-        if data is not None:
-            path.write_bytes(data)
-        [finding] = wdskit.verify(tmp_path / "data").findings
-        assert finding.kind == "index"
-        assert told in finding.problem
-        path.write_bytes(right)
-
-
-def test_an_added_value_that_does_not_fit_a_column_says_how_to_go_on(tmp_path) -> None:
-    """The folder stays as it is, and each of the ways out works."""
-    folder = tmp_path / "d"
-    on(HastyDisk(), pack, [{"__key__": "a", "json": {"n": 1}}], folder, columns="json.n")
-    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    wrong = [{"__key__": "b", "json": {"n": "seven"}}]
-    for _ in range(2):
-        with pytest.raises(SelectionError, match=r"column json\.n: .*'seven'.*\(1\)"):
-            on(HastyDisk(), pack, wrong, folder, append=True)
-    assert {name: (folder / name).read_bytes() for name in before} == before
-    shutil.copytree(folder, tmp_path / "e")
-    on(HastyDisk(), pack, [{"__key__": "b", "json": {"n": 7}}], folder, append=True)
-    assert columns(folder)["json.n"].tolist() == [1, 7]
-    shutil.rmtree(tmp_path / "e" / ".wdskit")
-    index_folder(tmp_path / "e", drop_columns="json.n")
-    on(HastyDisk(), pack, wrong, tmp_path / "e", append=True)
-    assert wdskit.verify(tmp_path / "e").is_clean
-
-
-def test_a_missing_label_can_be_left_out_of_a_comparison(tmp_path) -> None:
-    on(
-        HastyDisk(),
-        pack,
-        [{"__key__": "a", "cls": 1}, {"__key__": "b", "txt": "t"}, {"__key__": "c", "cls": 2}],
-        tmp_path / "d",
-        columns="cls",
-    )
-    counts = [
-        wdskit.plan(Pipeline().exact(str(tmp_path / "d"), where=where).batched(1)).num_samples
-        for where in ("cls != 1", "cls not in [1]", "cls == cls and cls != 1", "cls == 1")
-    ]
-    assert counts == [2, 2, 1, 1]

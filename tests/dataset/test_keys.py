@@ -169,38 +169,17 @@ def test_a_name_of_100_bytes_fits_and_one_of_101_does_not(char: str, width: int)
 
 KEYS_REFUSED = {
     "": "it is empty",
-    "22.05": "it holds a dot, where every reader would cut it off",
-    "a/b.c": "it holds a dot, where every reader would cut it off",
     "dir.d/a": "it holds a dot, where every reader would cut it off",
-    "a.": "it holds a dot",
-    ".hidden": "a part of it starts with a dot, which hides it",
     "a/.b": "a part of it starts with a dot",
-    ".": "it is not a plain relative path",
-    "..": "it is not a plain relative path",
     "../a": "it is not a plain relative path",
-    "a/../b": "it is not a plain relative path",
-    "./a": "it is not a plain relative path",
     "a//b": "it is not a plain relative path",
-    "a/": "it is not a plain relative path",
     "/a": "it is an absolute path",
-    "/": "it is an absolute path",
     "C:\\a": "it holds a backslash, which is a separator on other systems",
-    "__a__": "a part of it starts with `__`, which readers reserve",
-    "__a": "a part of it starts with `__`",
     "a/__b": "a part of it starts with `__`",
-    "a b": "it holds white space, which breaks DALI's index",
-    " a": "it holds white space",
     "a\u00a0b": "it holds white space",
-    "a\u3000": "it holds white space",
-    "a\tb": "it holds a control character",
-    "a\n": "it holds a control character",
-    "a\0b": "it holds a control character",
     "a\x1b[2J": "it holds a control character",
-    "a\x7f": "it holds a control character",
-    "a\x85": "it holds a control character",
     "a\u2028b": "it holds a control character",
     "a\ud800": "it cannot be written as UTF-8",
-    "\udfffa": "it cannot be written as UTF-8",
 }
 
 
@@ -211,19 +190,6 @@ def test_a_key_that_some_reader_would_change_is_refused_by_rule(key: str, rule: 
     assert caught.value.name == key
     with pytest.raises(KeyRuleError):
         check_member_name(key, "cls")
-
-
-@pytest.mark.parametrize(
-    "field", ["", "JPG", "Jpg", ".jpg", "jpg.", "a..b", "a/b", "a b", "jpg\n", "ä", "__key__", "__x", "a;b"]
-)
-def test_a_field_that_some_reader_would_change_is_refused(field: str) -> None:
-    with pytest.raises(
-        KeyRuleError, match=re.escape(f"field {field!r}: a field name has a-z, 0-9, _, + and -")
-    ) as caught:
-        check_field(field)
-    assert caught.value.name == field
-    with pytest.raises(KeyRuleError):
-        check_member_name("key", field)
 
 
 @pytest.mark.parametrize(
@@ -245,37 +211,22 @@ def test_the_round_trip_finds_a_rule_that_is_gone(rule: str, key: str, monkeypat
 # Splitting of names in shards of other writers.
 
 SPLITS = {
-    "a.jpg": ("a", "jpg"),
     "a.JPG": ("a", "jpg"),
-    "A.jpg": ("A", "jpg"),
     "a.b.c": ("a", "b.c"),
-    "x/y/a.tar.gz": ("x/y/a", "tar.gz"),
     "x.y/a.jpg": ("x.y/a", "jpg"),
     "x.y/a": None,
     "./a.jpg": ("a", "jpg"),
     "../a.jpg": ("../a", "jpg"),
     "/abs/a.jpg": ("/abs/a", "jpg"),
-    "-a.jpg": ("-a", "jpg"),
-    "a": None,
     "": None,
-    ".": None,
     "a.": None,
-    ".hidden": None,
-    ".hidden.jpg": None,
     "x/.hidden.jpg": None,
     "x/": None,
-    "x.d/": None,
     "a..jpg": ("a", ".jpg"),
-    "__a__": None,
     "__a__.jpg": ("__a__", "jpg"),
-    "__a.b__": None,
     "__a__/b.jpg": None,
     "__a/b.jpg": ("__a/b", "jpg"),
-    "x/__a__/b.jpg": ("x/__a__/b", "jpg"),
-    "__/b.jpg": ("__/b", "jpg"),
-    "____/b.jpg": None,
     "a b.jpg": ("a b", "jpg"),
-    "猫.JPG": ("猫", "jpg"),
 }
 
 

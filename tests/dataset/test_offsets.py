@@ -61,7 +61,6 @@ def test_the_layout_is_energons() -> None:
 SIZE = 10_240
 REFUSED = {
     "equal": ((0, 1024, 1024, 2048), "its offsets do not increase"),
-    "falling": ((0, 2048, 1024), "its offsets do not increase"),
     "odd": ((0, 1025, 2048), "its offsets are not multiples of 512"),
     "negative": (((1 << 64) - 512, 1024), "its offsets do not increase"),
     "wraps around": (
@@ -69,7 +68,6 @@ REFUSED = {
         "its offsets do not increase",
     ),  # as int64 all differences rise
     "too far": ((0, SIZE - 512), "its last offset 9728 leaves no room for an end marker in 10240 bytes"),
-    "far too far": ((0, 1 << 63), "its last offset 9223372036854775808 leaves no room"),
     "one, too far": (((1 << 64) - 512,), "its last offset 18446744073709551104 leaves no room"),
 }
 
@@ -91,14 +89,6 @@ def test_without_the_checks_such_numbers_would_pass(tmp_path: Path, monkeypatch:
         assert len(read_offsets(write_raw(tmp_path / "s.tar", *numbers), num_bytes=SIZE)) == len(numbers)
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 9, 15, 17])
-def test_a_length_that_is_no_multiple_of_eight_is_refused(tmp_path: Path, size: int) -> None:
-    shard = tmp_path / "s.tar"
-    offsets_path(shard).write_bytes(bytes(size))
-    with pytest.raises(FolderIndexError, match=f"it has {size} bytes, not 8 per sample plus 8"):
-        read_offsets(shard, num_bytes=SIZE)
-
-
 def test_more_offsets_than_blocks_are_refused_before_they_are_read(tmp_path: Path) -> None:
     """The file has a terabyte, but uses no space on the disk."""
     shard = tmp_path / "s.tar"
@@ -117,11 +107,3 @@ def test_no_memory_is_taken_for_offsets_that_a_shard_is_only_said_to_have(tmp_pa
     assert read_offsets(shard, num_bytes=num_bytes).tolist() == [0, 1024]
     assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
-
-
-def test_missing_offsets_say_how_to_make_them(tmp_path: Path) -> None:
-    with pytest.raises(FolderIndexError, match=r"s\.tar\.idx: cannot be opened: No such file.*\n.*Run `wdskit index"):
-        read_offsets(tmp_path / "s.tar", num_bytes=SIZE)
-    offsets_path(tmp_path / "s.tar").mkdir()
-    with pytest.raises(FolderIndexError, match=r"s\.tar\.idx: reading failed: Is a directory"):
-        read_offsets(tmp_path / "s.tar", num_bytes=SIZE)

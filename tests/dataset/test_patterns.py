@@ -6,7 +6,6 @@ import functools
 import itertools
 import os
 import resource
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.limits import MAX_SHARD_NAMES
 from wdskit.shards.index import index_folder
-from wdskit.shards.listing import find_target
 from wdskit.shards.verify import find_targets
 
 
@@ -57,78 +55,12 @@ def problem(*shards: str) -> str:
 # Names.
 
 
-def test_a_path_is_itself(here: Path) -> None:
-    touch("a.tar", "d/b.tar", "with space.tar", "ä.tar", "noextension")
-    for name in (
-        "a.tar",
-        "./a.tar",
-        "d/b.tar",
-        "d/../a.tar",
-        str(here / "a.tar"),
-        "with space.tar",
-        "ä.tar",
-        "noextension",
-    ):
-        assert listed(name) == [name]
-
-
-def test_a_file_url_is_a_path(here: Path) -> None:
-    touch("a b.tar", "c%41.tar")
-    assert listed(f"file://{here}/a%20b.tar") == [f"{here}/a b.tar"]
-    assert listed(f"file://localhost{here}/c%2541.tar") == [f"{here}/c%41.tar"]
-    assert listed("c%41.tar") == ["c%41.tar"]
-    assert "names a file on this machine" in problem("file://host/a.tar")
-
-
 def test_the_order_is_as_written_and_twice_is_twice(here: Path) -> None:
     touch("a.tar", "b.tar", "c.tar")
     found = list_shards(["c.tar::a.tar", "b.tar", "a.tar", "?.tar"])
     assert found.urls == ("c.tar", "a.tar", "b.tar", "a.tar", "a.tar", "b.tar", "c.tar")
     assert found.parts == (0, 1, 2, 3, 4, 4, 4)
     assert found.entries == (None,) * 7
-
-
-@pytest.mark.parametrize("shards", [[], ()])
-def test_nothing_is_an_error(shards) -> None:
-    with pytest.raises(StorageError, match="no shards: the list is empty"):
-        list_shards(shards)
-
-
-@pytest.mark.parametrize("shards", ["", "::", "a.tar::", "::a.tar", "a.tar::::a.tar"])
-def test_an_empty_part_is_an_error(here: Path, shards: str) -> None:
-    touch("a.tar")
-    assert "a shard pattern is empty" in problem(shards)
-
-
-def test_a_missing_shard_is_named(here: Path) -> None:
-    touch("a.tar")
-    assert problem("a.tar", "b.tar") == "b.tar: there is no such shard."
-    assert problem("a.tar::d/b.tar") == "d/b.tar: there is no such folder: d."
-    assert problem(f"{here}/b.tar") == f"{here}/b.tar: there is no such shard."
-    assert problem("a.tar/") == "a.tar/: there is no such shard."
-    assert problem("a\0.tar") == "a\0.tar: there is no such shard."
-    assert problem("a" * 5000) == f"{'a' * 5000}: there is no such shard or folder."
-    Path("link.tar").symlink_to("nowhere")
-    assert problem("link.tar") == "link.tar: there is no such shard."
-    assert problem("~/a.tar").startswith("~/a.tar: there is no such shard.\n  Only a shell expands `~`")
-
-
-@pytest.mark.parametrize(
-    ("url", "what"),
-    [
-        ("pipe:cat a.tar", "runs a shell command, which wdskit never does"),
-        ("pipe:cat {a,b}.tar", "runs a shell command"),
-        ("PIPE:cat a.tar", "runs a shell command"),
-        ("abfs://bucket/a.tar", "the scheme `abfs:` is not supported"),
-        ("gcs://bucket/a-{000..127}.tar", "the scheme `gcs:` is not supported"),
-        ("ftp://a/*.tar", "the scheme `ftp:` is not supported"),
-        ("{pipe:id,x}", "runs a shell command"),
-    ],
-)
-def test_other_schemes_are_refused_by_name(here: Path, url: str, what: str) -> None:
-    assert what in problem(url)
-    touch("a.tar")
-    assert what in problem(f"a.tar::{url}")
 
 
 # Globs and folders.
@@ -158,14 +90,6 @@ def test_a_folder_is_its_tars(here: Path) -> None:
     assert listed("../d/*.tar") == ["../d/a.tar", "../d/b.tar"]
 
 
-def test_a_glob_may_stand_for_folders(here: Path) -> None:
-    touch("r1/a.tar", "r1/b.tar", "r2/a.tar", "r10/a.tar", "r3/x.txt", "r4.tar")
-    assert listed("r*/a.tar") == ["r1/a.tar", "r10/a.tar", "r2/a.tar"]
-    assert listed("r?/*.tar") == ["r1/a.tar", "r1/b.tar", "r2/a.tar"]
-    assert listed("r*/") == ["r1/a.tar", "r1/b.tar", "r10/a.tar", "r2/a.tar"]
-    assert listed(f"{here}/*/b.tar") == [f"{here}/r1/b.tar"]
-
-
 def test_what_matches_nothing_is_an_error(here: Path) -> None:
     touch("d/x.txt")
     for pattern in ("*.tar", "d", "d/", "d/*.tar", "*/a.tar", "d/{a,b}-*.tar", "[", "a[.tar"):
@@ -178,16 +102,12 @@ def test_what_matches_nothing_is_an_error(here: Path) -> None:
 # Names that look like patterns.
 
 LITERAL = [
-    "a{0,1}.tar",
     "a{0..9}.tar",
     "a*.tar",
     "a[0].tar",
-    "a?.tar",
     "d/a::b.tar",
     "x[1]/s.tar",
-    "x{a,b}/s.tar",
     "{.tar",
-    "}.tar",
 ]
 
 
@@ -216,46 +136,13 @@ def test_a_backslash_makes_a_brace_plain_in_a_pattern(here: Path) -> None:
 # Braces.
 
 
-def expanded(pattern: str) -> list[str]:
-    return [*expand_patterns(pattern)]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "names"),
-    [
-        ("a.tar", ["a.tar"]),
-        ("{a,b}", ["a", "b"]),
-        ("{a,b}{c,d}", ["ac", "ad", "bc", "bd"]),
-        ("{a,b{c,d}}", ["a", "bc", "bd"]),
-        ("{a,}", ["a", ""]),
-        ("{000..003}", ["000", "001", "002", "003"]),
-        ("{8..11}", ["8", "9", "10", "11"]),
-        ("{08..11}", ["08", "09", "10", "11"]),
-        ("{2..-1}", ["2", "1", "0", "-1"]),
-        ("{0..10..5}", ["0", "5", "10"]),
-        ("{0..3..0}", ["0", "1", "2", "3"]),
-        ("{a..c}", ["a", "b", "c"]),
-        ("{a}", ["{a}"]),
-        ("{}", ["{}"]),
-        ("{0..x}", ["{0..x}"]),
-        ("http://h/{a,b}.tar?x=1", ["http://h/a.tar?x=1", "http://h/b.tar?x=1"]),
-    ],
-)
-def test_braces_expand_as_in_a_shell(here: Path, pattern: str, names: list[str]) -> None:
-    assert expanded(pattern) == names
-
-
 @pytest.mark.parametrize(
     "pattern",
     [
-        "{a",
         "{a,b",
         "a{b,c}}{x",
-        "}{a,b}",
         "}{{0..99999999}",
         "{x{0..99999999},y}{",
-        "{{a,b}",
-        "s-{000..127.tar",
         "{" * 1000 + "a,b" + "}" * 1000,
     ],
 )
@@ -267,16 +154,11 @@ BOMBS = [
     "{0..999999999}",
     "{0..9999999999999999999999999}",
     "{0.." + "9" * 5000 + "}",
-    "{-" + "9" * 5000 + "..0}",
     "{0..9.." + "9" * 5000 + "}",
     "{0..9999}{0..9999}",
-    "{0..9}" * 8,
     "{a,b}" * 40,
-    "{x," + "{a,b}" * 40 + "}",
     "{" * 20 + "{a,b}" * 40 + ",x}" * 20,
     "{a..z}" * 6,
-    "{A..z}" * 6,
-    "{" + ",".join("0123456789") + "}" + "{0..9999999}",
     "{a,{0..99999999}}",
     r"\{{0..99999999}",
     "http://h/{0..99999999}.tar",
@@ -324,10 +206,12 @@ braces = st.recursive(
 @settings(max_examples=300)
 @given(braces)
 def test_names_are_counted_before_they_are_made(pattern: str) -> None:
-    """The count is never too low."""
-    num = sum(1 for _ in itertools.islice(braceexpand.braceexpand(pattern), MAX_SHARD_NAMES + 1))
+    """The count is never too low, and the names are those of the package braceexpand."""
+    pattern = f"s{pattern}{{x,y}}"
+    names = list(itertools.islice(braceexpand.braceexpand(pattern), MAX_SHARD_NAMES + 1))
     counted = _count_names(pattern)
-    assert num <= counted <= MAX_SHARD_NAMES + 1
+    assert len(names) <= counted <= MAX_SHARD_NAMES + 1
+    assert counted > MAX_SHARD_NAMES or [*expand_patterns(pattern)] == names
 
 
 @settings(max_examples=300)
@@ -411,33 +295,6 @@ def test_a_shard_that_only_the_index_knows_is_an_error(indexed: Path, pattern: s
     assert listed("d/s-00[02].tar") == ["d/s-000.tar", "d/s-002.tar"]
 
 
-def test_indexed_and_other_folders_may_be_mixed(indexed: Path, here: Path) -> None:
-    write_shard(here / "x.tar", {"x": {"cls": b"1"}})
-    found = list_shards("x.tar::d/s-000.tar::d")
-    assert found.urls == ("x.tar", "d/s-000.tar", "d/s-000.tar", "d/s-001.tar", "d/s-002.tar", "d/s-003.tar")
-    assert [entry and entry.num_samples for entry in found.entries] == [None, 1, 1, 2, 0, 1]
-    with pytest.raises(FolderIndexError, match=r"index\.json: cannot be opened.*\n.*Run `wdskit index \.` to make it"):
-        list_shards("x.tar::d", read_index)
-    assert None not in list_shards("d", read_index).entries
-
-
-def test_an_index_in_the_current_folder_is_found(indexed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(indexed)
-    for pattern in ("*.tar", ".", "s-{000..003}.tar"):
-        assert None not in list_shards(pattern).entries
-    write_shard(Path("x.tar"), {"x": {"cls": b"1"}})
-    assert (
-        problem("x.tar")
-        == "x.tar: the folder's index does not list this shard.\n  If the shard is right, run `wdskit index .`."
-    )
-
-
-def test_a_damaged_index_is_not_passed_over(indexed: Path) -> None:
-    (indexed / "index.json").write_text("{")
-    for pattern in ("d", "d/*.tar", "d/s-000.tar"):
-        assert "index.json: it is not an index of wdskit" in problem(pattern)
-
-
 def test_a_colon_makes_no_url(here: Path) -> None:
     """Only `word://` does: a folder may be called `run:1` or after a time."""
     for folder in ("run:1", "run-2024-05-01T12:30", "file:", "http:x"):
@@ -460,23 +317,6 @@ def server(indexed: Path) -> Iterator[str]:
         yield address
 
 
-def test_a_plain_url_is_itself_and_nothing_is_asked_for() -> None:
-    for url in (
-        "http://h/a.tar",
-        "https://h/a.tar",
-        "HTTP://h/a.tar",
-        "http://[::1]:8080/d/a.tar",
-        "http://h/a.tar?X-Amz-Signature=a/b&x=*[1]?",
-        "http://h/a.tar?download=true",
-        "http://h/%5B1%5D.tar",
-        "http://u:p@h/d/a.tar",
-    ):
-        assert list_shards(url).urls == (url,)
-        assert list_shards(url).entries == (None,)
-    assert listed("http://h/a-{0..2}.tar") == [f"http://h/a-{number}.tar" for number in range(3)]
-    assert listed("http://[::1]/a.tar::http://[::1]/b.tar") == ["http://[::1]/a.tar", "http://[::1]/b.tar"]
-
-
 def test_a_remote_folder_or_glob_selects_from_its_index(server: str) -> None:
     urls = [f"{server}/d/s-{number:03d}.tar" for number in range(4)]
     assert listed(f"{server}/d/") == urls
@@ -495,30 +335,6 @@ def test_a_remote_shard_is_looked_up_where_an_index_is_needed(server: str) -> No
         list_shards(f"{server}/d/s-009.tar", read_index)
     with pytest.raises(FolderIndexError, match="there is no such object"):
         list_shards(f"{server}/x.tar", read_index)
-
-
-def test_a_remote_glob_needs_an_index_and_no_query(server: str) -> None:
-    message = problem(f"{server}/*.tar")
-    assert "index.json: there is no such object" in message
-    assert "Run `wdskit index` where the shards are to make it." in message
-    for url in (f"{server}/d/*.tar?token=a", f"{server}/d/?token=a"):
-        assert "a URL with a query names one shard" in problem(url)
-
-
-def test_names_with_special_characters_come_from_a_remote_index_as_urls(server: str, indexed: Path) -> None:
-    shutil.copy(indexed / "s-001.tar", indexed / "ä b#1.tar")
-    index_folder(indexed)
-    quoted = f"{server}/d/%C3%A4%20b%231.tar"
-    assert quoted in listed(f"{server}/d/*.tar")
-    assert listed(f"{server}/d/ä*.tar") == listed(f"{server}/d/%C3%A4*.tar") == [quoted]
-    assert list_shards(quoted, read_index).entries == list_shards("d/ä b#1.tar").entries
-    from wdskit.storage.urls import open_stream
-
-    stream = open_stream(quoted)
-    try:
-        assert stream.read(3) == b"n00"
-    finally:
-        stream.close()
 
 
 # Names that are not shards, and missing files.
@@ -552,37 +368,6 @@ def test_what_is_not_there_is_said_with_the_nearest_name(tmp_path, find):
         find(f"{base}/zzz")
     with pytest.raises(StorageError, match=r"s-1.tar: there is no such shard\.$"):  # a neighbour is no suggestion
         find(f"{base}/train/s-1.tar")
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("a", "folder"), ("a/", "folder"), ("a::b", "pattern"), ("a::b/", "pattern"), ("a/::b/", "pattern"),
-        ("[ab]/", "pattern"), ("{a,b}/", "pattern"), ("?/", "pattern"), ("c[1]/", "folder"), ("a/*.tar", "pattern"),
-        ("a/x.tar", "shard"),
-    ],
-)  # fmt: skip
-def test_only_the_path_of_one_folder_is_a_folder(tmp_path, monkeypatch, path, kind):
-    monkeypatch.chdir(tmp_path)
-    for folder in ("a", "b", "c[1]"):
-        (tmp_path / folder).mkdir()
-        write_shard(tmp_path / folder / "x.tar", {folder: {"cls": b"1"}})
-    assert find_target(path).kind == kind
-
-
-def test_the_index_of_a_folder_is_read_once_and_compared_with_its_files(tmp_path, monkeypatch):
-    for name in ("a-0.tar", "a-1.tar"):
-        write_shard(tmp_path / name, {name[2]: {"cls": b"1"}})
-    index_folder(tmp_path)
-    folders: list[str] = []
-    monkeypatch.setattr(patterns_module, "read_index", lambda folder: folders.append(folder) or read_index(folder))
-    assert len(find_target(str(tmp_path)).entries or ()) == 2
-    assert len(find_target(str(tmp_path / "a-{0..1}.tar")).entries or ()) == 2
-    assert folders == [str(tmp_path)] * 2
-    with (tmp_path / "a-1.tar").open("ab") as file:
-        file.write(bytes(512))
-    with pytest.raises(FolderIndexError, match=r"a-1.tar: it has \d+ bytes, but the folder's index says"):
-        find_target(str(tmp_path))
 
 
 def test_a_planned_source_refuses_a_shard_that_is_named_twice(tmp_path, monkeypatch):

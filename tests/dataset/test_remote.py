@@ -19,10 +19,8 @@ from shards import number_of, write_numbers
 
 import wdskit
 from wdskit import Pipeline, ShardError, StorageError
-from wdskit.dataset import remote
 from wdskit.errors import SelectionError
 from wdskit.shards.index import index_folder
-from wdskit.shards.verify import verify
 from wdskit.storage import requests
 from wdskit.storage.cache import parts_of
 
@@ -135,19 +133,6 @@ def read(loader: Any) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("head_bytes", [remote._HEAD_BYTES, 10])
-@pytest.mark.parametrize("store", GOOD, indirect=True)
-def test_the_index_needs_one_request_for_each_file_that_is_not_large(store, tmp_path, monkeypatch, head_bytes):
-    """A large file that was copied before needs one request too, which says that the copy is of the current version."""
-    monkeypatch.setattr(remote, "_HEAD_BYTES", head_bytes)
-    assert read(make(store, tmp_path, cache=False)) == OLD
-    names = ["index.json"]
-    assert sorted(name for name in store.asked if name in names) == sorted(names * (1 if head_bytes > 10 else 2))
-    store.asked.clear()
-    assert read(make(store, tmp_path, cache=False)) == OLD
-    assert sorted(name for name in store.asked if name in names) == names
-
-
 @pytest.mark.parametrize("cache", [False, True])
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("store", GOOD[:1], indirect=True)
@@ -189,22 +174,6 @@ def test_no_epoch_holds_a_sample_of_a_shard_that_was_replaced_meanwhile(store, t
         found += [number for batch in steps for number in batch.tolist()]
         assert sorted(found) == OLD
     assert len({*found}) == len(found)  # numbers of the other shard also belong to old samples
-
-
-@pytest.mark.parametrize("store", ["strong"], indirect=True)
-def test_a_shard_that_was_replaced_without_a_new_index_is_found_by_verify(store, tmp_path):
-    other_numbers(tmp_path / "data")
-    store.upload(tmp_path / "data", names="*.tar")
-    assert {"digest"} <= {finding.kind for finding in verify(store.url).findings}
-    with pytest.raises((ShardError, StorageError), match="its sha256 is"):
-        list(Pipeline().stream(store.url, check="sha256").loader(workers=0))
-
-
-@pytest.mark.parametrize("store", ["a time"], indirect=True)
-def test_an_object_that_is_uploaded_again_with_its_bytes_is_read_on(store, tmp_path):
-    for _ in range(3):
-        assert read(make(store, tmp_path, cache=True)) == OLD
-        store.upload(tmp_path / "data")
 
 
 @pytest.mark.parametrize("cache", [False, True])

@@ -31,7 +31,7 @@ from wdskit.dataset import shard as local_module
 from wdskit.dataset.index import read_index, write_index
 from wdskit.dataset.sample_columns import read_natively
 from wdskit.dataset.samples import ShardReader
-from wdskit.dataset.shard import LocalShard, digest_offsets, offsets_path, write_offsets
+from wdskit.dataset.shard import LocalShard, offsets_path, write_offsets
 from wdskit.errors import FolderIndexError, ShardError, StorageError, WdskitError
 from wdskit.shards.index import index_folder, scan_shard
 
@@ -230,16 +230,6 @@ def test_every_sample_is_that_of_a_sequential_reading(shard: Path) -> None:
     assert check_right_or_error(shard, truth) == 0
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_every_pair_of_samples_is_read_as_one_by_one(shard: Path, known: bool) -> None:
-    """With and without the digest of the offsets; the second time, edges are verified in both cases."""
-    truth = read_truth(shard)
-    offsets = np.frombuffer(offsets_path(shard).read_bytes(), dtype="<u8").tolist()
-    with LocalShard(shard, idx_sha256=digest_offsets(offsets) if known else None) as opened:
-        for a, b in [*product(range(len(truth)), repeat=2)] * 2:
-            assert together(opened, [a, b]) == uniform([truth[a], truth[b]])
-
-
 keys = st.text("abc/", min_size=1, max_size=6).filter(lambda key: not key.endswith("/"))
 values = st.binary(max_size=1100)
 fields_of_sample = st.dictionaries(st.sampled_from(["cls", "txt", "a.b"]), values, min_size=1)
@@ -275,15 +265,6 @@ def test_views_belong_to_the_caller(shard: Path) -> None:
     for fields in samples:
         assert len({id(view.obj) for view in fields.values()}) == 1
         assert all(view.readonly and view.contiguous and view.format == "B" for view in fields.values())
-
-
-def test_a_read_that_gives_little_at_a_time_is_continued(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One pread returns at most 2 GiB, and a network disk may return less."""
-    truth = read_truth(shard)
-    pread = os.pread
-    for most in (1, 100, 512, 513):
-        monkeypatch.setattr(os, "pread", lambda fd, size, offset, most=most: pread(fd, min(size, most), offset))
-        assert check_right_or_error(shard, truth) == 0
 
 
 # Wrong offsets.
@@ -377,38 +358,6 @@ def test_a_single_shift_is_always_noticed(tmp_path: Path) -> None:
             if moved != offsets:
                 write_raw(shard, moved)
                 assert check_right_or_error(shard, truth) > 0
-
-
-def test_the_offsets_of_another_shard_give_an_error(tmp_path: Path) -> None:
-    """Each shard is read with the offsets of each other shard."""
-    paths = [make(tmp_path / f"{make.__name__}.tar") for make in SHARDS]
-    all_offsets = [list(write_right_offsets(path)) for path in paths]
-    for path, truth in ((path, read_truth(path)) for path in paths):
-        for offsets in all_offsets:
-            if offsets != list(write_right_offsets(path)):
-                write_raw(path, offsets)
-                with pytest.raises((FolderIndexError, ShardError)), LocalShard(path) as opened:
-                    found = [(opened.key(number), plain(opened[number])) for number in range(len(opened))]
-                    assert found == truth
-
-
-def test_the_first_error_tells_where_and_what_to_do(tmp_path: Path) -> None:
-    shard = small(tmp_path / "s.tar")
-    offsets = list(write_right_offsets(shard))
-    write_raw(shard, [offsets[0], offsets[1] + 512, *offsets[2:]])
-    with LocalShard(shard) as opened, pytest.raises(ShardError) as caught:
-        opened[0]
-    assert str(caught.value) == (
-        f"{shard}, byte 1536: sample 0 holds 'b.cls' beside the key 'a'.\n"
-        f"  The shard or its .idx changed. Run `wdskit index {tmp_path}` if the shard is right."
-    )
-    assert (caught.value.shard, caught.value.offset) == (str(shard), 1536)
-    write_raw(shard, offsets[:-1])
-    with pytest.raises(FolderIndexError, match=r"s\.tar\.idx: its last offset \d+ is not where the members end, so it"):
-        LocalShard(shard)
-    write_raw(shard, [512, *offsets[1:]])
-    with pytest.raises(FolderIndexError, match="its first offset 512 is not that of the first sample"):
-        LocalShard(shard)
 
 
 # Broken readers, which the checks above must catch.
@@ -526,25 +475,6 @@ def test_a_file_that_is_replaced_while_it_is_open_stays_as_it_was(shard: Path, t
         other.replace(shard)
         for number in range(len(truth)):
             assert (opened.key(number), plain(opened[number])) == truth[number]
-
-
-def test_what_is_no_shard_is_refused(tmp_path: Path) -> None:
-    shard = tmp_path / "s.tar"
-    with pytest.raises(StorageError, match=r"s\.tar: cannot be opened: No such file"):
-        LocalShard(shard)
-    shard.write_bytes(b"")
-    with pytest.raises(FolderIndexError, match=r"s\.tar\.idx: cannot be opened"):
-        LocalShard(shard)
-    write_raw(shard, [0])
-    with pytest.raises(FolderIndexError, match="leaves no room for an end marker in 0 bytes"):
-        LocalShard(shard)
-    shard.write_bytes(os.urandom(10_240))
-    with pytest.raises(FolderIndexError, match="its last offset 0 is not where the members end"):
-        LocalShard(shard)
-    write_raw(shard, [512, 1024])
-    shard.write_bytes(bytes([1]) * 1024 + bytes(1024))
-    with pytest.raises(ShardError, match="byte 0: bad header"):
-        LocalShard(shard)
 
 
 # The digest of the offsets in the index.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import http.server
 import io
 import os
 import subprocess
@@ -13,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tar_corpus import CASES, GNU_TAR, Anything, Case, file_of, plant, write_with_gnu_tar
+from tar_corpus import CASES, Anything, Case, file_of
 
 from wdskit import LocalShard
 from wdskit.dataset.samples import ShardReader
@@ -95,15 +93,6 @@ def test_members_that_are_read_for_themselves_are_the_same(monkeypatch):
         check(case, *read(io.BytesIO(case.data).read))
 
 
-def test_files_give_the_same(tmp_path):
-    path = str(tmp_path / "a.tar")
-    for case in CASES:
-        (tmp_path / "a.tar").write_bytes(case.data)
-        stream = open_stream(path)
-        check(case, *read(stream.read, path))
-        stream.close()
-
-
 @pytest.mark.parametrize("kind", ["pipe", "fifo"])
 def test_pipes_and_fifos_give_the_same(kind, tmp_path):
     """A pipe is named by its descriptor, as a shell names the output of a command: `<(curl ...)`, `/dev/stdin`."""
@@ -134,35 +123,6 @@ def _pour(target: str | int, data: bytes) -> None:
         pass
     finally:
         os.close(fd)
-
-
-@pytest.fixture(scope="module")
-def server():
-    """A server of case n under /n."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self):
-            data = CASES[int(self.path[1:])].data
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def handle(self):
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the reader stopped at the fault
-                super().handle()
-
-        def log_message(self, *args):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
-        thread = threading.Thread(target=served.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{served.server_port}"
-        served.shutdown()
-        thread.join()
 
 
 def stream_samples(data: bytes):
@@ -205,18 +165,6 @@ def test_a_scan_and_random_access_give_the_same_samples_as_the_stream(tmp_path, 
         num_samples += len(found)
     assert num_samples > 800
     assert num_errors > 100
-
-
-@pytest.mark.parametrize("name", GNU_TAR)
-def test_what_the_gnu_tar_of_this_machine_writes_is_read_as_the_corpus_says(name, tmp_path):
-    """Versions of GNU tar may write different bytes, but with the same meaning."""
-    (tmp_path / "tree").mkdir()
-    plant(tmp_path / "tree")
-    data = write_with_gnu_tar(name, tmp_path / "tree", tmp_path / "a.tar")
-    members, error = read(io.BytesIO(data).read)
-    assert tuple(members) == GNU_TAR[name][1]
-    assert (GNU_TAR[name][2] or "") in (error.problem if error else "")
-    assert (error is None) == (GNU_TAR[name][2] is None)
 
 
 # Python's tarfile takes bytes after a v7 or GNU header for a prefix, fails if a global header is the last, and finds

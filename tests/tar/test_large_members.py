@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from http_server import serve_folder
 from images import image_bytes
 
 from wdskit.dataset.index import read_index
@@ -105,18 +104,6 @@ def test_a_shard_with_a_large_member_is_listed_by_its_headers(folder):
 def test_a_large_member_is_printed_in_pieces(folder, tmp_path):
     _, peak, _ = run_measured("cat", folder / "a.tar", "b.bin", out=tmp_path / "out")
     assert peak < MOST_BYTES
-    assert sha256_of(tmp_path / "out") == sha256_of_large()
-
-
-@pytest.fixture
-def url(folder):
-    with serve_folder(folder) as address:
-        yield f"{address}/a.tar"
-
-
-def test_a_large_member_of_a_remote_shard_goes_by_in_pieces(url, tmp_path):
-    assert run_measured("info", url)[1] < MOST_BYTES
-    assert run_measured("cat", url, "b.bin", out=tmp_path / "out")[1] < MOST_BYTES
     assert sha256_of(tmp_path / "out") == sha256_of_large()
 
 
