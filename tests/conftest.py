@@ -50,7 +50,6 @@ LONG = [
     "order/test_steps",
     "promises/test_damage",
     "loader/test_gather",
-    "test_bench_remote",
     "test_tools",
     "test_safety",
     "promises/test_bad_input",

@@ -1,13 +1,13 @@
-"""The benchmark with other loaders measures what it claims, and checks what each loader delivers."""
+"""The benchmarks with other loaders, from the disk and from a store, run and name who is missing."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from folders import ALL
 from forking import Interpreter
 
@@ -40,52 +40,31 @@ def test_the_driver_measures_those_who_are_there_and_names_the_others(repository
     assert str(tmp_path) not in done.stdout
 
 
-CHECK = """
-import json, sys
-sys.path.insert(0, {tools!r})  # where `peers` is another package than here in the tests
-from peers.common import Job
-from peers.report import problems
-job = Job({kind!r}, "", 8, 100 * ({kind!r} == "bytes"), 4)
-shape = "uint8 (4, 3, 224, 224)" if job.kind == "images" else "4"
-right = dict(samples=8, distinct=8, mixed=0, in_order=0.1, shapes=[shape], num_bytes=8 * job.size, digest=7)
-right |= dict(mean=100, deviation=50)
-bare = dict(tallies=[right])
-print(json.dumps([problems(job, dict(tallies=[right | changes, right | changes]), bare) for changes in {cheats!r}]))
+RUN = """
+import bench_remote, json
+sys.argv += WORDS
+found = bench_remote.run(bench_remote.arguments())
+print(json.dumps(found))
+print(bench_remote.markdown(found), file=sys.stderr)
 """
 
-CHEATS = {
-    "nothing": {},
-    "a sample less": {"samples": 7, "distinct": 7},
-    "one twice": {"distinct": 7},
-    "two mixed up": {"mixed": 2},
-    "smaller crops": {"shapes": ["uint8 (4, 3, 192, 192)"]},
-    "not shuffled": {"in_order": 0.9},
-}
 
-
-@pytest.mark.parametrize(
-    ("kind", "cheats"),
-    [
-        ("images", CHEATS | {"darker": {"mean": -100}, "no antialiasing": {"deviation": 250}}),
-        ("bytes", CHEATS | {"cut short": {"num_bytes": 700}, "other bytes": {"digest": 8}}),
-    ],
-)
-def test_who_delivers_something_else_is_found_out(
-    kind: str, cheats: dict, repository: Path, tmp_path: Path, python: Interpreter
+def test_nodes_and_epochs_are_measured_and_who_is_missing_is_named(
+    python: Interpreter, repository: Path, tmp_path: Path
 ) -> None:
-    """Each fault is tried alone."""
-    code = CHECK.format(tools=str(repository / "tools" / "bench"), kind=kind, cheats=[*cheats.values()])
-    done = python.run(tmp_path / "script.py", code)
-    assert done.stderr == ""
-    for name, found in zip(cheats, json.loads(done.stdout), strict=True):
-        assert bool(found) == (name != "nothing"), (name, found)
-
-
-def test_a_reason_names_no_place_of_this_machine(load_tool) -> None:
-    """A path keeps only its last part, an address is removed."""
-    lines = [
-        "Looking in https://host.example/simple",
-        "ERROR: No file /opt/a/b.so at https://h.example/x (host='h.example')",
-    ]
-    found = load_tool("environments").reason("\n".join(lines))
-    assert found == "ERROR: No file b.so at (address) (host=(address))"
+    """In its own process, because `peers` is another package in the tests."""
+    words = ["--only", "wdskit", "litdata", "--nodes", "2", "--num", "32", "--batch", "4", "--workers", "0"]
+    words += ["--delay-ms", "1", "--shard-mb", "0.5", "--no-install"]
+    folders = [str(repository / "tools" / "bench"), str(repository)]
+    begin = f"import os, sys\nsys.path[:0] = {folders!r}\nos.environ['PYTHONPATH'] = {os.pathsep.join(folders)!r}\n"
+    done = python.run(tmp_path / "script.py", begin + RUN.replace("WORDS", str(words)))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["problems"] == ["litdata is missing: not installed, and --no-install was given"]
+    assert [(row["name"], row["nodes"], row["epoch"]) for row in found["rows"]] == [("wdskit", 2, 1), ("wdskit", 2, 2)]
+    first, second = found["rows"]
+    assert first["ratio"] > 1 > second["ratio"] / 2
+    for row in found["rows"]:
+        assert min(row["samples_per_s"], row["cpu_s_per_gb"], row["first_s"]) > 0
+    assert "| 2 x 2 | wdskit | 1 |" in done.stderr
+    assert str(tmp_path) not in done.stderr

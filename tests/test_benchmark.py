@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 from leaks import open_things, opened_since
-from shards import draw, fail_on_7, key_of, write_numbers, write_pictures
+from shards import fail_on_7, key_of, write_numbers, write_pictures
 
 import wdskit
-from wdskit import ConfigError, Pipeline, PipelineError, SampleError, ShardError, benchmark
+from wdskit import Pipeline, PipelineError, SampleError, ShardError, benchmark
 from wdskit.pipeline import settings as settings_module
 from wdskit.shards.index import index_folder
 
@@ -69,36 +69,6 @@ def test_the_figures_of_a_result_agree_with_each_other(pictures: Path) -> None:
     assert calls[-1] == ("done", calls[-1][2], 2 * (1 + 2))
 
 
-def first_two(samples):
-    return samples[:2]
-
-
-PIPELINES = {
-    "without batches": lambda x: Pipeline().exact(x).decode(),
-    "padded": lambda x: Pipeline().sequential(x).decode().batched(4),
-    "padded, without batches": lambda x: Pipeline().sequential(x).decode(),
-    "resampled, with an epoch": lambda x: Pipeline().resampled(x).decode().batched(4).with_epoch(2),
-    "a collate of the user's, and a map behind": lambda x: (
-        Pipeline().exact(x).decode().batched(4, collate=first_two).map(len)
-    ),
-    "random numbers": lambda x: Pipeline().exact(x).map(draw).batched(4),
-    "a mixture": lambda x: (
-        Pipeline()
-        .exact(mixture=[{"shards": x, "weight": 1}, {"shards": x, "weight": 2, "stages": ["decode"]}])
-        .map(key_of)
-        .batched(4)
-        .with_epoch(3)
-    ),
-}
-
-
-@pytest.mark.parametrize("make", PIPELINES.values(), ids=PIPELINES)
-def test_every_kind_of_planned_pipeline_is_measured_beyond_its_epoch(make: Any, numbers: str) -> None:
-    result = wdskit.bench(make(numbers), **QUICK)
-    assert [each.setting for each in result.loaders] == [(0, 1), (1, 1)]
-    assert all(each.samples_per_s > 0 for each in result.loaders)
-
-
 def test_nothing_is_left_behind_and_nothing_is_written(tmp_path: Path) -> None:
     write_numbers(tmp_path / "data", [10])
     index_folder(tmp_path / "data", workers=1)
@@ -124,11 +94,6 @@ def test_a_stream_is_refused_with_the_way_out(numbers: str) -> None:
         wdskit.bench(Pipeline().exact(numbers).bucketed(by="size", edges=[8], global_size=4))
 
 
-def test_what_could_not_be_trained_on_is_not_measured_either(numbers: str) -> None:
-    with pytest.raises(PipelineError, match="10 samples cannot fill one batch of 64"):
-        wdskit.bench(Pipeline().exact(numbers).batched(64), **QUICK)
-
-
 def test_functions_of_the_users_are_measured_in_one_thread_a_process_unless_threads_are_asked_for(numbers: str) -> None:
     """Several threads would call them at the same time."""
     pipe = Pipeline().exact(numbers).map(key_of).batched(4)
@@ -136,22 +101,6 @@ def test_functions_of_the_users_are_measured_in_one_thread_a_process_unless_thre
     assert [each.setting for each in result.loaders] == [result.configured] == [(2, 1)]
     result = wdskit.bench(pipe, **QUICK | {"threads": [1, 2]})
     assert {each.setting.threads for each in result.loaders} == {1, 2}
-
-
-def test_a_setting_that_cannot_run_is_an_error(numbers: str) -> None:
-    pipe = Pipeline().exact(numbers).map(key_of, global_rng=True).batched(4)
-    with pytest.raises(PipelineError, match="2 threads of a process share"):
-        wdskit.bench(pipe, **QUICK | {"threads": [1, 2]})
-    with pytest.raises(PipelineError, match="cannot reach workers under 'spawn'"):
-        wdskit.bench(
-            {
-                "version": 1,
-                "pipeline": [{"exact": numbers}, {"map": "f"}, {"batched": 4}],
-                "loader": {"start_method": "spawn"},
-            },
-            transforms={"f": lambda sample: sample},
-            **QUICK,
-        )
 
 
 def die_in_a_child(sample):
@@ -174,11 +123,3 @@ def test_errors_of_reading_and_of_loaders_arrive(numbers: str, tmp_path: Path) -
     with pytest.raises(ShardError, match=r"s-000\.tar, byte"):
         wdskit.bench(Pipeline().exact(pattern).batched(4), **QUICK)
     assert multiprocessing.active_children() == []
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"workers": [-1]}, {"workers": [True]}, {"threads": [0]}, {"threads": [1.5]}], ids=str
-)
-def test_numbers_of_a_list_are_checked_as_those_of_a_loader(wrong: dict[str, Any], numbers: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^make_loader: {next(iter(wrong))}: "):
-        wdskit.bench(Pipeline().exact(numbers), **wrong)

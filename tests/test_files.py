@@ -10,7 +10,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import resource
 import signal
 import stat
 import threading
@@ -27,7 +26,6 @@ from wdskit.files import (
     TEMP_SUFFIX,
     THREAD_BYTES,
     Disk,
-    describe_missing,
     make_folders,
     publish,
     publish_bytes,
@@ -269,35 +267,6 @@ def test_a_wrong_way_to_publish_is_caught(mutant, check, place: Path) -> None:
         check(mutant, place, OLD)
 
 
-def test_power_loss_leaves_what_was_certain_and_any_part_of_the_rest(tmp_path: Path) -> None:
-    """A test of the model: each operation makes certain bytes and names certain."""
-    disk = PowerLossDisk()
-    a, b = tmp_path / "a", tmp_path / "b"
-    fd = disk.open(a)
-    disk.write(fd, b"1234")
-    assert disk.survivors(a) == {None, b"", b"12", b"\0\0\0\0", b"1234"}
-    disk.fsync(fd)
-    assert disk.survivors(a) == {None, b"1234"}
-    disk.fsync_folder(tmp_path)
-    assert disk.survivors(a) == {b"1234"}
-    disk.write(fd, b"56")
-    disk.close(fd)
-    disk.rename(a, b)
-    partial_writes = {b"1234", b"12345", b"1234\0\0", b"123456"}
-    assert disk.survivors(a) == partial_writes | {None}
-    assert disk.survivors(b) == partial_writes | {None}
-    disk.fsync_folder(tmp_path)
-    assert disk.survivors(a) == {None}
-    assert disk.survivors(b) == partial_writes
-    disk.remove(b)
-    assert disk.survivors(b) == partial_writes | {None}
-    disk.make_folder(tmp_path / "c")
-    publish_bytes(tmp_path / "c" / "d", b"x", disk=disk)
-    assert disk.survivors(tmp_path / "c" / "d") == {None, b"x"}
-    disk.fsync_folder(tmp_path)
-    assert disk.survivors(tmp_path / "c" / "d") == {b"x"}
-
-
 # Indexes.
 
 
@@ -355,40 +324,7 @@ def test_folders_that_are_not_flushed_are_caught(tmp_path: Path) -> None:
     assert disk.survivors(tmp_path / "a" / "file") == {None, NEW}
 
 
-def test_every_operation_that_fails_while_folders_are_made_is_told(tmp_path: Path) -> None:
-    disk = WatchedDisk()
-    make_folders(tmp_path / "right" / "b", disk=disk)
-    assert disk.operations == ["fsync_folder", "make_folder", "fsync_folder", "make_folder", "fsync_folder"]
-    for fail_at in range(len(disk.operations)):
-        folder = tmp_path / f"{fail_at}" / "b"
-        with pytest.raises(OSError, match="No space left"):
-            make_folders(folder, disk=FailingDisk(fail_at, errno.ENOSPC))
-        make_folders(folder)
-        assert folder.is_dir()
-
-
 # Real disks.
-
-
-@pytest.mark.parametrize("old", [None, OLD])
-def test_a_file_that_outgrows_its_limit_is_told_and_leaves_nothing(tmp_path: Path, old: bytes | None) -> None:
-    """The kernel first writes the bytes that still fit (a short write), and then refuses."""
-    path = tmp_path / "a"
-    if old is not None:
-        path.write_bytes(old)
-
-    def work() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
-        disk = WatchedDisk()
-        with pytest.raises(OSError) as caught:
-            publish_bytes(path, bytes(10_000), disk=disk)
-        assert caught.value.errno == errno.EFBIG
-        assert disk.operations == ["open", "write", "write", "close", "remove"]
-
-    assert run_child(work) == 0
-    assert [*tmp_path.iterdir()] == [path] * (old is not None)
-    assert held(path) == old
 
 
 @pytest.mark.parametrize("refusal", [None, errno.ENOTSUP, errno.EIO], ids=["full", "not supported", "failed"])
@@ -499,23 +435,6 @@ def test_a_disk_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path: Pat
 # Temporary files.
 
 
-def test_a_draft_knows_size_and_digest_of_what_it_was_given(tmp_path: Path) -> None:
-    with publish(tmp_path / "a", disk=SlowDisk(3)) as temp:
-        for part in PARTS:
-            temp.write(part)
-        temp.write(memoryview(b"abcdef")[::1])
-        assert temp.num_bytes == len(NEW) + 6
-        assert temp.sha256 == hashlib.sha256(NEW + b"abcdef").hexdigest()
-    assert held(tmp_path / "a") == NEW + b"abcdef"
-
-
-def test_wider_items_are_written_as_bytes(tmp_path: Path) -> None:
-    with publish(tmp_path / "a") as temp:
-        temp.write(memoryview(bytes(range(16))).cast("Q"))
-        assert temp.num_bytes == 16
-    assert held(tmp_path / "a") == bytes(range(16))
-
-
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit, SystemExit])
 def test_an_error_while_writing_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "a"
@@ -590,13 +509,6 @@ def test_a_final_name_that_is_a_link_is_replaced_and_its_target_kept(tmp_path: P
     assert not (tmp_path / "a").is_symlink()
 
 
-def test_a_folder_in_the_place_of_a_file_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    with pytest.raises(IsADirectoryError):
-        publish_bytes(tmp_path / "a", NEW)
-    assert [*tmp_path.iterdir()] == [tmp_path / "a"]
-
-
 def test_only_drafts_are_removed(tmp_path: Path) -> None:
     keep = [tmp_path / name for name in ("a.tar", ".hidden", "a.wdskit-temp", "sub", ".wdskit-temp.tar")]
     for path in keep:
@@ -623,26 +535,3 @@ def test_files_are_made_with_the_users_umask_and_are_not_inherited(tmp_path: Pat
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
     assert not os.get_inheritable(fd)
     os.close(fd)
-
-
-@pytest.mark.parametrize(
-    ("path", "what", "expected"),
-    [
-        ("photo", "folder", "there is no such folder. Did you mean `photos`?"),
-        ("photos/cta", "folder or file", "there is no such folder or file. Did you mean `photos/cat`?"),
-        ("photo/cat/x", "folder", "there is no such folder: photo. Did you mean `photos`?"),
-        ("label.csv", "folder", "there is no such folder."),  # a file is not a folder
-        ("my-files.csv/x", "file", "there is no such folder: my-files.csv."),
-        ("label.csv", "file", "there is no such file. Did you mean `labels.csv`?"),
-        ("a-000.tar", "shard", "there is no such shard."),  # the neighbour is another shard
-        ("http://host/photo", "folder", "there is no such folder."),
-        ("\0", "folder", "there is no such folder."),
-        ("", "folder", "there is no such folder."),
-    ],
-)
-def test_what_is_missing_is_named_with_the_nearest_name(tmp_path, monkeypatch, path, what, expected) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos" / "cat").mkdir(parents=True)
-    for name in ("labels.csv", "a-001.tar", "my-file.csv"):
-        (tmp_path / name).touch()
-    assert describe_missing(path, what) == expected

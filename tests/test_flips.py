@@ -10,7 +10,6 @@ their sample becomes two; no payload is lost or changed.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
 import os
@@ -21,16 +20,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 from disks import ALL, HastyDisk, on
 
 from wdskit import LocalShard, Pipeline, WdskitError, verify
-from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
-from wdskit.dataset.shard import IndexedShard, offsets_path
 from wdskit.shards.index import index_folder
-from wdskit.storage.urls import LocalFile
-from wdskit.tar.walk import Span
 
 Samples = dict[str, dict[str, bytes]]
 Found = Iterator[tuple[str, dict[str, bytes]]]
@@ -108,28 +102,12 @@ def plain(sample: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def in_order(shard: Path) -> Found:
-    with contextlib.closing(LocalFile(str(shard))) as file:
-        for sample in ShardReader(file.read, shard=str(shard)):
-            yield sample["__key__"], plain(sample)
-
-
-def by_headers(shard: Path) -> Found:
-    with contextlib.closing(LocalFile(str(shard))) as file:
-        for sample in HeaderReader(file, shard=str(shard)):
-            spans = {name: span for name, span in sample.items() if isinstance(span, Span)}
-            yield sample["__key__"], {name: read_span(file, span) for name, span in spans.items()}
+    for sample in Pipeline().stream(str(shard)).loader(workers=0):
+        yield sample["__key__"], plain(sample)
 
 
 def by_number(shard: Path) -> Found:
     with LocalShard(shard) as opened:
-        for number in range(len(opened)):
-            key, fields = opened.read(number)
-            yield key, plain(fields)
-
-
-def by_offset(shard: Path) -> Found:
-    offsets = np.frombuffer(offsets_path(shard).read_bytes(), "<i8")
-    with IndexedShard(str(shard), LocalFile(str(shard)), offsets, is_trusted=True) as opened:
         for number in range(len(opened)):
             key, fields = opened.read(number)
             yield key, plain(fields)
@@ -164,10 +142,8 @@ class Way(NamedTuple):
 
 
 WAYS = {
-    "members": Way(in_order),
-    "headers": Way(by_headers),
+    "stream": Way(in_order, share=0.1),
     "by number": Way(by_number, has_index=True),
-    "by offset": Way(by_offset, has_index=True),
     "exact": Way(exact, has_index=True, share=0.1),
     "indexed verify": Way(verified, has_index=True, share=0.1),
 }
@@ -198,7 +174,7 @@ def sweep(kind: str, name: str, folder: Path, changes: list[tuple[int, int]]) ->
     shard = folder / "s" / "s.tar"
     shard.parent.mkdir(parents=True)
     shard.write_bytes(flips.data)
-    if way.has_index or name == "by offset":
+    if way.has_index:
         on(HastyDisk(), index_folder, shard.parent, workers=1)
     times = shard.stat()
     expected = list(way.read(shard))

@@ -233,42 +233,6 @@ def test_damage_anywhere_is_left_to_python(step):
     assert decode(cut + b"\xff\xd9", wanted) is None
 
 
-@needs_native
-def test_what_does_not_fit_its_plan_is_left_to_python_or_refused():
-    data = photo(40, 50)
-    whole = WantedPart(Axis(0, 40, 40, 0, 40), Axis(0, 50, 50, 0, 50))
-    assert decode(data, whole, size=(40, 49)) is None
-    for rows in (
-        Axis(-1, 40, 40, 0, 40),
-        Axis(0, 41, 40, 0, 40),
-        Axis(9, 9, 40, 0, 40),
-        Axis(0, 40, 40, 1, 40),
-        Axis(0, 40, 39, 0, 40),
-    ):
-        assert decode(data, WantedPart(rows, whole.columns)) is None
-    out, board = np.zeros((2, 40, 50, 3), np.uint8), np.zeros(3, np.int64)
-    plan = np.array([(0, 0, 40, 50, 0, 40, 40, 0, 0, 50, 50, 0, 0)], np.int64)
-    good = [[data], plan, out, 40, 50, None, board]
-    assert module.decode_jpegs(*good) == b"\0"
-    beside = plan.copy()
-    beside[0, 1] = 2
-    for place, wrong in (
-        (1, plan[:, :-1].copy()),
-        (1, beside),
-        (2, out[:, :39].copy()),
-        (3, 0),
-        (4, -1),
-        (5, b"abc"),
-        (6, board[:1]),
-    ):
-        arguments = list(good)
-        arguments[place] = wrong
-        with pytest.raises(ValueError, match="do not fit together"):
-            module.decode_jpegs(*arguments)
-    with pytest.raises(TypeError):
-        module.decode_jpegs(["text"], *good[1:])
-
-
 # --- whole loaders
 
 
@@ -351,27 +315,6 @@ def test_batches_are_the_same_with_it_and_without(name, source, folder, monkeypa
     assert {found(workers=0), found(workers=0, threads=3), *with_it} == {with_it[0]}
 
 
-def test_streams_and_functions_get_the_pixels_of_batches(tmp_path):
-    """This holds for JPEGs that are decoded at a smaller scale, with native code and without."""
-    rows = [{"__key__": f"k{number}", "jpg": photo(200, 230, seed=number)} for number in range(6)]
-    pack(rows, tmp_path / "large", max_samples=6)
-    [shard] = map(str, (tmp_path / "large").glob("*.tar"))
-
-    def crop(pipe: Any) -> Any:
-        return pipe.decode("rgb8").resize(64).center_crop(60)
-
-    planned = Pipeline().sequential(str(tmp_path / "large"), tail="drop")
-    pipes = [
-        crop(planned).to_tuple("jpg").batched(6),
-        crop(planned).map(dict).to_tuple("jpg").batched(6),
-        crop(Pipeline().stream(shard)).to_tuple("jpg").batched(6),
-    ]
-    first, *others = [next(iter(pipe.loader(workers=0)))[0] for pipe in pipes]
-    assert all(torch.equal(first, images) for images in others)
-    singles = [sample[0] for sample in crop(planned).to_tuple("jpg").loader(workers=0)]
-    assert np.array_equal(np.stack(singles).transpose(0, 3, 1, 2), first.numpy())
-
-
 @needs_native
 def test_the_native_code_is_what_runs(folder, monkeypatch):
     """Tests that compare results would also pass if the native code never ran."""
@@ -413,68 +356,6 @@ def test_pins_hold_without_it():
 
 
 # --- samples
-
-
-@needs_native
-def test_samples_that_are_not_plain_or_not_alike_are_left_to_python(tmp_path):
-    from wdskit.dataset.sample_columns import read_natively
-    from wdskit.dataset.shard import LocalShard
-
-    rows = [{"__key__": f"k{number}", "a": b"x" * number, "b" if number < 4 else "c": b"y"} for number in range(8)]
-    pack(rows, tmp_path / "mixed", max_samples=100)
-    [path] = (tmp_path / "mixed").glob("*.tar")
-    with LocalShard(path) as shard:
-        for numbers, is_read in (
-            ([0], True),
-            ([3, 1, 1], True),
-            ([4, 7], True),
-            ([3, 4], False),
-            ([8], False),
-            ([-1], False),
-        ):
-            found = read_natively([shard], np.zeros(len(numbers), np.int64), np.array(numbers))
-            assert (found is not None) == is_read
-            if found is not None:
-                assert found.keys == [f"k{number}" for number in numbers]
-                assert found.fields["a"] == [b"x" * number for number in numbers]
-        assert shard.edges == bytearray([1, 1, 1, 1, 1, 1, 0, 1, 1][: len(shard.edges)])
-        for rows in ([], [0, 0], [1], [-1], [2**62]):
-            with pytest.raises(ValueError, match="each number needs the row of a shard"):
-                module.read_samples([shard.handle], np.array(rows, np.int64), np.array([1]))
-        for wrong in (1, (), (1, 2), (0, b"", b""), (0, 1, bytearray()), ("x", b"", bytearray())):
-            with pytest.raises((TypeError, BufferError)):
-                module.read_samples([shard.handle, wrong], np.array([0]), np.array([1]))
-        assert module.read_samples([(3, b"", bytearray())], np.array([0]), np.array([0])) is None
-        assert module.read_samples([], np.array([], np.int64), np.array([], np.int64)) is None
-    assert read_natively([shard], np.array([0]), np.array([0])) is None, "it is closed"
-    changed = bytearray(path.read_bytes())
-    changed[124 + 512 * 3] ^= 1
-    path.write_bytes(changed)
-    with LocalShard(path) as shard:
-        assert read_natively([shard], np.array([0]), np.array([1])) is None
-
-
-@needs_native
-def test_memory_does_not_grow(folder):
-    """The test reads 4,000 images and 60,000 samples, refused ones included."""
-    from wdskit.dataset.sample_columns import read_natively
-    from wdskit.dataset.shard import LocalShard
-
-    data, broken = photo(64, 64), photo(64, 64)[:-40]
-    plan = np.array([(0, at, 64, 64, 0, 64, 32, 0, 0, 64, 32, 0, 0) for at in range(20)], np.int64)
-    out, board = np.zeros((20, 32, 32, 3), np.uint8), np.zeros(3, np.int64)
-    shard = LocalShard(min(folder.glob("*.tar")))
-    numbers = np.arange(30)
-
-    def work(times: int) -> int:
-        for _ in range(times):
-            module.decode_jpegs([data, broken] * 10, plan, out, 32, 32, None, board)
-            for _ in range(10):
-                read_natively([shard], np.zeros_like(numbers), numbers)
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    before = work(50)
-    assert work(200) - before < 2 << 20
 
 
 # --- the package

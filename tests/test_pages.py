@@ -233,13 +233,6 @@ def test_set_up_commands_exist() -> None:
                 assert all(re.search(rf"^{extra} = \[", pyproject, re.MULTILINE) for extra in extras), f"{page}: {line}"
 
 
-def test_the_layers_are_those_that_are_checked(load_tool) -> None:
-    """The only `text` block of one long line in CONTRIBUTING.md shows the layers."""
-    tool = load_tool("check_layers")
-    drawn = [block.text.strip() for block in blocks_of("CONTRIBUTING.md") if block.text.startswith("testing > ")]
-    assert drawn == [" > ".join([*tool.LAYERS, ", ".join(sorted(tool.BASE))])]
-
-
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
 def test_links_lead_somewhere(page: str) -> None:
     """Every relative link names a file or folder, and the heading in it. `make docs` checks the links in docs/."""
@@ -282,23 +275,6 @@ def test_matching_sees_a_difference() -> None:
     assert matches("a\n...\nb\n", "a\n1\n2\nb\n")
     assert not matches("3 shards\n", "4 shards\n")
     assert not matches("3 shards\n4 shards\n", "3 shards\n")
-
-
-def test_the_webdataset_page_names_all_of_webdataset() -> None:
-    """Each public name of the package, each method of its chain and each argument of `WebDataset`."""
-    import inspect
-
-    import webdataset
-
-    chain = [name for name in vars(webdataset.FluidInterface) if not name.startswith("_")]
-    chain += ["with_epoch", "with_length", "repeat", "compose", "append"]
-    arguments = [*inspect.signature(webdataset.WebDataset).parameters]
-    modules = {name for name, value in vars(webdataset).items() if inspect.ismodule(value)} - {"tenbin", "utils"}
-    names = {name for name in vars(webdataset) if not name.startswith("_")} - modules - {"WebDataset"}
-    text = (REPOSITORY / "docs" / "from.md").read_text(encoding="utf-8")
-    code = " ".join(re.findall(r"`[^`\n]+`", text))
-    missing = {name for name in {*chain, *arguments, *names} if not re.search(rf"\b{name}\b", code)}
-    assert not missing
 
 
 def test_the_messages_of_the_troubleshooting_page_are_those_of_the_source() -> None:

@@ -11,9 +11,7 @@ import pytest
 from shards import write_numbers
 
 import wdskit
-from wdskit import planning
 from wdskit.dataset.index import ShardEntry, write_index
-from wdskit.errors import ConfigError, FolderIndexError, PipelineError
 from wdskit.shards.index import index_folder
 
 
@@ -67,16 +65,6 @@ def test_steps_and_tail_are_the_loaders(folder, kind, tail, world_size):
     assert found.global_batch == 4 * world_size
 
 
-def test_the_shards_are_those_that_are_read(folder):
-    found = plan(folder)
-    sizes = [(folder / f"s-{at:03d}.tar").stat().st_size for at in (0, 2, 3, 4, 5)]
-    assert found.num_shards == 5  # one shard is empty
-    assert found.num_bytes == pytest.approx(sum(sizes), abs=1)
-    assert (found.rank_shards, found.rank_bytes) == (5, pytest.approx(found.num_bytes, rel=0.01))
-    twice = {"exact": {"mixture": [{"shards": str(folder), "repeat": 2}]}}
-    assert wdskit.plan(config({"batched": 4}, **twice)).num_samples == 200
-
-
 @pytest.mark.parametrize("kind", ["exact", "resampled", "sequential"])
 @pytest.mark.parametrize("options", [{}, {"tail": "pad"}])
 @pytest.mark.parametrize(("world_size", "gpus_per_node"), [(1, 8), (4, 1), (4, 2)])
@@ -88,41 +76,6 @@ def test_the_shards_and_bytes_of_rank_0_are_those_that_its_loader_reads(
     firsts = [0, 9, 39, 53, 60]  # number of the first sample of each shard with samples
     assert found.rank_shards == len({bisect.bisect_right(firsts, number) for number in numbers})
     assert found.rank_bytes == pytest.approx(found.num_bytes * len(numbers) / 100, rel=0.1)
-
-
-def test_a_rank_takes_its_share_of_the_lanes(folder):
-    """As long as the lanes are a multiple of the nodes, and a global batch is one of the lanes."""
-    found = plan(folder, world_size=4, batch=3, gpus_per_node=1)
-    assert (found.num_lanes, found.rank_lanes) == (12, 3)
-    assert plan(folder, world_size=4, batch=3, gpus_per_node=4).rank_lanes == 12
-    assert plan(folder, kind="sequential").num_lanes == 0
-
-
-def test_an_epoch_too_large_to_compute_has_no_number_of_shards(folder, monkeypatch):
-    monkeypatch.setattr(planning, "_MAX_POSITIONS", 50)
-    for world_size in (1, 2):
-        found = plan(folder, world_size=world_size)
-        assert found.rank_shards is None
-        assert found.rank_bytes == pytest.approx(found.num_bytes / world_size, rel=0.1)
-
-
-def test_a_mixture_has_the_length_of_its_epoch(folder):
-    parts = [
-        {"shards": str(folder), "weight": 3, "range": ["0%", "50%"]},
-        {"shards": str(folder / "s-005.tar"), "weight": 2},
-    ]
-    source = {"mixture": parts, "lanes": 12, "window": 5}
-    found = wdskit.plan(config({"batched": 4}, {"with_epoch": 50}, exact=source), world_size=3)
-    assert (found.steps, found.num_samples, found.num_shards) == (50, 600, 4)
-    parts = [{"shards": str(folder), "repeat": 2}, {"shards": str(folder / "s-005.tar"), "repeat": 1}]
-    found = wdskit.plan(config({"batched": 4}, exact={"mixture": parts, "tail": "pad"}))
-    assert (found.num_samples, found.num_shards) == (240, 11)
-
-
-def test_global_sizes_that_do_not_divide_are_refused(folder):
-    with pytest.raises(PipelineError, match=r"global_size 32 is not a multiple of 6 ranks\.\n  Choose"):
-        plan(folder, batch={"global_size": 32}, world_size=6)
-    assert plan(folder, batch={"global_size": 30}, world_size=6).batch == 5
 
 
 def test_a_plan_reads_no_shard(tmp_path, folder):
@@ -152,24 +105,6 @@ def test_a_plan_of_many_shards_is_quick(tmp_path):
             break
     assert min(seconds) < 1
     assert found.num_samples == sum(entry.num_samples for entry in entries)
-
-
-def test_errors_come_before_numbers(folder, tmp_path):
-    with pytest.raises(PipelineError, match=r"plan\(world_size=0\): pass a whole number, 1 or more"):
-        plan(folder, world_size=0)
-    with pytest.raises(PipelineError, match=r"plan\(epoch=1.5\): pass a whole number, 0 or more"):
-        plan(folder, epoch=1.5)
-    with pytest.raises(PipelineError, match="belong to a configuration"):
-        wdskit.plan(wdskit.Pipeline().exact(str(folder)), pipeline="train")
-    with pytest.raises(PipelineError, match=r"a stream knows its samples only when.*\n.*wdskit index FOLDER"):
-        wdskit.plan(wdskit.Pipeline().stream(str(folder)))
-    with pytest.raises(PipelineError, match="cannot fill one batch"):
-        plan(folder, batch=200)
-    with pytest.raises(ConfigError, match="bacthed"):
-        wdskit.plan(config({"bacthed": 4}, exact=str(folder)))
-    write_numbers(tmp_path, [3])
-    with pytest.raises(FolderIndexError, match="wdskit index"):
-        wdskit.plan(config(exact=str(tmp_path)))
 
 
 def test_planning_a_planned_source_does_not_wait_for_torch(folder, script_environment):

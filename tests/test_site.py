@@ -56,27 +56,6 @@ def test_every_page_is_built_and_asks_no_other_host(sources: Path, site: Path) -
     ]
 
 
-def test_each_picture_has_a_title_and_a_description(repository: Path) -> None:
-    """Both are for readers who cannot see the picture. Each picture is on a page, in two versions and with a text."""
-    texts = "".join(path.read_text(encoding="utf-8") for path in (repository / "docs").glob("*.md"))
-    pictures = sorted((repository / "docs" / "images").glob("*.svg"))
-    assert pictures
-    for path in pictures:
-        assert re.search(r'role="img".*\n<title>.{20,}</title>\n<desc>.{20,}</desc>', path.read_text(encoding="utf-8"))
-        assert re.search(rf'(?:srcset|alt="[^"]{{20,}}" src)="images/{path.name}"', texts), path.name
-
-
-def test_each_question_has_an_answer_of_one_line_and_a_link(repository: Path) -> None:
-    """The table of questions is for people in a hurry."""
-    page = (repository / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    table = page.partition("## How do I ...?\n\n")[2].partition("\n\n")[0]
-    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
-    assert len(rows) >= 20
-    for _, answer, pages in rows:
-        assert answer
-        assert re.search(r"\]\([\w-]+\.md", pages), answer
-
-
 @pytest.mark.parametrize(("wrong", "message"), [("", ""), ("[a](nowhere.md)\n\n[a](api.md#nowhere)", "2 issues found")])
 def test_a_dead_link_fails(wrong: str, message: str, repository: Path, tmp_path: Path) -> None:
     settings = (repository / "zensical.toml").read_text(encoding="utf-8")
@@ -87,22 +66,6 @@ def test_a_dead_link_fails(wrong: str, message: str, repository: Path, tmp_path:
     done = build(tmp_path)
     assert (done.returncode != 0) == bool(wrong)
     assert message in done.stdout + done.stderr
-
-
-class Bare:
-    """A class with a method that has no docstring."""
-
-    def method(self) -> None: ...
-
-    def _private(self) -> None: ...
-
-
-def test_a_public_name_without_a_docstring_is_found(load_tool) -> None:
-    """`tools/dev/generate.py` exits with its name."""
-    tool = load_tool("reference")
-    assert list(tool.undocumented("Bare", Bare)) == ["Bare.method"]
-    assert list(tool.undocumented("test", test_a_public_name_without_a_docstring_is_found)) == []
-    assert list(tool.undocumented("none", lambda: None)) == ["none"]
 
 
 # In a browser.

@@ -4,30 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-SOURCE = '''"""A docstring
-of two lines."""
-
-import os  # a comment
-
-
-class Thing:
-    """What it is."""
-
-    text = """a text
-    of two lines"""
-
-    def call(self) -> str:
-        """Return it."""
-        # why
-        return (
-            os.sep
-        )
-'''
-
-
-def test_docstrings_comments_and_blank_lines_do_not_count(load_tool) -> None:
-    assert load_tool("check_size").count_code_lines(SOURCE) == 8
-
 
 def test_one_line_more_than_the_limit_is_an_error(
     load_tool, monkeypatch: pytest.MonkeyPatch, tmp_path, capsys: pytest.CaptureFixture[str]

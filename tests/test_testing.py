@@ -193,23 +193,6 @@ def test_a_step_that_is_not_there_is_refused(steps):
         assert_resumes_exactly(Numbers, steps=steps)
 
 
-class IsShorterTheSecondTime(Numbers):
-    made = 0
-
-    def __init__(self):
-        super().__init__()
-        IsShorterTheSecondTime.made += 1
-        self.num_batches = 4 if self.made == 1 else 2
-
-    def __iter__(self):
-        return super().__iter__() if self.epoch == 0 else iter(())
-
-
-def test_a_second_run_that_is_shorter_is_told():
-    with pytest.raises(AssertionError, match=r"in a second run without a stop.*nothing comes after step 2"):
-        assert_resumes_exactly(IsShorterTheSecondTime, num_epochs=1, steps=[3])
-
-
 @dataclasses.dataclass(frozen=True)
 class Pair:
     image: torch.Tensor
@@ -226,19 +209,13 @@ DIFFERENT = [
     (ONE, ONE.double(), "batch: The values for attribute 'dtype' do not match: torch.float32 != torch.float64."),
     (ONE, ONE[:1], "batch: The values for attribute 'shape' do not match: torch.Size([2, 3]) != torch.Size([1, 3])."),
     (ONE * torch.tensor([1, 1, -1]), ONE, "batch: Tensor-likes are not equal!\n\nMismatched elements: 2 / 6 (33.3%)"),
-    (ONE, ONE + 1e-6, "batch: Tensor-likes are not equal!"),
     (ONE.bfloat16(), 2 * ONE.bfloat16(), "batch: Tensor-likes are not equal!"),
-    (np.ones(2), np.ones(2, np.float32), "batch: "),
-    (np.ones(2), np.ones((1, 2)), "batch: "),
     ({"a": 1}, {"b": 1}, "batch has the parts ['a'], but without a stop ['b']."),
     ({"a": [1, (2, 3)]}, {"a": [1, (2, 4)]}, "batch['a'][1][1] is 3, but without a stop 4."),
-    ([1], [1, 2], "batch has the parts [0], but without a stop [0, 1]."),
     ((1,), [1], "batch is a tuple, but without a stop a list."),
     (1, True, "batch is a int, but without a stop a bool."),
     (Pair(ONE, 1), Pair(ONE, 2), "batch['label'] is 1, but without a stop 2."),
-    (Pair(ONE, 1), Pair(ONE + 1, 1), "batch['image']: Tensor-likes are not equal!"),
     (np.array(["a", None], object), np.array(["b", None], object), "batch: "),
-    ("x" * 300, "y", f"batch is '{'x' * 199}..., but without a stop 'y'."),
     (Odd(), Odd(), "batch is <"),
 ]
 

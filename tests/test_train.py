@@ -100,11 +100,3 @@ def test_a_run_that_is_done_trains_no_more(train):
     losses, _ = train("planned", 1, "whole")
     again, _ = train("planned", 1, "whole")
     assert (len(losses), again) == (2, [])
-
-
-def test_an_epoch_of_which_no_batch_is_left_has_no_loss(train):
-    """Of 48 samples, after five batches of 8, no batch of 16 is left."""
-    train("planned", 1, "stopped", stop=5)
-    losses, last = train("planned", 1, "stopped", global_size=16)
-    assert len(losses) == 1
-    assert last["data"]["epoch"] == 2

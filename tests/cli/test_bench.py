@@ -1,4 +1,4 @@
-"""The whole output of `wdskit bench` for fixed figures, and its exit codes."""
+"""The command `wdskit bench`: its figures as JSON, its options and its exit codes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 from shards import write_numbers
 
-from wdskit.benchmark import BenchResult, LoaderBench
-from wdskit.cli.bench import show_result
-from wdskit.pipeline.settings import WorkerCount
 from wdskit.shards.index import index_folder
 
 CONFIG = """\
@@ -34,38 +31,6 @@ loader: {workers: 1, prefetch: 2}
 
 QUICK = ("--seconds", "0.01", "--repeats", "1", "--workers", "0,1", "--threads", "1")
 
-SHOWN = """\
-Batches of 64, on 4 CPUs; medians of 3
-
- workers x threads   samples/s   first batch
-─────────────────────────────────────────────
- bare loop                 800
- 0 x 1                     780        0.09 s
- 1 x 1 now                31.5        0.30 s
- 1 x 4                   2,760        0.31 s
-"""
-
-
-@pytest.fixture
-def result() -> BenchResult:
-    """Return fixed figures, as of an idle machine."""
-    loaders = tuple(
-        LoaderBench(WorkerCount(*setting), *others)
-        for setting, *others in (
-            ((0, 1), 780, 0.09),
-            ((1, 1), 31.5, 0.30),
-            ((1, 4), 2760, 0.31),
-        )
-    )
-    return BenchResult(
-        batch=64,
-        num_cpus=4,
-        repeats=3,
-        configured=WorkerCount(1, 1),
-        bare_samples_per_s=800,
-        loaders=loaders,
-    )
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -76,20 +41,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     return tmp_path
-
-
-@pytest.mark.parametrize("columns", [80, 100, 120])
-def test_a_result_is_shown_whole_at_every_width(
-    columns: int, result: BenchResult, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    show_result(result)
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= columns
-    shown = "\n".join(line.rstrip() for line in lines)
-    assert shown.split("\n\n")[1] + "\n" == SHOWN.split("\n\n")[1]  # the table
-    if columns == 100:
-        assert shown + "\n" == SHOWN
 
 
 def test_json_has_every_number(folder: Path, run) -> None:
@@ -116,18 +67,6 @@ def test_overrides_and_plugins_count(folder: Path, run, monkeypatch: pytest.Monk
     assert (code, err) == (0, "")
     code, _, err = run("bench", "a.yaml", "--pipeline", "mapped", "--plugin", "no_such_module", *QUICK)
     assert (code, err.startswith("--plugin no_such_module: cannot be imported")) == (2, True)
-
-
-def test_errors_end_it_with_their_message(folder: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (
-        run("bench", "a.yaml")[2]
-        == "a.yaml: there are 3 pipelines; say which (`--pipeline` or `pipeline=`): `train`, `mapped` and `flow`."
-    )
-    code, out, err = run("bench", "a.yaml", "--pipeline", "flow")
-    assert (code, out) == (1, "")
-    assert err.startswith("bench: a stream cannot be measured")
-    code, _, err = run("bench", "a.yaml", "--pipeline", "train", "--set", "pipelines.train.batched=11", *QUICK)
-    assert (code, err.split(",")[0]) == (1, "10 samples cannot fill one batch of 11 on each of 1 ranks")
 
 
 @pytest.mark.parametrize("words", [("--workers", "x"), ("--workers", ""), ("--threads", "0,1"), ("--workers", "-1")])

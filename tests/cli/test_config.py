@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from typer.testing import CliRunner
 
 from wdskit.cli import app as main_app
 from wdskit.cli import main
-from wdskit.pipeline.settings import json_schema
 from wdskit.shards.index import index_folder
 from wdskit.stages import registry
 
@@ -92,17 +90,6 @@ def test_an_unreadable_file_is_exit_code_2(command: str) -> None:
     assert run(command)[0] == 2
 
 
-def test_a_broken_plugin_is_exit_code_2() -> None:
-    """The message gives the error in the plugin."""
-    Path("broken_plugin_of_the_test.py").write_text("1 / 0\n")
-    code, _, err = run("check", "good.yaml", "--plugin", "broken_plugin_of_the_test")
-    assert (code, err) == (
-        2,
-        "--plugin broken_plugin_of_the_test: cannot be imported: ZeroDivisionError: division by zero\n",
-    )
-    assert run("check", "good.yaml", "--plugin", "no_such_module_at_all")[0] == 2
-
-
 def test_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """It prints every used setting, `workers: 1` too; showing that output gives the same text."""
     monkeypatch.setenv("WDSKIT_A", "data")
@@ -157,57 +144,3 @@ def test_a_stage_of_a_plugin_is_known(command: list[str]) -> None:
     finally:
         sys.modules.pop("plugin_with_a_stage", None)
     assert found.exit_code == 0, found
-
-
-def test_schema() -> None:
-    """It prints one JSON document."""
-    code, out, _ = run("schema")
-    assert code == 0
-    assert json.loads(out) == json_schema()
-
-
-REGISTERED = """
-import wdskit
-
-@wdskit.register("brighten")
-def brighten(sample, by=1, *, rng=None):
-    return sample
-
-@wdskit.register("anything")
-def anything(sample, **options):
-    return sample
-
-@wdskit.register("packed")
-def packed(sample, kwargs=None):
-    return sample
-"""
-
-
-@pytest.mark.parametrize(
-    ("stage", "problem"),
-    [
-        ("brighten: {by: 2}", ""),
-        ("brighten: {bye: 2}", "r.yaml:3: pipeline[1].brighten.bye: no such setting. Did you mean `by`?"),
-        ("anything: {whatever: 2}", ""),
-        ("packed: {kwargs: {}}", ""),
-        ("packed: {size: 2}", "r.yaml:3: pipeline[1].packed.size: no such setting"),
-    ],
-)
-def test_settings_of_registered_functions_are_checked(tmp_path: Path, stage: str, problem: str) -> None:
-    from shards import write_numbers
-
-    from wdskit import ConfigError, make_loader
-
-    Path("registered_of_the_test.py").write_text(REGISTERED)
-    write_numbers(tmp_path / "s", [2])
-    Path("r.yaml").write_text(f"version: 1\npipeline: [{{stream: s/}}, {stage.replace('{', chr(10) + ' {')}]\n")
-    try:
-        code, _, err = run("check", "r.yaml", "--plugin", "registered_of_the_test")
-        assert (code, problem in err) == (1 if problem else 0, True)
-        if problem:
-            with pytest.raises(ConfigError, match="no such setting"):
-                make_loader("r.yaml", plugins=["registered_of_the_test"])
-        else:
-            assert len(list(make_loader("r.yaml", workers=0))) == 2
-    finally:
-        sys.modules.pop("registered_of_the_test", None)

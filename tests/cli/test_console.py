@@ -41,14 +41,6 @@ def test_a_log_gets_one_line_a_minute(clock: list[float], capsys: pytest.Capture
     assert capsys.readouterr().err == "4 x 2: 1 of 3  0:02:02 left\n4 x 2: 2 of 3  0:01:01 left\n"
 
 
-def test_a_short_run_writes_nothing_into_a_log(capsys: pytest.CaptureFixture[str]) -> None:
-    with console.show_packing() as show:
-        show("packing", 1, 1)
-    with console.show_bytes("indexing") as show_bytes:
-        show_bytes(1, 2)
-    assert capsys.readouterr().err == ""
-
-
 def test_results_are_one_readable_line(tmp_path) -> None:
     """`print(wdskit.pack(...))` shows what was written, not every entry of the index."""
     rows = [{"__key__": str(number), "txt": "x" * 500} for number in range(5)]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
-import pty
 import re
 import signal
-import struct
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
@@ -79,30 +75,6 @@ def test_a_dry_run_says_what_would_be_written(run, photos):
     assert out.splitlines()[-1].startswith("rejected: photos/cat/0003.jpg: ")
 
 
-SPLITS = [
-    "train 1 (train-000000.tar), 1 sample",
-    "val 1 (val-000000.tar), 2 samples",
-]
-
-
-@pytest.mark.parametrize("how", [[], ["--dry-run"]])
-def test_each_split_has_a_line_written_or_planned(run, photos, how):
-    shares = "train=0.5,val=0.5"
-    code, out, err = run("pack", "photos", "out", "--split", shares, "--max-samples", "2", *how)
-    lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert (code, lines[-2:] if how else lines[-4:-2], err) == (0, SPLITS, "")
-    assert ("next wdskit view out" in lines) == (not how)
-
-
-def test_a_part_and_a_run_that_was_done_have_no_next_line(run, photos):
-    for words in (["--part", "0/1"], ["--part", "0/1"], []):
-        code, out, err = run("pack", "photos", "out", *words)
-        assert (code, err) == (0, "")
-        assert ("next     wdskit view " in out) == (not words)
-    code, out, err = run("pack", "photos", "out")
-    assert "next" not in out
-
-
 def test_rejected_rows_and_other_files_are_told(run, photos):
     (photos / "cat" / "notes.txt").write_text("x")
     (photos / "cat" / "0001.jpg").write_bytes(b"none\x1b[31m")
@@ -117,25 +89,6 @@ def test_rejected_rows_and_other_files_are_told(run, photos):
     assert out.splitlines()[-1].startswith("rejected: photos/cat/0001.jpg: ")
 
 
-def test_of_many_rejected_rows_the_first_are_shown(run, photos):
-    for number in range(7):
-        (photos / "dog" / f"bad\n{number}.jpg").write_bytes(b"none")
-    code, out, err = run("pack", "photos", "out", "--skip-bad")
-    assert (code, err) == (0, "")
-    assert "rejected  7, listed in rejected.jsonl" in out
-    shown = [line for line in out.splitlines() if line.startswith("rejected: ")]
-    assert shown[4].startswith(r"rejected: photos/dog/bad\n4.jpg: ")
-    assert len(shown) == 6
-    assert shown[5] == "rejected: 2 more"
-
-
-def test_a_part_without_a_shard_of_its_own_says_so_and_writes_none(run, photos):
-    """Such a part is not a dry run."""
-    assert "shards   0\n" in re.sub(r" +\n", "\n", run("pack", "photos", "out", "--part", "1/2")[1])
-    told = json.loads(run("pack", "photos", "out", "--part", "1/2", "--json")[1])
-    assert (told["dry_run"], told["shards"], told["num_samples"]) == (False, [], 0)
-
-
 # Refusals.
 
 
@@ -143,24 +96,14 @@ def test_a_part_without_a_shard_of_its_own_says_so_and_writes_none(run, photos):
     ("words", "code", "message"),
     [
         (["nothing", "out"], 1, "nothing: there is no such folder, nor a file with a known suffix (.jsonl, "),
-        (["", "out"], 1, "an empty path: there is no such folder, nor a file with a known suffix (.jsonl, "),
         (["photos", "out", "--part", "2/2"], 1, "part: 2/2 is none of the parts 0/2 to 1/2."),
         (["photos", "out", "--max-bytes", "x"], 1, "max_bytes: it is no size such as 200MB or 1.5GiB, not 'x'."),
         (["photos", ""], 1, "DEST is an empty path. Write . for the current folder."),
         (["photos", "http://host/out"], 1, "http://host/out: only buckets of s3://, gs://, az:// can be listed or"),
-        (["table.parquet", "out"], 1, "table.parquet: it cannot be read as Parquet: "),
-        (["photos", "table.parquet"], 1, ": Not a directory."),
-        (["photos", "out", "--max-bytes", "lots"], 1, "max_bytes: "),
         (["photos", "out", "--max-bytes", "3kB"], 1, "even alone in its shard it takes 4608 bytes"),
-        (["photos", "out", "--max-bytes", "1"], 1, "max_bytes: "),
         (["photos", "out", "--max-samples", "0"], 2, "Invalid value for '--max-samples'"),
-        (["photos", "out", "--max-samples", "many"], 2, "Invalid value for '--max-samples'"),
-        (["photos", "out", "--shuffle"], 2, "Option '--shuffle' requires an argument"),
         (["photos", "out", "--shuffle", "-1"], 2, "Invalid value for '--shuffle'"),
-        (["photos", "out", "--shuffle", str(2**64)], 1, "not 18446744073709551616."),
-        (["photos", "out", "--workers", "0"], 2, "Invalid value for '--workers'"),
         (["photos", "out", "--keys", "random"], 1, "keys: Input should be 'clean', 'given' or 'hashed', not 'random'."),
-        (["photos", "out", "--max-sample", "3"], 2, "No such option: --max-sample"),
         (["photos", "out", "more"], 2, "pack takes one SOURCE and one DEST, but got 3 names"),
         (["photos"], 2, "Missing argument 'DEST'"),
     ],
@@ -321,47 +264,6 @@ def test_an_option_does_what_its_help_says(run, photos, option, monkeypatch):
 
 
 # With and without a terminal.
-
-
-def in_terminal(command: list[str], folder: Path, *, columns: int) -> tuple[int, str]:
-    """Run a command in a terminal of this width; return exit code and output, without escape sequences."""
-    parent, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
-    environment = {**os.environ, "TERM": "xterm"}
-    for name in ("NO_COLOR", "COLUMNS", "LINES"):
-        environment.pop(name, None)
-    process = subprocess.Popen(command, cwd=folder, env=environment, stdin=child, stdout=child, stderr=child)
-    os.close(child)
-    shown = b""
-    while True:
-        try:
-            part = os.read(parent, 4096)
-        except OSError:  # the terminal is closed with its last process
-            break
-        shown += part
-    os.close(parent)
-    return process.wait(), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-
-
-@pytest.mark.parametrize(
-    ("columns", "words"),
-    [(80, ["--skip-bad"]), (120, ["--skip-bad"]), (80, ["--workers", "2", "--max-samples", "100"])],
-)
-def test_a_terminal_sees_a_bar_with_speeds_and_the_time_left(tmp_path, columns, words):
-    """Each stage is on one line, and the bars are not in the summary."""
-    make_folder(tmp_path / "photos", {"cat": 300})
-    code, text = in_terminal([*RUN, "pack", "photos", "out", *words], tmp_path, columns=columns)
-    assert code == 0
-    stages = ["packing", "checking"] if "--skip-bad" in words else ["packing"]
-    for stage in stages:
-        pattern = stage + r" ━+ 300 of 300  [\d,]+ samples/s  ([\d.]+ [kM]B/s  )?0:00:00 left"
-        lines = [line.strip() for line in re.split(r"[\r\n]+", text)]
-        last, *_ = [line for line in lines if re.fullmatch(pattern, line)]
-        assert columns - 10 < len(last) <= columns
-    bars, summary = text.split("folder   out", 1)
-    assert "samples  300" in summary
-    assert "━" not in summary
-    assert "reading" in bars
 
 
 def test_a_pipe_sees_no_bar_and_may_be_closed(tmp_path):

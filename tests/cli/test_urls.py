@@ -104,18 +104,6 @@ def test_a_command_says_what_it_says_of_a_local_copy(run, here, s3, command, sch
     assert (code, out) == (expected_code, expected)
 
 
-@pytest.mark.parametrize("scheme", ["s3", "http"])
-def test_view_shows_the_samples_of_a_local_copy(run, here, there, s3, tmp_path, scheme):
-    remote = f"s3://{there}" if scheme == "s3" else f"{s3}/{there}/"
-    keys = []
-    for number, place in enumerate((remote, str(here))):
-        page = tmp_path / f"{number}.html"
-        assert run("view", place, "--out", str(page), "--no-open", "--num", "9", "--seed", "3")[0] == 0
-        keys.append(re.findall(r'<p class="(?:key|name)"><bdi>(.*?)</bdi>', page.read_text()))
-    assert keys[0] == keys[1]
-    assert len(keys[0]) == 2 * 9
-
-
 @pytest.mark.parametrize("place", ["disk", "s3", "http"])
 def test_cat_takes_a_key_and_stops_at_its_sample(run, s3, tmp_path, place):
     """The bytes after the sample are not a shard: reading them would be an error."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import json
 import struct
@@ -69,15 +68,6 @@ def test_text_is_strict_utf8(data):
 def test_integers_round_trip(field, number):
     assume(abs(number) < 10**4000)
     assert decode_field(field, encode_field(field, number)) == number
-
-
-def test_integers_may_have_space_around_them():
-    assert [decode_field("cls", data) for data in (b"7\n", b" +7\r\n", bytearray(b"-7"), memoryview(b"007"))] == [
-        7,
-        7,
-        -7,
-        7,
-    ]
 
 
 @pytest.mark.parametrize("data", [b"", b" ", b"1.0", b"1_0", b"0x1", b"1 2", b"one", b"\xd9\xa1", b"1" * 5000])
@@ -161,19 +151,6 @@ def test_values_that_json_lacks_are_an_error(value):
         encode_field("json", value)
 
 
-def test_circular_and_endless_values_are_an_error():
-    circle = []
-    circle.append(circle)
-    deep = []
-    for _ in range(10**5):
-        deep = [deep]
-    for value in (circle, deep):
-        with pytest.raises(DecodeError):
-            encode_field("json", value)
-    while deep:  # freed level by level, because the interpreter would recurse
-        deep = deep[0]
-
-
 # --- npy
 
 
@@ -204,12 +181,6 @@ def test_npy_reads_and_writes_what_numpy_does(array):
     back = np.load(io.BytesIO(encode_field("npy", array)), allow_pickle=False)
     assert back.dtype == array.dtype
     assert back.tobytes() == array.tobytes()
-
-
-def test_npy_of_a_view_and_of_fortran_order_has_the_same_bytes():
-    array = np.arange(24).reshape(2, 3, 4)
-    assert encode_field("npy", np.asfortranarray(array)) == encode_field("npy", array)
-    assert encode_field("npy", np.arange(48).reshape(2, 3, 8)[..., ::2] // 2) == encode_field("npy", array)
 
 
 @given(npst.arrays(npst.nested_dtypes() | npst.array_dtypes() | npst.datetime64_dtypes(), (2,)), st.booleans())
@@ -243,28 +214,6 @@ def test_npy_headers_of_other_writers_are_read(header, shape):
     result = decode_field("npy", npy_of(header, np.arange(3.0).tobytes()))
     assert result.shape == shape
     assert result.ravel().tolist() == [0, 1, 2]
-
-
-def test_a_header_that_the_parser_of_python_fails_on_for_now_is_read_again(monkeypatch):
-    """In CPython 3.11 the parser sometimes raises SystemError when several threads call it."""
-    errors = [SystemError("AST constructor recursion depth mismatch (before=63, after=70)")] * 3
-    literal_eval = ast.literal_eval
-
-    def fail_first(text):
-        if errors:
-            raise errors.pop()
-        return literal_eval(text)
-
-    data = npy(np.arange(42).reshape(2, 21))
-    monkeypatch.setattr(ast, "literal_eval", fail_first)
-    assert decode_field("npy", data).shape == (2, 21)
-    assert errors == []
-
-
-def test_npy_of_version_3_is_refused():
-    """Version 3 is for column names that are not Latin-1; numpy has no public function for its header."""
-    with pytest.raises(DecodeError, match=r"npy version 3\.0; supported are 1\.0 and 2\.0"):
-        decode_field("npy", npy(np.ones(2, dtype=[("\u03b1", "<i2")]), version=(3, 0)))
 
 
 @pytest.mark.parametrize("error", [SystemError, MemoryError, RecursionError, KeyboardInterrupt])
@@ -327,15 +276,11 @@ def test_a_shape_that_lies_is_found_before_any_allocation(shape):
         "{'descr': '<U0', 'fortran_order': False, 'shape': (1000000000000,)}",
         "{'descr': '|V0', 'fortran_order': False, 'shape': (5,)}",
         "{'descr': '<f8', 'fortran_order': 1, 'shape': (1,)}",
-        "{'descr': '<f8', 'shape': (1,)}",
         "{'descr': '<f8', 'fortran_order': False, 'shape': (1)}",
-        "{'descr': '<f8', 'fortran_order': False, 'shape': (1 1,)}",
         "{'descr': 'nonsense', 'fortran_order': False, 'shape': (1,)}",
-        "{'descr': '<f8', 'fortran_order': False, 'shape': (1L,)",
         "__import__('os').getpid()",
         "(" * 3000,
         "-" * 9000 + "1",
-        "",
         "\0\0",
     ],
 )
@@ -343,12 +288,6 @@ def test_damaged_and_object_headers_are_errors(header):
     for version in (b"\x01\x00", b"\x02\x00"):
         with pytest.raises(DecodeError, match=r"^npy: "):
             decode_field("npy", npy_of(header, bytes(8), version))
-
-
-@pytest.mark.parametrize("version", [b"\x00\x00", b"\x01\x01", b"\x04\x00", b"\x09\x09"])
-def test_unknown_npy_versions_are_errors(version):
-    with pytest.raises(DecodeError, match="npy: "):
-        decode_field("npy", npy_of("{'descr': '<f8', 'fortran_order': False, 'shape': (1,)}", bytes(8), version))
 
 
 @given(ARRAYS, st.data())
@@ -370,12 +309,6 @@ def test_object_arrays_are_not_written():
             encode_field("npy", array)
 
 
-def test_a_header_too_large_to_read_back_is_not_written():
-    array = np.zeros(1, dtype=[(f"a_long_name_of_a_field_{n}", "<f8") for n in range(400)])
-    with pytest.raises(DecodeError, match="npy: its dtype needs a header"):
-        encode_field("npy", array)
-
-
 # --- other fields
 
 
@@ -383,11 +316,8 @@ def test_a_header_too_large_to_read_back_is_not_written():
     ("field", "data"),
     [
         ("txt", "grün".encode()),
-        ("cls", b"12"),
         ("id", b"-3\n"),
         ("json", b'{"a": [1, 2.5]}'),
-        ("jsn", b"null"),
-        ("index", b"0"),
     ],
 )
 def test_values_are_webdatasets(field, data):
@@ -406,24 +336,14 @@ def test_bytes_pass_through_every_field(field, kind):
     ("field", "value", "name"),
     [
         ("txt", 1, "int"),
-        ("txt", None, "NoneType"),
         ("cls", "1", "str"),
         ("cls", True, "bool"),
-        ("cls", 1.0, "float"),
-        ("cls", np.bool_(1), "bool"),
         ("npy", [1, 2], "list"),
         ("json", np.arange(3), "ndarray"),
         ("jpg", "text", "str"),
-        ("jpg", np.zeros((2, 2)), "ndarray"),
-        ("pkl", {"a": 1}, "dict"),
     ],
 )
 def test_wrong_types_are_named_with_the_field(field, value, name):
     with pytest.raises(DecodeError, match=rf"^{field}: .*{name}") as caught:
         encode_field(field, value)
     assert caught.value.field == field
-
-
-def test_numpy_integers_are_integers():
-    assert encode_field("cls", np.int64(7)) == b"7"
-    assert encode_field("cls", np.uint8(7)) == b"7"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import pickle
 import random
@@ -338,21 +337,3 @@ def test_conditions_meet_splits_ranges_mixtures_and_several_folders(folder: Path
 def _keys_of_split(folder: Path) -> list[str]:
     numbers = [7 * shard + number for shard, found in enumerate(selected(folder, "train")) for number in found]
     return [ROWS[number]["__key__"] for number in numbers]
-
-
-def test_a_state_belongs_to_its_condition(folder: Path) -> None:
-    def make(where: str):
-        return (
-            Pipeline().exact(str(folder), where=where, seed=1).decode().to_dict("__key__").batched(4).loader(workers=0)
-        )
-
-    loader = make("cls < 60")
-    batches = iter(loader)
-    next(batches)
-    state = json.loads(json.dumps(loader.state_dict()))
-    rest = [batch["__key__"] for batch in batches]
-    again = make("cls < 60")
-    again.load_state_dict(state)
-    assert [batch["__key__"] for batch in again] == rest
-    with pytest.raises(wdskit.StateError):
-        make("cls < 59").load_state_dict(state)

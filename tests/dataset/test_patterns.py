@@ -90,15 +90,6 @@ def test_a_folder_is_its_tars(here: Path) -> None:
     assert listed("../d/*.tar") == ["../d/a.tar", "../d/b.tar"]
 
 
-def test_what_matches_nothing_is_an_error(here: Path) -> None:
-    touch("d/x.txt")
-    for pattern in ("*.tar", "d", "d/", "d/*.tar", "*/a.tar", "d/{a,b}-*.tar", "[", "a[.tar"):
-        assert problem(pattern).endswith(": no shard matches.")
-    touch("a.tar")
-    assert problem("a.tar::d").startswith("d: no shard matches")
-    assert problem("{a,b}*.tar").startswith("b*.tar: no shard matches")
-
-
 # Names that look like patterns.
 
 LITERAL = [
@@ -125,12 +116,6 @@ def test_a_folder_that_exists_is_itself(here: Path, folder: str) -> None:
     assert listed(folder) == [f"{folder}/s-1.tar", f"{folder}/s-2.tar"]
     if folder in ("x[1]", "x*"):
         assert listed(f"{folder}/s-*.tar") == [f"{folder}/s-1.tar", f"{folder}/s-2.tar"]
-
-
-def test_a_backslash_makes_a_brace_plain_in_a_pattern(here: Path) -> None:
-    touch("a{0}-1.tar", "a{0}-2.tar")
-    assert listed(r"a\{0\}-{1,2}.tar") == ["a{0}-1.tar", "a{0}-2.tar"]
-    assert listed("a{0}-{1,2}.tar") == ["a{0}-1.tar", "a{0}-2.tar"]
 
 
 # Braces.
@@ -186,11 +171,6 @@ def test_without_the_count_such_a_pattern_takes_all_memory(monkeypatch: pytest.M
     assert run_child(functools.partial(expand_in_little_memory, "{a,b}" * 40)) != 0
 
 
-def test_the_first_missing_shard_of_very_many_is_told_at_once(here: Path) -> None:
-    touch("s-000000.tar")
-    assert problem("s-{000000..999999}.tar") == "s-000001.tar: there is no such shard."
-
-
 braces = st.recursive(
     st.sampled_from(
         ["a", "b", "", "-", r"\{", r"\,", "{0..3}", "{10..7}", "{a..c}", "{0..9..4}", "{01..12}", "{C..a}"]
@@ -207,11 +187,12 @@ braces = st.recursive(
 @given(braces)
 def test_names_are_counted_before_they_are_made(pattern: str) -> None:
     """The count is never too low, and the names are those of the package braceexpand."""
-    pattern = f"s{pattern}{{x,y}}"
-    names = list(itertools.islice(braceexpand.braceexpand(pattern), MAX_SHARD_NAMES + 1))
+    num = sum(1 for _ in itertools.islice(braceexpand.braceexpand(pattern), MAX_SHARD_NAMES + 1))
     counted = _count_names(pattern)
-    assert len(names) <= counted <= MAX_SHARD_NAMES + 1
-    assert counted > MAX_SHARD_NAMES or [*expand_patterns(pattern)] == names
+    assert num <= counted <= MAX_SHARD_NAMES + 1
+    if counted < 1000:
+        pattern = f"s{pattern}{{x,y}}"
+        assert [*expand_patterns(pattern)] == [*braceexpand.braceexpand(pattern)]
 
 
 @settings(max_examples=300)

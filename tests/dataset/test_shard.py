@@ -32,7 +32,7 @@ from wdskit.dataset.index import read_index, write_index
 from wdskit.dataset.sample_columns import read_natively
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import LocalShard, offsets_path, write_offsets
-from wdskit.errors import FolderIndexError, ShardError, StorageError, WdskitError
+from wdskit.errors import FolderIndexError, ShardError, WdskitError
 from wdskit.shards.index import index_folder, scan_shard
 
 Truth = list[tuple[str, dict[str, bytes]]]
@@ -521,20 +521,6 @@ def test_an_index_without_digests_of_offsets_still_works(tmp_path: Path) -> None
 
 
 # Descriptors and processes.
-
-
-def test_a_closed_shard_says_so(tmp_path: Path) -> None:
-    write_right_offsets(small(tmp_path / "s.tar"))
-    opened = LocalShard(tmp_path / "s.tar")
-    opened[0]
-    opened.close()
-    opened.close()
-    assert len(opened) == 4
-    for read in (lambda: opened[0], lambda: opened.key(0)):
-        with pytest.raises(StorageError, match=r"s\.tar: it has been closed\."):
-            read()
-    with opened, pytest.raises(StorageError, match="closed"):
-        opened[0]
 
 
 def test_descriptors_are_given_back(tmp_path: Path) -> None:

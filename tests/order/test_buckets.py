@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-import pickle
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from disks import HastyDisk, on
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 import wdskit
@@ -67,41 +64,6 @@ def test_each_sample_once_and_one_bucket_a_step_on_all_ranks(tail: str, world_si
             found = sum(of_samples[number] == bucket for number in seen)
             assert found == (has if tail == "pad" else has // size * size)
         assert len(seen) == plan.num_samples == sum(plan.counts) - steps.num_dropped
-
-
-@given(
-    counts=st.lists(st.integers(0, 90), min_size=1, max_size=5),
-    sizes=st.lists(st.integers(1, 9), min_size=5, max_size=5),
-    tail=st.sampled_from(["drop", "pad"]),
-    epoch=st.integers(0, 1000),
-)
-def test_the_batches_of_an_epoch_are_those_of_its_buckets(counts: list[int], sizes: list[int], tail: Any, epoch: int):
-    plan = BucketPlan(tuple(counts), tuple(sizes[: len(counts)]), tail, 7)
-    if not plan.num_samples:
-        return
-    found = plan.epoch(epoch)
-    by_bucket = defaultdict(list)
-    for bucket, batch, first, stop in zip(found.buckets, found.batches, found.edges, found.edges[1:], strict=False):
-        by_bucket[int(bucket)].append((int(batch), int(stop - first)))
-    for bucket, (count, size) in enumerate(zip(counts, plan.sizes, strict=True)):
-        whole, rest = divmod(count, size)
-        wanted = [size] * whole + [rest] * (rest > 0 and tail == "pad")
-        assert by_bucket[bucket] == list(enumerate(wanted))
-    assert found.edges[-1] == plan.num_samples
-    again = pickle.loads(pickle.dumps(plan))
-    assert again == plan
-    for position in range(0, plan.num_samples, 5):
-        step = int(np.searchsorted(found.edges, position, side="right")) - 1
-        assert plan.bucket_at(epoch * plan.num_samples + position) == found.buckets[step]
-
-
-def test_buckets_are_mixed_in_proportion_to_what_is_left():
-    plan = BucketPlan((80_000, 15_000, 5_000), (100, 100, 100), "drop", 1)
-    buckets = plan.epoch(4).buckets
-    for stop in range(50, 1001, 50):
-        for bucket, share in enumerate((0.8, 0.15, 0.05)):
-            assert abs(int((buckets[:stop] == bucket).sum()) - share * stop) <= 2
-    assert not np.array_equal(buckets, plan.epoch(5).buckets)
 
 
 # --- loaders
@@ -225,24 +187,6 @@ def test_a_state_of_other_buckets_is_refused(folder: Path):
             pipe.bucketed(by="aspect", **other).loader(workers=0).load_state_dict(state)
 
 
-def test_a_sequential_source_and_mixtures_have_buckets(folder: Path):
-    parts = [{"shards": str(folder), "repeat": 2, "where": "tokens < 20"}, {"shards": str(folder), "repeat": 1}]
-    pipe = (
-        Pipeline().exact(mixture=parts, tail="pad").decode("rgb8").resize_to_bucket().to_dict("png", "json", "__key__")
-    )
-    steps, _ = run(pipe.bucketed(by="aspect", shapes=SHAPES, global_size=6), 2)
-    tokens = wdskit.columns(folder)["tokens"]
-    expected = Counter({f"k{n:03d}": 3 if tokens[n] < 20 else 1 for n in range(110)})
-    assert Counter(key for step in steps for key in step["keys"]) == expected
-    pipe = Pipeline().sequential(str(folder)).decode("rgb8").resize_to_bucket().to_dict("png", "json", "__key__")
-    steps, _ = run(pipe.bucketed(by="aspect", shapes=SHAPES, global_size=6), 1)
-    by_bucket = defaultdict(list)
-    for step in steps:
-        by_bucket[step["bucket"]] += step["keys"]
-    assert all(keys == sorted(keys) for keys in by_bucket.values())
-    assert sum(map(len, by_bucket.values())) == 110
-
-
 def test_the_nearest_ratio_is_chosen():
     bucketed = Bucketed(by="aspect", shapes=[[512, 512], [384, 640], [640, 384]], global_size=8)
     chance = np.random.default_rng(0)
@@ -251,14 +195,6 @@ def test_the_nearest_ratio_is_chosen():
     for width, height, bucket in zip(widths.tolist(), heights.tolist(), found.tolist(), strict=True):
         far = [abs(math.log(width / height) - math.log(w / h)) for h, w in bucketed.labels]
         assert far[bucket] <= min(far) + 1e-12
-
-
-@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
-def test_a_width_that_no_image_has_is_named(value):
-    bucketed = Bucketed(by="aspect", shapes=[[1, 1], [1, 2]], global_size=8)
-    with pytest.raises(ValueError, match=r"column width is ") as caught:
-        bucketed.assign([np.array([3.0, value]), np.array([3.0, math.inf])])
-    assert caught.value.args[1] == 1
 
 
 def test_a_budget_is_the_most_pixels_of_a_global_batch():
@@ -272,19 +208,10 @@ def test_a_budget_is_the_most_pixels_of_a_global_batch():
     ("settings", "told"),
     [
         ({"by": "aspect", "global_size": 8}, "`by: aspect` needs `shapes`, and no `edges`"),
-        ({"by": "n", "global_size": 8}, "`by: n` needs `edges`, and no `shapes`"),
         ({"by": "aspect", "shapes": SHAPES}, "it needs either `global_size` or `budget`"),
-        (
-            {"by": "aspect", "shapes": SHAPES, "global_size": 8, "edges": [3]},
-            "`by: aspect` needs `shapes`, and no `edges`",
-        ),
-        ({"by": "n", "edges": [3], "global_size": 8, "budget": 8}, "it needs either `global_size` or `budget`"),
         ({"by": "n", "edges": [3, 2], "global_size": 8}, "or lengths that do not rise"),
         ({"by": "n", "edges": [64], "budget": 100}, "the budget is too small for `divisor: 8` samples of 64: 1 fit"),
-        ({"by": "aspect", "shapes": [[5]], "global_size": 8}, r"shapes\[0\]\[1\]: Field required"),
         ({"by": "aspect", "shapes": [[5, 5], [5, 5]], "global_size": 8}, "`shapes` has an item twice"),
-        ({"by": "aspect", "shapes": [], "global_size": 8}, "at least 1 item"),
-        ({"by": "n", "edges": [*range(1, 258)], "global_size": 8}, "at most 256 items"),
     ],
 )
 def test_settings_that_make_no_buckets_are_refused(settings: dict[str, Any], told: str):
@@ -299,18 +226,9 @@ def test_what_meets_buckets_and_cannot_is_refused(folder: Path):
         (lambda: source.bucketed(**shapes).loader(workers=0, rank=0, world_size=5), PipelineError, "multiple of 5"),
         (lambda: source.bucketed(**shapes).with_epoch(5).loader(workers=0), PipelineError, "with_epoch: an"),
         (lambda: source.batched(4).loader(workers=0), PipelineError, "it needs `bucketed"),
-        (lambda: source.bucketed(by="tokens", edges=[99], global_size=4).loader(workers=0), PipelineError, "it needs"),
         (
             lambda: Pipeline().exact(str(folder)).bucketed(by="tokens", edges=[9], global_size=4).loader(workers=0),
             SelectionError, r"sample \d+ .*tokens is \d+, more than the last of `edges`.*where: tokens <= 9",
-        ),
-        (
-            lambda: Pipeline().exact(str(folder)).bucketed(by="nope", edges=[9], global_size=4).loader(workers=0),
-            SelectionError, "there is no column 'nope'. The columns are width, height, tokens",
-        ),
-        (
-            lambda: Pipeline().exact(str(folder)).bucketed(by="word", edges=[9], global_size=4).loader(workers=0),
-            SelectionError, "column word: `bucketed` needs numbers, and its values are text",
         ),
         (
             lambda: Pipeline().resampled(str(folder), weights="tokens").bucketed(**shapes).loader(workers=0),
@@ -325,22 +243,3 @@ def test_what_meets_buckets_and_cannot_is_refused(folder: Path):
     for call, kind, told in cases:
         with pytest.raises(kind, match=told):
             call()
-
-
-KEPT: list[dict[str, Any]] = []
-
-
-def keeping(samples: list[Any]) -> dict[str, Any]:
-    """A collate that keeps its batches."""
-    KEPT.append({"keys": [sample["__key__"] for sample in samples]})
-    return KEPT[-1]
-
-
-def test_the_name_of_the_bucket_changes_no_dict_of_the_user(tmp_path: Path):
-    pack([{"__key__": f"{n}", "json": {"n": n}} for n in range(8)], tmp_path / "data", columns="json.n")
-    base = Pipeline().exact(str(tmp_path / "data"))
-    bucket = {"by": "json.n", "edges": [3, 8], "global_size": 2}
-    batches = list(base.bucketed(**bucket, collate=keeping).loader(workers=0))
-    assert all("__bucket__" in batch for batch in batches)
-    assert KEPT
-    assert not any("__bucket__" in batch for batch in KEPT)

@@ -56,23 +56,6 @@ def test_far_positions_are_as_cheap_as_near_ones():
     assert len(set(pairs(order.take(np.arange(last - 5000, last))))) == 5000
 
 
-def test_passes_and_seeds_have_orders_of_their_own():
-    orders = {
-        tuple(pairs(ExactOrder([5, 6, 7], seed=seed).take(np.arange(18) + 18 * number)))
-        for seed in range(10)
-        for number in range(10)
-    }
-    assert len(orders) == 100
-
-
-def test_a_rank_reads_its_lanes_only():
-    """Rank r of R reads L / gcd(R, L) lanes, so a quarter of the ranks reads a quarter of the sequence."""
-    order = ExactOrder([10] * 240, seed=2, lanes=24, window=16)
-    for world_size, share in ((2, 1 / 2), (8, 1 / 8), (24, 1 / 24)):
-        shards, _ = order.take(np.arange(0, 2400, world_size))
-        assert len(set(shards.tolist())) <= 240 * share + 24 / world_size
-
-
 def test_lanes_differ_by_at_most_one_sample():
     """With shards of one sample and a window of 1 (no shuffle), a lane is a run of the pass with its exact length."""
     for num_samples in range(1, 60):
@@ -96,13 +79,6 @@ def test_windows_are_of_one_size():
             assert order.window * num_windows - longest < num_windows
 
 
-def test_windows_shuffle_across_shards():
-    """Neighbouring samples of an epoch come from many shards, not from one shard after another."""
-    order = ExactOrder([100] * 60, seed=0, lanes=4, window=1500)
-    shards, _ = order.take(np.arange(400))
-    assert len(set(shards.tolist())) >= 35
-
-
 def test_resampled_chunks_are_neighbours():
     """In the order of a lane without shuffle, samples follow each other inside a shard."""
     order = ResampledOrder([1000], seed=3, chunk=10, lanes=1, window=10)
@@ -122,16 +98,6 @@ def test_a_mixture_keeps_its_shares_within_two_samples_in_any_window(weights):
         off = np.concatenate([[0], np.cumsum(found == part)]) - np.arange(5001) * share
         assert off.max() - off.min() < 2 + 5000 / (1 << 16)  # the last term is the rounding in a block of 2**16
         assert indices[found == part].tolist() == list(range((found == part).sum()))
-
-
-def test_each_part_of_a_mixture_repeats_at_its_own_pace():
-    parts = [ExactOrder([5, 7], seed=0), ExactOrder([3], seed=0)]
-    mixture = MixtureOrder(parts, [2, 1], [1, 1])
-    taken = pairs(mixture.take(np.arange(24)))
-    small = [pair for pair in taken if pair[0] == 2]
-    large = [pair for pair in taken if pair[0] != 2]
-    assert sorted(large) == all_samples([5, 7])
-    assert sorted(small) == sorted([(2, 0), (2, 1), (2, 2)] * 4)
 
 
 def test_a_schedule_counts_samples():
@@ -156,8 +122,3 @@ def test_a_schedule_counts_samples():
 def test_weights_that_mean_nothing_are_refused(weights):
     with pytest.raises(ValueError, match=r"weight"):
         MixtureOrder([SequentialOrder([1])] * len(weights), [1] * len(weights), weights)
-
-
-def test_shards_without_a_sample_are_refused():
-    with pytest.raises(ValueError, match="all shards are empty"):
-        ExactOrder([0, 0], seed=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,7 +11,7 @@ from shards import write_numbers
 
 from wdskit import Pipeline
 from wdskit.order import keys
-from wdskit.order.base import ShardOffsets, look_up
+from wdskit.order.base import ShardOffsets
 from wdskit.order.exact import ExactOrder
 from wdskit.order.keys import PositionRng
 from wdskit.order.resampled import ResampledOrder
@@ -121,14 +120,6 @@ def test_parts_of_a_mixture_over_the_same_shards_differ(tmp_path):
     assert len({tuple(np.concatenate(order.take(np.arange(65))).tolist()) for order in orders}) == 100
 
 
-def test_a_memory_is_left_behind_when_an_order_goes_to_another_process():
-    order = ExactOrder([5000] * 4, seed=1, lanes=4)
-    fresh = len(pickle.dumps(order))
-    taken = order.take(np.arange(100))
-    assert len(pickle.dumps(order)) == fresh
-    assert np.array_equal(pickle.loads(pickle.dumps(order)).take(np.arange(100)), taken)
-
-
 def test_threads_that_share_an_order_get_what_one_gets():
     """Several threads make windows, and remove them from memory, at once."""
     counts = [200, 50, 300]
@@ -139,15 +130,3 @@ def test_threads_that_share_an_order_get_what_one_gets():
             found = list(pool.map(shared.take, batches))
         for batch, got in zip(batches, found, strict=True):
             assert np.array_equal(got, alone.take(batch))
-
-
-@pytest.mark.parametrize("num_keys", [1, 3, 40])
-def test_looking_up_one_by_one_and_by_table_is_the_same(num_keys):
-    rng = np.random.default_rng(num_keys)
-    tables = {key * 7: rng.integers(0, 1000, 50).astype(np.uint16) for key in range(num_keys)}
-    for num in (0, 1, 30, 2000):
-        asked, places = rng.integers(0, num_keys, num) * 7, rng.integers(0, 50, num)
-        wanted = {key: tables[key] for key in set(asked.tolist())}
-        expected = [int(tables[key][place]) for key, place in zip(asked.tolist(), places.tolist(), strict=True)]
-        found = look_up(asked, places, wanted)
-        assert (found.tolist(), found.dtype) == (expected, np.int64)

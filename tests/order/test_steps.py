@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from functools import partial
 
 import numpy as np
 import pytest
@@ -91,11 +90,6 @@ def test_each_rank_has_its_share_of_every_part(weights, world_size, size, batch)
     assert np.abs(found - ideal).max() < (0.1 if batch == 4 else 0.06)
 
 
-def test_ranks_of_one_node_have_their_share_in_batches_of_one_sample_too():
-    for weights in ((1, 1), (7, 1), (1, 1, 1, 1)):
-        assert np.abs(shares(weights, 4, 4, 1, num_steps=960) - np.array(weights) / sum(weights)).max() < 0.06
-
-
 def find_nodes(order, start, steps, step, size):
     """Return the node that takes each position of a step with `tail: drop`. `size` is the number of ranks per node."""
     depths = order.locate(np.arange(steps.global_batch) + steps.first(step) + start)[1]
@@ -151,29 +145,6 @@ def test_nodes_together_download_the_data_about_once(num_shards, world_size, bat
     first, second = downloads(order, world_size, min(8, world_size // 4), batch, 2)
     assert 1 <= first < most[0]
     assert second < most[1]
-
-
-def test_without_homes_the_second_epoch_downloads_again():
-    """These are the figures of the test above, without homes."""
-    order = partial(ExactOrder, [1000] * 200, seed=7)
-    assert downloads(order(), 16, 4, 64, 2)[1] > 0.6
-    assert downloads(order(homes=8), 16, 4, 64, 2)[1] < 0.1
-
-
-def test_a_rank_reads_from_all_shards_of_its_node():
-    """Its batch has samples of more shards than its own lanes hold."""
-    order = ExactOrder([100] * 1000, seed=1)
-    steps = Steps(100_000, 64, 64, "drop")
-    alone, beside = (
-        np.mean(
-            [
-                len(np.unique(order.take(rank_positions(order, 0, steps, step, rank=5, ranks_per_node=size))[0]))
-                for step in range(9)
-            ]
-        )
-        for size in (1, 8)
-    )
-    assert beside > 1.2 * alone
 
 
 def test_steps_hold_every_position_and_count_what_is_dropped_or_padded():

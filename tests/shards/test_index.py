@@ -18,7 +18,6 @@ from wdskit.dataset.lock import LOCK_NAME, lock_folder
 from wdskit.dataset.patterns import check_found, find_shards
 from wdskit.dataset.shard import LocalShard
 from wdskit.errors import FolderIndexError, ShardError, StorageError
-from wdskit.files import TEMP_PREFIX, TEMP_SUFFIX
 from wdskit.shards.index import index_folder
 
 
@@ -67,29 +66,6 @@ def test_a_damaged_shard_is_named_and_nothing_is_written(folder: Path, workers: 
     assert not index_bytes(folder)
 
 
-def test_members_of_no_sample_are_counted(folder: Path) -> None:
-    write_members(folder / "s-3.tar", {"README": b"x", ".hidden.jpg": b"y", "a.jpg": b"z"})
-    assert index_folder(folder).num_ignored == 2
-
-
-def test_a_file_name_that_cannot_be_printed_is_a_fault(folder: Path) -> None:
-    (folder / "s-0.tar").rename(folder / "s\x1b[2J.tar")
-    with pytest.raises(ShardError, match=r"file name 's\\x1b\[2J.tar' holds characters"):
-        index_folder(folder)
-
-
-def test_what_is_no_folder_of_shards_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="no shard"):
-        index_folder(tmp_path)
-    with pytest.raises(StorageError, match="no such folder"):
-        index_folder(tmp_path / "nothing")
-    (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="there is no such folder"):
-        index_folder(tmp_path / "file")
-    with pytest.raises(StorageError, match=r"only buckets of s3://, gs://, az:// can be listed or written to"):
-        index_folder("http://localhost/train")
-
-
 def test_one_writer_at_a_time_by_any_name_and_from_any_thread(folder: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(folder)
@@ -133,13 +109,6 @@ def test_a_disk_that_fails_at_any_operation_leaves_no_wrong_index(folder: Path) 
             (folder / name).unlink()
     index_folder(folder)
     assert index_bytes(folder) == right
-
-
-def test_drafts_of_a_killed_run_are_removed(folder: Path) -> None:
-    temp = folder / f"{TEMP_PREFIX}index.json{TEMP_SUFFIX}"
-    temp.write_bytes(b"half")
-    index_folder(folder)
-    assert not temp.exists()
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import sys
-from pathlib import Path
 
 import pytest
 from shards import write_shard
 
-from wdskit import KeyRuleError, ShardError
+from wdskit import KeyRuleError
 from wdskit.shards.listing import cat
 
 SAMPLES = {
@@ -47,14 +46,6 @@ def test_what_is_not_there_is_named(shard, name, message, run):
     code, out, err = run("cat", shard, name)
     assert (code, out) == (1, "")
     assert err
-
-
-def test_a_field_of_a_damaged_shard_is_read_as_long_as_its_sample_is_whole(shard):
-    data = Path(shard).read_bytes()
-    Path(shard).write_bytes(data[:2600])
-    assert cat(shard, "cat/1.json") == b"{}"
-    with pytest.raises(ShardError):
-        cat(shard, "cat/2.jpg")
 
 
 class Terminal(io.StringIO):

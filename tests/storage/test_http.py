@@ -42,16 +42,6 @@ def test_body_without_a_validator_is_not_pieced_together(server, name):
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("name", ["drip", "drip_headers", "endless_headers"])
-@pytest.mark.parametrize("query", ["", "?sig=hush"])
-def test_server_that_never_ends_its_reply_is_an_error(server, name, query, monkeypatch):
-    monkeypatch.setattr(objects, "PART_S", 0.3)
-    monkeypatch.setattr(requests, "REDIRECT_S", 0.3)
-    monkeypatch.setattr(requests, "RETRY_S", 0.5)
-    with pytest.raises(StorageError, match=r"did not (arrive|answer)|the connection failed|headers are too long"):
-        read_bytes(f"{server.url}/{name}.tar{query}", limit=len(BODY))
-
-
 def test_stream_that_is_read_slowly_is_read(server, monkeypatch):
     """The training may take minutes for a batch: only the time of waiting for the server counts."""
     monkeypatch.setattr(objects, "PART_S", 0.3)
@@ -65,20 +55,9 @@ def test_stream_that_is_read_slowly_is_read(server, monkeypatch):
     assert found == BODY
 
 
-def test_small_body_has_a_limit(server):
-    assert read_bytes(f"{server.url}/ok.tar", limit=len(BODY)) == BODY
-    with pytest.raises(StorageError, match=f"it holds more than {len(BODY) - 1} bytes"):
-        read_bytes(f"{server.url}/ok.tar", limit=len(BODY) - 1)
-
-
 def test_web_page_is_no_damaged_shard(server):
     with pytest.raises(StorageError, match=r"/page\.tar: this is a web page, not a tar\."):
         list(Pipeline().stream(f"{server.url}/page.tar").to_tuple("__key__").loader(workers=0))
-
-
-def test_folder_of_a_web_server_ends_with_a_slash():
-    with pytest.raises(StorageError, match="A folder of a web server ends with a slash"):
-        Pipeline().exact("http://127.0.0.1:1/data").to_tuple("__key__").loader(workers=0)
 
 
 def test_redirect_tells_the_other_host_neither_query_nor_password_of_the_proxy(server, monkeypatch):

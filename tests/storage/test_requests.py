@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 import pytest
@@ -34,16 +33,6 @@ def test_what_is_in_flight_is_bounded(monkeypatch, loop):
         assert 2 <= server.most <= 5
 
 
-def test_large_requests_count_as_several(monkeypatch, loop):
-    monkeypatch.setattr(objects, "PART_BYTES", 100_000)
-    monkeypatch.setattr(objects, "CHUNK_BYTES", 50_000)
-    loop.limit = 2 * LARGE_UNITS + 1
-    monkeypatch.setattr(requests, "MAX_IN_FLIGHT", loop.limit)
-    with FaultServer() as server:
-        assert ObjectFile(f"{server.url}/slow.tar").read_at(0, len(BODY)) == BODY
-        assert server.most == 2
-
-
 def test_a_busy_server_gets_half_as_many_and_each_success_adds_one(loop, monkeypatch):
     monkeypatch.setattr(requests, "RETRY_S", 0.5)
     with FaultServer() as server:
@@ -69,52 +58,6 @@ def test_retries_draw_nothing_from_the_global_generator(loop):
         ObjectFile(f"{server.url}/busy_3.tar").read_at(0, 10)
     assert loop.take_count().retries == 3
     assert random.getstate() == before
-
-
-def test_who_came_first_goes_first_and_who_gives_up_leaves_no_gap(loop):
-    async def run() -> list[int]:
-        loop.limit, order = 8, []
-        release = asyncio.Event()
-
-        async def take(number: int, units: int) -> None:
-            async with loop.slot(units):
-                order.append(number)
-                await release.wait()
-
-        tasks = [asyncio.ensure_future(take(number, units)) for number, units in enumerate([8, 8, 1, 8, 1])]
-        await asyncio.sleep(0)
-        tasks[1].cancel()
-        await asyncio.sleep(0)
-        assert order == [0]
-        release.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert loop._used == 0
-        assert not loop._waiting
-        return order
-
-    assert loop.submit(run()).result(10) == [0, 2, 3, 4]
-
-
-def test_a_read_that_is_given_up_leaves_no_gap(loop):
-    with FaultServer() as server:
-        for _ in range(20):
-            ahead = ObjectFile(f"{server.url}/silence.tar").start_reading([(0, 100)])
-            ahead.cancel()
-        assert ObjectFile(f"{server.url}/ok.tar").read_at(0, 9) == BODY[:9]
-        loop.submit(asyncio.sleep(0)).result(10)
-    assert loop._used == 0
-
-
-def test_stores_of_signed_urls_do_not_pile_up(loop):
-    with FaultServer() as server:
-        for number in range(requests.MAX_STORES + 9):
-            ObjectFile(f"{server.url}/ok.tar?sig={number}").read_at(0, 1)
-        assert len(loop.stores) == requests.MAX_STORES
-        assert "sig" not in repr(loop)
-        ObjectFile(f"{server.url}/ok.tar").read_at(0, 1)
-        num = len(loop.stores)
-        ObjectFile(f"{server.url}/d/ok.tar").read_at(0, 1)
-        assert len(loop.stores) == num
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from object_server import read_ranges
 
 from wdskit.errors import StorageError
 from wdskit.storage import requests
-from wdskit.storage.buckets import list_objects, start_upload
+from wdskit.storage.buckets import start_upload
 from wdskit.storage.objects import ObjectFile, ObjectStream
 from wdskit.storage.stores import is_metadata_failure, locate
 from wdskit.storage.urls import open_stream
@@ -73,13 +73,11 @@ def authorization(server) -> str:
         ("s3://bucket/a/b%20c%23.tar", "bucket", "a/b c#.tar"),
         ("S3://My-Bucket.x/a b.tar", "My-Bucket.x", "a b.tar"),
         ("gs://bucket/a", "bucket", "a"),
-        ("az://container/a", "container", "a"),
         ("hf://datasets/o/n/d/a.tar", "https://huggingface.co/datasets/o/n/resolve/main", "d/a.tar"),
         ("hf://datasets/o/n@v1/a.tar", "https://huggingface.co/datasets/o/n/resolve/v1", "a.tar"),
         ("hf://datasets/o/n@refs%2Fpr%2F1/a", "https://huggingface.co/datasets/o/n/resolve/refs%2Fpr%2F1", "a"),
         ("https://h:9/d/a%20b.tar?x=1", "https://h:9/?x=1", "d/a b.tar"),
         ("http://h/d%2Fa.tar", "http://h/d%2Fa.tar", ""),
-        ("http://h/d//a.tar?x", "http://h/d//a.tar?x", ""),
     ],
 )
 def test_where_an_object_lives(url, root, key):
@@ -91,9 +89,9 @@ def test_where_an_object_lives(url, root, key):
 @pytest.mark.parametrize(
     "url",
     [
-        "s3://", "s3:///a", "s3://bucket", "s3://bucket/", "s3://b ucket/a", "s3://bucket/a?b", "s3://bucket/a#b",
-        "hf://datasets/o", "hf://o/n/a", "hf://datasets/o/n", "gs://", "az://c/", "http://", "http://[::1", "/a/b",
-        "abfs://c/a", "file:///a", "az://", "a.tar", "s3:a",
+        "s3://", "s3:///a",  "s3://bucket/",  "s3://bucket/a?b",
+         "hf://o/n/a",  "gs://",  "http://",
+        "abfs://c/a", "file:///a",
     ],
 )  # fmt: skip
 def test_urls_that_name_no_object(url):
@@ -106,13 +104,6 @@ def test_passwords_in_urls_are_refused_and_not_shown():
     for scheme in ("s3", "http", "https"):
         assert "a user or password" in problem(f"{scheme}://me:{SECRET}@bucket/a.tar")
         assert "a user or password" in problem(f"{scheme}://me:{SECRET}@bucket/a.tar?sig={SECRET}")
-
-
-@pytest.mark.parametrize("key", ["a//b", "a/../b", "./a"])
-def test_keys_that_are_not_supported(faults, monkeypatch, key):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
-    assert "the key has an empty part, or a part of dots only" in problem(f"s3://bucket/{key}")
-    assert faults.requests == []
 
 
 # http(s).
@@ -143,16 +134,6 @@ def test_tls_is_checked_and_an_own_ca_can_be_named(monkeypatch):
         assert ObjectFile("s3://bucket/ok.tar").read_at(0, 9) == BODY[:9]
         monkeypatch.setenv("SSL_CERT_FILE", "/none.pem")
         assert "/none.pem" in problem(f"{server.url}/d/ok.tar?x")
-
-
-def test_https_never_ends_at_http(monkeypatch, faults):
-    monkeypatch.setenv("SSL_CERT_FILE", str(CA))
-    with FaultServer(PEM) as server:
-        server.location = f"{faults.url}/ok"
-        assert "its redirect is not followed" in problem(f"{server.url}/moved.tar")
-        assert faults.requests == []
-        faults.location = f"{server.url}/ok"
-        assert ObjectFile(f"{faults.url}/moved.tar").read_at(0, 9) == BODY[:9]
 
 
 @pytest.mark.parametrize("fault", ["ok", "denied", "missing", "reset", "busy_3"])
@@ -246,14 +227,6 @@ def test_expired_tokens_are_read_again_once(faults, home, monkeypatch):
     assert len(faults.requests) == num + 2
 
 
-@pytest.mark.parametrize("value", ["nonsense", "http://a b", "ftp://h", "http://"])
-def test_an_endpoint_that_is_none(monkeypatch, value):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", value)
-    assert "its store cannot be opened" in problem("s3://bucket/ok.tar")
-    monkeypatch.setenv("AIS_ENDPOINT", value)
-    assert "its store cannot be opened" in problem("ais://bucket/ok.tar")
-
-
 # Other stores.
 
 
@@ -317,9 +290,3 @@ def test_ais_follows_its_gateway_to_a_target(faults, monkeypatch):
         assert faults.requests[-1][0] == "/ais/bucket/d/moved.tar"
         assert len(target.requests) == 1
     assert isinstance(open_stream("ais://bucket/ok"), ObjectStream)
-
-
-@pytest.mark.parametrize("url", ["hf://datasets/o/n/d", "http://127.0.0.1/d", "https://h/d"])
-def test_what_cannot_be_listed_says_so(url):
-    with pytest.raises(StorageError, match="can be listed"):
-        list_objects(url)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
-import socket
-import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from leaks import open_descriptors
 
 from wdskit import Pipeline
 from wdskit.errors import ConfigError, StorageError
@@ -20,8 +17,6 @@ from wdskit.storage import requests
 from wdskit.storage import urls as urls_module
 from wdskit.storage.urls import LocalFile, is_local, local_path, open_stream, read_bytes, scheme_of
 from wdskit.text import hide_secrets
-
-BODY = bytes(range(256)) * 2000
 
 
 @pytest.fixture(autouse=True)
@@ -45,15 +40,7 @@ def read_all(url: str, size: int = 5000) -> bytes:
         stream.close()
 
 
-@pytest.mark.parametrize("url", ["http://", "http:///a.tar", "http://[::1", "http://a b/c"])
-def test_urls_that_are_none(url):
-    with pytest.raises(StorageError):
-        open_stream(url)
-
-
-@pytest.mark.parametrize(
-    "scheme", ["abfs", "gcs", "wasb", "hdfs", "ftp", "sftp", "ssh", "data", "PIPE", "pipe", "git+ssh"]
-)
+@pytest.mark.parametrize("scheme", ["abfs", "hdfs", "ftp", "data", "PIPE", "pipe", "git+ssh"])
 def test_other_schemes_are_refused_by_name_before_anything_runs(scheme, tmp_path):
     url = f"{scheme}:touch {tmp_path}/ran" if scheme.lower() == "pipe" else f"{scheme}://bucket/a-{{0..3}}.tar"
     for refuse in (open_stream, scheme_of, is_local):
@@ -91,14 +78,6 @@ def test_any_file_name_has_a_url(name, tmp_path):
     assert local_path(path.as_uri()) == str(path)
 
 
-def test_a_name_with_a_colon_is_a_path_when_it_is_written_as_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("pipe:id.tar").write_bytes(b"data")
-    assert read_all("./pipe:id.tar") == b"data"
-    with pytest.raises(StorageError, match="`pipe:` runs a shell command"):
-        open_stream("pipe:id.tar")
-
-
 @pytest.mark.parametrize("url", ["a\x00.tar", "file:///a%00.tar", "\ud800.tar", "", "file:", "x" * 5000, "a.tar/b.tar"])
 def test_what_cannot_be_a_file_name_cannot_be_opened(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -119,28 +98,7 @@ def test_any_text_is_a_stream_or_a_storage_error(text):
         assert shown in (text, hide_secrets(text))
 
 
-def test_local_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(StorageError, match=r"missing.tar: cannot be opened: No such file"):
-        LocalFile(str(tmp_path / "missing.tar"))
-    stream = LocalFile(str(tmp_path))
-    with pytest.raises(StorageError, match="reading failed: Is a directory"):
-        stream.read(10)
-    with pytest.raises(StorageError, match="reading failed: Is a directory"):
-        stream.read_at(0, 10)
-    stream.close()
-    stream.close()
-    with pytest.raises(StorageError, match="reading failed: Bad file descriptor"):
-        stream.read(10)
-    (tmp_path / "loop.tar").symlink_to("loop.tar")
-    with pytest.raises(StorageError, match="cannot be opened: Too many levels of symbolic links"):
-        LocalFile(str(tmp_path / "loop.tar"))
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(tmp_path / "socket.tar"))
-        with pytest.raises(StorageError, match="cannot be opened: No such device"):
-            LocalFile(str(tmp_path / "socket.tar"))
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENOMEM, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.EIO])
 def test_a_system_that_refuses_is_told_in_its_words(number, tmp_path, monkeypatch):
     """Errors come at opening and at reading. They are simulated, because tests may run as root."""
     path = tmp_path / "a.tar"
@@ -157,48 +115,6 @@ def test_a_system_that_refuses_is_told_in_its_words(number, tmp_path, monkeypatc
             attempt()
         assert caught.value.url == str(path)
     stream.close()
-
-
-def test_a_named_pipe_is_read_in_order_only(tmp_path):
-    os.mkfifo(tmp_path / "pipe.tar")
-    writer = threading.Thread(target=lambda: (tmp_path / "pipe.tar").write_bytes(BODY))
-    writer.start()
-    stream = LocalFile(str(tmp_path / "pipe.tar"))
-    assert stream.num_bytes == 0
-    with pytest.raises(StorageError, match="reading failed: Illegal seek"):
-        stream.read_at(0, 10)
-    parts = iter(lambda: stream.read(70_000), b"")
-    assert b"".join(parts) == BODY
-    stream.close()
-    writer.join()
-
-
-def test_reading_at_an_offset_leaves_the_stream_where_it_is(tmp_path):
-    path = tmp_path / "a.bin"
-    path.write_bytes(b"0123456789")
-    stream = LocalFile(str(path))
-    assert (stream.read(2), stream.read_at(7, 2), stream.read(2), stream.read_at(9, 5)) == (b"01", b"78", b"23", b"9")
-    assert stream.num_bytes == 10
-    stream.close()
-
-
-def test_a_small_file_has_a_limit(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_bytes(b"x" * 100)
-    assert read_bytes(str(path), limit=100) == b"x" * 100
-    with pytest.raises(StorageError, match="more than 99 bytes"):
-        read_bytes(str(path), limit=99)
-
-
-def test_descriptors_are_not_inherited_and_given_back(tmp_path):
-    path = tmp_path / "a.bin"
-    path.write_bytes(b"x")
-    before = open_descriptors()
-    streams = [LocalFile(str(path)) for _ in range(5)]
-    assert not any(os.get_inheritable(stream.fd) for stream in streams)
-    for stream in streams:
-        stream.close()
-    assert open_descriptors() == before
 
 
 def test_a_small_file_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path):
