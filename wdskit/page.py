@@ -369,7 +369,8 @@ def _histogram(values: Sequence[int], show: Callable[[int], str]) -> list[tuple[
     """Return (lower edge, number of values) of each of at most `MAX_BARS` ranges; empty without values."""
     if not values:
         return []
-    counts, edges = np.histogram(values, bins=min(MAX_BARS, max(values) - min(values) + 1))
+    low, high = min(values), max(values) + 1
+    counts, edges = np.histogram(values, bins=min(MAX_BARS, high - low), range=(low, high))
     return [(show(int(edge)), count) for edge, count in zip(edges.tolist(), counts.tolist(), strict=False)]
 
 

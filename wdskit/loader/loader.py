@@ -331,7 +331,8 @@ class PlannedLoader(Loader):
 
     Raises:
         PipelineError: A stage cannot be sent to the workers, `start_method` is "fork" and forking is impossible, Ray is
-            not installed and `on` is set, `device` does not exist, or `errors.dir` is not a folder.
+            not installed and `on` is set, or `device` does not exist.
+        OSError: The folder `errors.dir` cannot be made.
     """
 
     def __init__(

@@ -46,8 +46,8 @@ class StreamLoader(Loader):
 
     Raises:
         PipelineError: The splits or the length do not fit the ranks and workers, a stage cannot be sent to the workers,
-            `start_method` is "fork" and forking is impossible, a setting is not for streams, or `errors.dir` is not a
-            folder.
+            `start_method` is "fork" and forking is impossible, or a setting is not for streams.
+        OSError: The folder `errors.dir` cannot be made.
     """
 
     def __init__(
