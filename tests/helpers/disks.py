@@ -7,7 +7,7 @@ import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from folders import ALL
 
@@ -53,38 +53,16 @@ class WatchedDisk(Disk):
         self.after(name, *args)
         return done
 
-    def open(self, path: Path) -> int:
-        return cast("int", self._do("open", path))
 
-    def open_log(self, path: Path) -> int:
-        return cast("int", self._do("open_log", path))
+def _watched(name: str) -> Callable[..., Any]:
+    return lambda self, *args: self._do(name, *args)
 
-    def write(self, fd: int, data: Any) -> int:
-        return cast("int", self._do("write", fd, data))
 
-    def fsync(self, fd: int) -> None:
-        self._do("fsync", fd)
-
-    def close(self, fd: int) -> None:
-        self._do("close", fd)
-
-    def rename(self, source: Path, target: Path) -> None:
-        self._do("rename", source, target)
-
-    def link(self, source: Path, target: Path) -> None:
-        self._do("link", source, target)
-
-    def fsync_folder(self, folder: Path) -> None:
-        self._do("fsync_folder", folder)
-
-    def remove(self, path: Path) -> None:
-        self._do("remove", path)
-
-    def make_folder(self, path: Path) -> None:
-        self._do("make_folder", path)
-
-    def remove_folder(self, path: Path) -> None:
-        self._do("remove_folder", path)
+for _name in (
+    *("open", "open_log", "write", "fsync", "close", "rename", "link", "fsync_folder"),
+    *("remove", "make_folder", "remove_folder"),
+):
+    setattr(WatchedDisk, _name, _watched(_name))
 
 
 class FailingDisk(WatchedDisk):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,23 +125,6 @@ def test_program_may_change_its_folder_after_a_loader_is_made(
         assert sum(len(batch["__key__"]) for batch in loader) == 40
         loader.close()
         monkeypatch.chdir(folder.parent)
-
-
-class Encoding(UserDict[str, Any]):
-    """A batch class of the user's, as transformers' BatchEncoding."""
-
-
-def encode(samples: list[dict[str, Any]]) -> Encoding:
-    return Encoding(cls=torch.tensor([sample["cls"] for sample in samples]))
-
-
-@pytest.mark.parametrize("way", [{"workers": 0}, {"workers": 1}], ids=str)
-def test_mapping_of_a_collate_keeps_its_class_with_the_mask(data: dict[str, str], way: dict[str, int]) -> None:
-    loader = Pipeline().sequential(data["one"]).decode().batched(16, collate=encode).loader(**way)
-    batches = [*loader]
-    loader.close()
-    assert [type(batch) for batch in batches] == [Encoding] * 3
-    assert batches[-1]["__valid__"].tolist() == [True] * 8 + [False] * 8
 
 
 def test_list_of_bad_samples_names_its_pipeline(tmp_path: Path) -> None:

@@ -50,12 +50,6 @@ def config(tmp_path, six, monkeypatch):
 NOTE = {"note": number_of}
 
 
-def message_of(*args, **settings) -> str:
-    with pytest.raises(ConfigError) as caught:
-        make_loader(*args, **settings)
-    return str(caught.value)
-
-
 # --- arguments
 
 
@@ -75,19 +69,6 @@ def test_a_path_a_dict_and_a_pipeline_give_the_same(config, six):
     assert [len(epoch) for epoch in epochs[0]] == [6, 6]
 
 
-def test_which_of_several_pipelines(config):
-    assert list(make_loader(config, pipeline="val", transforms=NOTE)) == list(range(39))
-    assert "there are 2 pipelines; say which (`--pipeline` or `pipeline=`): `train` and `val`." in message_of(config)
-    assert "there is no pipeline `vall`. Did you mean `val`?" in message_of(config, pipeline="vall")
-    assert "there is no pipeline 5. It has `train` and `val`." in message_of(config, pipeline=5)
-
-
-def test_arguments_of_configurations_are_refused_beside_a_pipeline(six):
-    for settings in ({"pipeline": "train"}, {"overrides": ["loader.workers=0"]}):
-        with pytest.raises(PipelineError, match="`pipeline` and `overrides` belong to a configuration"):
-            make_loader(Pipeline().stream(six), **settings)
-
-
 def test_arguments_count_over_overrides_over_the_file(config):
     def spec(**settings):
         return make_loader(config, pipeline="train", transforms=NOTE, **settings).spec
@@ -102,43 +83,12 @@ def test_arguments_count_over_overrides_over_the_file(config):
     assert set(every) | {"pin_memory", "device", "ranks_per_node", "on"} == set(LoaderSpec.model_fields)
 
 
-# --- wrong values
-
-
-BAD_SETTINGS = [
-    {"workers": -1},
-    {"workers": "2"},
-    {"workers": 2.0},
-    {"workers": True},
-    {"workers": 2**63},
-    {"threads": 0},
-    {"prefetch": 0},
-    {"prefetch": "many"},
-    {"persistent_workers": 1},
-    {"persistent_workers": "no"},
-    {"timeout": -1.0},
-    {"start_method": "frok"},
-    {"start_method": 5},
-    {"on": "spark"},
-    {"pin_memory": "yes"},
-    {"threads": "8", "workers": [1], "pin_memory": {}},
-]
-
-
-@pytest.mark.parametrize("settings", BAD_SETTINGS, ids=str)
-def test_a_wrong_argument_is_refused_in_the_words_of_the_configuration(config, six, settings):
-    """All wrong arguments are listed; a configuration with these values has the same message."""
-    with pytest.raises(ConfigError) as by_file:
-        load_config({"pipeline": [{"stream": six}], "loader": settings})
-    expected = [problem.rule for problem in by_file.value.problems]
-    assert len(expected) == len(settings)
-    for source in (config, Pipeline().stream(six)):
-        with pytest.raises(ConfigError) as by_argument:
-            make_loader(source, pipeline="train" if source is config else None, **settings)
-        problems = by_argument.value.problems
-        assert [problem.rule for problem in problems] == expected
-        assert {problem.path for problem in problems} == set(settings)
-        assert {problem.where for problem in problems} == {"make_loader"}
+def test_wrong_arguments_are_all_named(six):
+    expected = "make_loader: workers: Input should be a valid integer, not `2`.\n"
+    expected += "make_loader: start_method: Input should be 'fork', 'spawn' or 'forkserver', not `frok`."
+    with pytest.raises(ConfigError) as caught:
+        make_loader(Pipeline().stream(six), workers="2", start_method="frok")
+    assert str(caught.value) == expected
 
 
 # --- functions and plugins
@@ -164,14 +114,9 @@ def test_plugins_register_their_functions(config, tmp_path, monkeypatch):
     (package / "notes.py").write_text(
         "import wdskit\n@wdskit.register('note')\ndef note(sample):\n    return 'plugin'\n"
     )
-    (package / "broken.py").write_text("import wdskit_test_no_such_module\n")
-    (package / "failing.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     loader = make_loader(config, pipeline="val", plugins=["wdskit_test_plugin.notes"], workers=1, start_method="fork")
     assert set(loader) == {"plugin"}
-    for plugin, error in (("broken", "wdskit_test_no_such_module"), ("failing", "division by zero")):
-        with pytest.raises((ModuleNotFoundError, ZeroDivisionError), match=error):
-            make_loader(config, pipeline="val", plugins=[f"wdskit_test_plugin.{plugin}"])
 
 
 # --- workers

@@ -13,13 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from images import encoded, photo
 from object_server import BUCKET, put, read_from, s3_server
 from rays import ActorDiedError, FakeCluster, ObjectLostError, RayError
-from shards import fail_on_7, number_of, write_numbers, write_shard
+from shards import fail_on_7, number_of, write_numbers
 
 from wdskit import ConfigError, Pipeline, PipelineError, SampleError, make_loader
 from wdskit.engine.outcome import WorkerTraceback
@@ -80,42 +78,6 @@ def test_the_batches_of_a_cluster_are_those_of_this_machine_to_the_bit(pictures,
     assert ray.calls == [("init", "head:6379")]
     assert ray.options["num_cpus"] == way.get("threads", 1)
     assert (ray.options["max_restarts"], ray.options["max_task_retries"]) == (100, 0)
-
-
-def darker(batch: dict[str, Any]) -> dict[str, Any]:
-    return batch | {"jpg": batch["jpg"] / 2}
-
-
-CHAINS = {
-    "uint8": lambda pipe: pipe.batched(4),
-    "normalized": lambda pipe: pipe.normalize("imagenet").batched(4),
-    "darker batches": lambda pipe: pipe.normalize("imagenet").batched(4).map(darker),
-    "in buckets": lambda pipe: pipe.bucketed(by="width", edges=[40, 60, 200], global_size=4),
-    "as tuples": lambda pipe: pipe.to_tuple("jpg;png", "cls", *["__valid__"] * (pipe.stages[0].tail == "pad")).batched(
-        4
-    ),
-}
-
-
-@pytest.mark.parametrize("tail", ["drop", "pad"])
-@pytest.mark.parametrize("chain", CHAINS)
-@pytest.mark.parametrize("has_damage", [False, True])
-def test_a_cluster_changes_no_batch(tmp_path, ray, chain, tail, has_damage):
-    samples = {}
-    for at in range(77):
-        data = encoded(np.roll(photo(40, 30 + at), at, axis=1), "JPEG", quality=90)
-        samples[f"k{at:02d}"] = {"jpg": data[:200] if has_damage and at % 11 == 5 else data, "cls": b"%d" % at}
-        samples[f"k{at:02d}"]["json"] = b'{"width": %d}' % (30 + at)
-    write_shard(tmp_path / "s-0.tar", samples)
-    index_folder(tmp_path, workers=1, columns=["width=json.width"])
-    pipe = Pipeline().exact(str(tmp_path), seed=5, lanes=4, window=9, tail=tail).decode("rgb8").random_resized_crop(32)
-    pipe, given = CHAINS[chain](pipe), {"errors": {"max_bad": 40}} if has_damage else {}
-    local = pipe.loader(workers=0, **given)
-    wanted = [plain(batch) for _ in range(2) for batch in local]
-    assert len(wanted) > 20
-    with pipe.loader(workers=2, on="ray", **given) as loader:
-        assert [plain(batch) for _ in range(2) for batch in loader] == wanted
-        assert loader.stats().replaced == local.stats().replaced
 
 
 def test_a_state_resumes_on_another_number_of_workers_and_on_this_machine(pictures, ray):

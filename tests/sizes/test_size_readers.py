@@ -106,10 +106,6 @@ def check(found: Iterator[tuple[str, str]], expected: Mapping[str, str], name: s
         assert {key for key, _ in items} == expected.keys()
 
 
-def test_processes_that_are_started_anew(large_shards: Path) -> None:
-    check(read(exact(str(large_shards / "*.tar")), (2, 2, "spawn")), digests_of(large()), "exact")
-
-
 @pytest.mark.parametrize("size", ["large", "small"])
 def test_samples_by_number(large_shards: Path, small_shards: Path, size: str) -> None:
     folder, samples = (large_shards, large()) if size == "large" else (small_shards, small())

@@ -17,7 +17,6 @@ from disks import HastyDisk, on
 from folders import ALL
 from rays import FakeRay
 from real_sizes import (
-    SHARD_BYTES,
     Samples,
     check_folder,
     large,
@@ -44,15 +43,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pack(rows(large()), folder)
     check_folder(folder, large())
     assert max(path.stat().st_size for path in folder.glob("*.tar")) > 60_000_000
-    return folder
-
-
-@pytest.fixture(scope="module")
-def packed_small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small samples in shards of 64 MB. Tests must not change them."""
-    folder = tmp_path_factory.mktemp("packed") / "small"
-    pack(rows(small()), folder, max_bytes=SHARD_BYTES)
-    check_folder(folder, small())
     return folder
 
 
@@ -176,13 +166,6 @@ def test_reshard(packed: Path, tmp_path: Path, name: str) -> None:
     options, in_order = RESHARDS[name]
     reshard(str(packed), tmp_path / "new", **options)
     check_folder(tmp_path / "new", large(), in_order=in_order)
-
-
-@pytest.mark.parametrize("name", ["plain", "shuffled"])
-def test_reshard_of_small_samples(packed_small: Path, tmp_path: Path, name: str) -> None:
-    options, in_order = RESHARDS[name]
-    reshard(str(packed_small), tmp_path / "new", max_bytes=SHARD_BYTES, **options)
-    check_folder(tmp_path / "new", small(), in_order=in_order)
 
 
 def test_reshard_with_other_fields(packed: Path, tmp_path: Path) -> None:
