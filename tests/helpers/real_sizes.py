@@ -19,7 +19,6 @@ Samples = dict[str, Fields]
 
 NUM_LARGE = 600
 NUM_SMALL = 100_000 if ALL else 20_000
-SHARD_BYTES = 64_000_000
 
 
 @cache

@@ -1,4 +1,4 @@
-"""`make_loader`: its arguments, the order in which settings count, refusals, and real ranks under torchrun."""
+"""`make_loader`: its arguments, the order in which settings count, refusals, and two ranks of a stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import chain, count, islice
 
 import pytest
 import torch
-from shards import number_of, write_pictures
+from shards import number_of
 
 import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, make_loader
@@ -120,71 +120,6 @@ def test_plugins_register_their_functions(config, tmp_path, monkeypatch):
 
 
 # --- workers
-
-
-def batches_of(folder, **settings):
-    pipe = (
-        Pipeline()
-        .stream(f"{folder}/p-*.tar", seed=5)
-        .split_by_worker()
-        .shuffle(4)
-        .decode("rgb8")
-        .random_resized_crop(8)
-        .random_flip()
-        .normalize("imagenet")
-        .to_tuple("jpg;png", "__key__")
-        .batched(3)
-        .with_epoch(4)
-    )
-    loader = pipe.loader(**settings)
-    return [[(images.numpy().tobytes(), keys) for images, keys in loader] for _ in range(2)]
-
-
-def test_batches_do_not_depend_on_how_workers_are_run(tmp_path):
-    """Prefetch and start method change no bit and no order, over two epochs."""
-    write_pictures(tmp_path, [5, 6, 7])
-    for workers in (0, 2):
-        base = batches_of(tmp_path, workers=workers)
-        assert [len(epoch) for epoch in base] == [4, 4]
-        assert base[0] != base[1]
-        ways = [{"prefetch": 1}, {"prefetch": 9}] if workers else []
-        ways += [{"start_method": "forkserver", "pin_memory": True}] if workers else []
-        for settings in ways:
-            assert batches_of(tmp_path, workers=workers, **settings) == base
-
-
-def test_a_sample_looks_the_same_whoever_works_on_it(tmp_path):
-    """Its random numbers depend on its position, for any number of workers."""
-    write_pictures(tmp_path, [5, 6, 7])
-    pipe = Pipeline().stream(f"{tmp_path}/p-*.tar", seed=5).split_by_worker().decode("rgb8").random_resized_crop(8)
-    pipe = pipe.random_flip().to_tuple("__key__", "jpg;png")
-    seen = [sorted((key, image.tobytes()) for key, image in pipe.loader(workers=workers)) for workers in (0, 1, 2, 3)]
-    assert len(seen[0]) == 18
-    assert all(other == seen[0] for other in seen)
-
-
-LENGTHS = [
-    (lambda p: p.with_epoch(10), 10),
-    (lambda p: p.batched(4).with_epoch(7), 7),
-    (lambda p: p.with_length(39), 39),
-    (lambda p: p.with_epoch(10).with_length(10), 10),
-]
-
-
-@pytest.mark.parametrize("at", range(len(LENGTHS)))
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_len_is_true_wherever_it_is_known(six, at, workers):
-    build, expected = LENGTHS[at]
-    pipe = build(Pipeline().stream(six, shuffle_shards=False).split_by_worker().map(number_of))
-    loader = pipe.loader(workers=workers)
-    assert len(loader) == expected
-    assert len(list(loader)) == len(loader)
-
-
-@pytest.mark.parametrize("build", [lambda p: p, lambda p: p.batched(3)])
-def test_len_is_refused_where_it_does_not_follow(six, build):
-    with pytest.raises(TypeError, match=r"do not define its length\. Add with_epoch or with_length"):
-        len(build(Pipeline().stream(six).map(number_of)).loader(workers=0))
 
 
 # --- CUDA

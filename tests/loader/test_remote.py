@@ -133,23 +133,6 @@ def test_batches_are_those_of_the_disk(here, there, s3, scheme, source):
     assert remote.state_dict() == local.state_dict()
 
 
-def test_the_index_is_fetched_once_and_again_when_it_changes(s3, tmp_path):
-    url = f"{s3}/{BUCKET}/changing"
-    index_numbers(tmp_path / "data", [5, 6])
-    upload(tmp_path / "data", url)
-    copies = tmp_path / "cache" / "wdskit" / "folders"
-    for _ in range(2):
-        assert read_all(f"{url}/") == [*range(11)]
-        assert len([*copies.glob("*/index.json")]) == 1
-    index_numbers(tmp_path / "data", [5, 6, 7])
-    upload(tmp_path / "data", url)
-    assert read_all(f"{url}/") == [*range(18)]
-    assert len([*copies.glob("*/index.json")]) == 2
-    [found] = [path for path in copies.glob("*/index.json") if path.read_bytes().count(b"nsamples") == 3]
-    found.write_bytes(b"x" + found.read_bytes()[1:])  # damaged on this disk: it is fetched again
-    assert read_all(f"{url}/") == [*range(18)]
-
-
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -207,13 +190,6 @@ def test_a_machine_that_keeps_nothing_is_told_what_to_set(numbers, tmp_path, mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(StorageError, match=r"cannot be stored here: .*\.\n  Set XDG_CACHE_HOME"):
         read_all(f"{numbers[1]}/")
-
-
-def test_a_shard_of_another_size_is_an_error(numbers):
-    folder, url = numbers
-    put(f"{url}/s-001.tar", (folder / "s-001.tar").read_bytes() + bytes(10240))
-    with pytest.raises(StorageError, match=r"s-001.tar: the object was replaced"):
-        read_all(f"{url}/")
 
 
 def test_workers_are_not_forked_and_a_forked_process_is_told(numbers):

@@ -57,14 +57,6 @@ def test_one_more_than_allowed_stops_the_epoch(shards: str, workers: int):
         list(make(shards).loader(workers=workers))
 
 
-def test_an_endless_stream_of_bad_samples_ends(tmp_path: Path):
-    write_shard(tmp_path / "a.tar", {f"k{number}": {"cls": b"x"} for number in range(5)})
-    pipe = Pipeline().stream(str(tmp_path / "a.tar"), resampled=True).decode().to_tuple("cls").with_epoch(10)
-    for workers in (0, 1):
-        with pytest.raises(SampleError, match=r"Epoch 0 has 8 bad samples .*, and errors.max_bad allows 7"):
-            list(pipe.loader(workers=workers, errors={"max_bad": 7}))
-
-
 def test_with_epoch_yields_its_number_in_spite_of_bad_samples(shards: str):
     pipe = Pipeline().stream(shards, resampled=True, seed=1).split_by_worker().decode().to_tuple("cls").with_epoch(50)
     loader = pipe.loader(workers=2, errors={"max_bad": 40})
