@@ -20,7 +20,9 @@ from wdskit.limits import MAX_PIXELS
 from wdskit.text import as_int
 
 MapFunction = Callable[[str, dict[str, bytes]], Mapping[str, bytes]]
-"""Takes the key and the fields of a sample, and returns the fields to pack. Its attribute `version` says which."""
+"""Takes the key and the fields of a sample, and returns the fields to pack. The function's attribute `version`
+identifies its results; another version fills shards again.
+"""
 
 _NUMERAL = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -165,9 +165,9 @@ def pack(
     """Write a folder of shards with its index: `wdskit pack`.
 
     The same source and options give the same bytes, for any number of workers, at any time, in any locale and for any
-    order in which a disk lists its files. All files appear at once, when the index is written last. After a stop, the
-    same call continues: shards whose rows and options did not change are kept, all others are filled. A run that was
-    stopped while it moved its shards into place is completed first, whatever the new call asks.
+    order in which a disk lists its files. The data set changes in one step, when the index is written. After a stop,
+    the same call continues: shards whose rows and options did not change are kept, all others are filled. A run that
+    was stopped while it moved its shards into place is completed first, whatever the new call asks.
 
     Args:
         source: A folder of images (a sub-folder is a class); a table (.jsonl, .csv, .tsv, also with .gz, a .json array,
@@ -192,8 +192,8 @@ def pack(
         keep_json: With `resize` or `format`: pack JSON that has numbers, because none describes the image's pixels.
         format: Write images as "jpg", "webp" or "png".
         quality: Of new jpg and webp, 1 to 100. Default: 90.
-        map: A function of (key, fields) that returns the fields to pack, all as bytes. Its attribute `version` says
-            which results it gives.
+        map: A function of (key, fields) that returns the fields to pack, all as bytes. Its attribute `version`
+            identifies its results; another version fills shards again.
         **run: The keyword arguments below, which `reshard` has, too.
 
     Keyword Args:
@@ -293,7 +293,8 @@ def fill_folder(
         raise PackError("DEST is an empty path. Write . for the current folder.")
     dest = local_path(dest) if is_local(dest) else dest
     run = check_options(RunOptions, run)
-    on_progress, is_part, append = run.get("progress") or (lambda *_: None), run.get("part"), run.get("append")
+    on_progress, append = run.get("progress") or (lambda *_: None), run.get("append")
+    is_part = run.get("part") is not None
     part, num_parts = map(int, (run.get("part") or "0/1").split("/"))
     if part >= num_parts:
         raise PackError(f"part: {part}/{num_parts} is none of the parts 0/{num_parts} to {num_parts - 1}/{num_parts}.")
@@ -336,9 +337,7 @@ def fill_folder(
                     way = "Pack into a new folder, or add to this one with --append."
                     raise PackError(f"{folder.shown}: another data set is here. {way}")
                 plan.check_keys(folder.key_hashes(), folder.find_key)
-                name = _UNSAFE.sub("_", Path(dest).resolve().name).lstrip(".") or "shard"
-                first_of = {each: folder.first_number(each or name) for each in shares or ("",)}
-                names = lambda split, at: f"{split or name}-{first_of[split] + at:06d}.tar"  # noqa: E731
+                names = name_shards(folder, dest, [*shares] or [""])
                 splits = plan.divide(limits, names, shuffle=run.get("shuffle"), options=options)
             todo = [shard for shards in splits.values() for shard in shards]
             folder.check_names(todo)
@@ -381,6 +380,15 @@ def open_destination(dest: str, run: RunOptions, disk: Disk) -> contextlib.Abstr
     return open_bucket(dest, disk=disk)
 
 
+def name_shards(folder: Folder, dest: str, splits: Sequence[str]) -> Callable[[str, int], str]:
+    """Return a function of a split and the number of a new shard in it. It returns the name of the shard: the numbers
+    follow those of the shards in the folder. Without splits, the split is "", and shards are named after `dest`.
+    """
+    name = _UNSAFE.sub("_", Path(dest).resolve().name).lstrip(".") or "shard"
+    first_of = {split: folder.first_number(split or name) for split in splits}
+    return lambda split, number: f"{split or name}-{first_of[split] + number:06d}.tar"
+
+
 def find_lists(plan: Plan, folder: Folder, rejected: Sequence[RowError]) -> dict[str, bytes]:
     """Return the bytes of `classes.json` and `rejected.jsonl` by name, without files that would be empty."""
     lists = {}
@@ -421,10 +429,11 @@ def fill_all(
     num_new, done, total = known.count(None), 0, sum(shard.num_samples for shard in shards)
     todo = (shard for shard, filled in zip(shards, known, strict=True) if filled is None)
     new = (ShardJob(shard.name, plan.rows(shard.numbers), shard.digest) for shard in todo)
-    workers = run.get("workers") or choose_workers(num_new, plan.num_bytes * num_new // max(1, len(known)))
-    filling = map_shards(filler.fill, new, workers=workers, user=filler.change.map)
     if (on := run.get("on")) is not None:
         filling = fill_on_ray(new, filler, on)
+    else:
+        workers = run.get("workers") or choose_workers(num_new, plan.num_bytes * num_new // max(1, len(known)))
+        filling = map_shards(filler.fill, new, workers=workers, user=filler.change.map)
     with contextlib.closing(filling):
         for filled in known:
             on_progress("packing", done, total)

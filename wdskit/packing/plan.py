@@ -108,8 +108,8 @@ class Plan:
             of the names; complete after `read`.
         dtypes: Dtype of each `npy` column.
         fields: Names of all fields.
-        rejected: The error of each row that is left out, by its number. If the source had no row, an empty one stands
-            in the spool.
+        rejected: The error of each row that is left out, by its number. If the row could not be read, or had an invalid
+            label, an empty row keeps its number in the spool.
         num_cleaned: Rows whose keys were changed.
     """
 

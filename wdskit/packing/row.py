@@ -1,8 +1,8 @@
 """A row is what is packed as one sample: its key, its fields, and its place for messages.
 
 A field is bytes, or stands for bytes that are known later: a part of a file, a label that the plan numbers, or an array
-whose dtype the whole column decides. `Row.encode` writes a row as two texts of bytes: the places, and everything that
-decides the bytes of the sample. Only the second text enters the digest of a shard.
+whose dtype the whole column decides. `Row.encode` writes a row as two byte strings: the places, and everything that
+decides the bytes of the sample. Only the second byte string enters the digest of a shard.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The run works in a local folder of the user's cache. A note there, `SHARD.put`, has the digest of the job of a shard
 before its upload, and the ETags of its objects after it. So a run that was killed knows which objects are its own, also
 if its shards get other names. It replaces no other object.
+
+Functions import `storage.buckets` and `storage.requests`, so that a run into a local folder does not load obstore.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class Bucket(Folder):
         self.entries = read_index(url).entries if INDEX_NAME in self._objects else ()
 
     def _list(self) -> None:
-        from wdskit.storage.buckets import list_objects  # needs obstore
+        from wdskit.storage.buckets import list_objects
 
         self._objects = {unquote(each.url.rpartition("/")[2]): each for each in list_objects(self.shown)}
 
