@@ -1,4 +1,7 @@
-"""The loader of streams: torch's DataLoader runs the pipeline."""
+"""The loader of streams: torch's DataLoader runs the pipeline.
+
+`StreamPipeline.check` in engine/stream.py refuses a stream whose ranks would end at different steps.
+"""
 
 from __future__ import annotations
 

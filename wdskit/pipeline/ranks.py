@@ -11,7 +11,8 @@ The first source that exists is used, and the choice is logged:
 7. the default: one rank
 
 The ranks of a node read the same shards. If ranks used different numbers of ranks per node, samples would be repeated
-or missing. Contradicting numbers are therefore an error.
+or missing. Contradicting numbers are therefore an error. `PlannedLoader._compare_ranks` in loader/loader.py compares
+what the ranks read.
 """
 
 from __future__ import annotations
