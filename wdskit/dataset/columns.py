@@ -44,7 +44,7 @@ MAX_VALUES = 65_536
 MAX_VALUE_CHARS = 1000
 MAX_COLUMNS = 1000
 
-Values = NDArray[Any]
+Array = NDArray[Any]
 Ints = NDArray[np.int64]
 
 _VERSION = 1
@@ -63,11 +63,11 @@ class Texts(NamedTuple):
     position of each sample's text in `values`.
     """
 
-    codes: Values
+    codes: Array
     values: tuple[str, ...]
 
 
-Part = Values | Texts
+Part = Array | Texts
 """The values of consecutive samples, as `pack_values` returns them: an array, or `Texts`."""
 
 
@@ -182,7 +182,7 @@ def join_parts(parts: Sequence[Part]) -> Part:
     return np.concatenate(arrays, dtype=np.float64)
 
 
-def _has_no_value(part: Values) -> bool:
+def _has_no_value(part: Array) -> bool:
     return part.dtype.kind == "f" and bool(np.isnan(part).all())
 
 
@@ -295,7 +295,7 @@ class TextColumn:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, codes: Values, values: tuple[str, ...]) -> None:
+    def __init__(self, codes: Array, values: tuple[str, ...]) -> None:
         self.codes = codes
         self.values = values
 
@@ -320,7 +320,7 @@ class TextColumn:
         """Return for each sample whether its text is one of `texts`, bool (num_samples,)."""
         return np.array([value in texts for value in self.values], dtype=np.bool_)[self.codes]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Values:  # noqa: FBT001 (numpy's protocol)
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # noqa: FBT001 (numpy's protocol)
         """Return the text of each sample as an array (num_samples,) of numpy's text type, or of `dtype`. The array is
         always new: `copy` is ignored.
         """
@@ -373,7 +373,7 @@ class Column:
         return self.url or str(self.folder)
 
     @functools.cached_property
-    def data(self) -> Values:
+    def data(self) -> Array:
         """The stored numbers, (num_samples,) of the type `dtype`, read-only, mapped from the file. In a column of text,
         each number is the position of the sample's text in `values`.
 
@@ -387,17 +387,17 @@ class Column:
             fetch_copy(self.folder, self.url, self.file_name, self.sha256)
         path, head = self.folder / self.file_name, _npy_head(np.dtype(self.dtype), self.num_samples)
         if path.exists() and not path.is_file():  # opening a named pipe would wait forever
-            raise self.damaged(f"its file {path.name} is not a file")
+            raise self.discard(f"its file {path.name} is not a file")
         try:
             with path.open("rb") as opened:
                 num_bytes = len(head) + self.num_samples * np.dtype(self.dtype).itemsize
                 if opened.read(len(head)) != head or opened.seek(0, 2) != num_bytes:
-                    raise self.damaged("its file is damaged")
+                    raise self.discard("its file is damaged")
                 if not self.num_samples:
                     return np.zeros(0, self.dtype)
                 return np.memmap(opened, dtype=self.dtype, mode="r", offset=len(head)).view(np.ndarray)
         except OSError as err:
-            raise self.damaged(f"its file {path.name} cannot be read: {err.strerror}") from err
+            raise self.discard(f"its file {path.name} cannot be read: {err.strerror}") from err
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a pickle, without the mapped values."""
@@ -421,7 +421,7 @@ class Column:
         for _ in self.chunks(_CHUNK):
             pass
 
-    def chunks(self, size: int) -> Iterator[Values]:
+    def chunks(self, size: int) -> Iterator[Array]:
         """Yield the stored numbers in order, in arrays of `size` numbers; the last array may be shorter.
 
         Raises:
@@ -435,18 +435,18 @@ class Column:
             part = data[first : first + size]
             digest.update(part.data)
             if self.values is not None and int(part.max()) >= len(self.values):
-                raise self.damaged("its numbers are not those of its values")
+                raise self.discard("its numbers are not those of its values")
             yield part
         if digest.hexdigest() != self.sha256:
-            raise self.damaged("its file is damaged")
+            raise self.discard("its file is damaged")
 
     def unfit(self, problem: str) -> SelectionError:
         """Return the SelectionError for a column that cannot be used. `problem` says why, and what the user can do."""
         return SelectionError(f"{self.place}: column {self.name}: {problem}.", folder=self.place)
 
-    def damaged(self, problem: str) -> SelectionError:
-        """Return the SelectionError for a damaged column. `problem` describes the damage. The copy of a remote column
-        is removed first: only the copy may be damaged.
+    def discard(self, problem: str) -> SelectionError:
+        """Remove the copy of a remote column, because only the copy may be damaged. Return the SelectionError for the
+        damaged column. `problem` describes the damage.
         """
         remedy = f"Run `wdskit index {self.place}`, which makes all columns again"
         if self.url:
@@ -493,7 +493,7 @@ class Columns:
             raise SelectionError(msg, folder=self.place)
         return self._columns[name]
 
-    def __getitem__(self, name: str) -> Values | TextColumn:
+    def __getitem__(self, name: str) -> Array | TextColumn:
         """Return the values of a column, one per sample: a read-only array, or a `TextColumn` for text.
 
         Raises:
@@ -621,7 +621,7 @@ class ColumnView:
         """Return the number of samples."""
         return int(self._starts[-1])
 
-    def take(self, numbers: Ints) -> Values:
+    def take(self, numbers: Ints) -> Array:
         """Return the stored values of the samples `numbers`, int64 (n,), counted from 0 over all runs. The result is
         (n,). A text is stored as its position in the folder's `Column.values`. Errors: see `Column.data`.
         """
@@ -636,7 +636,7 @@ class ColumnView:
             found[rows] = column.data[first + numbers[rows] - self._starts[run]]
         return found
 
-    def all(self) -> Values:
+    def all(self) -> Array:
         """Return the stored values of all samples in order, (len(self),). A text is stored as its position in the
         folder's `Column.values`. Errors: see `Column.data`.
         """

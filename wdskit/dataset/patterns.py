@@ -44,7 +44,7 @@ OpenIndex = Callable[[str], Index | None]
 """Returns the index of a folder, a path or URL; None if the folder has no index. `""` is the current folder."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class FolderShards:
     """Shards of one folder, in the order in which they were named.
 

@@ -37,7 +37,8 @@ class ShardReader:
     yielded.
 
     Args:
-        read: Called with a number of bytes. Returns at most this number of the next bytes; empty at the end.
+        read: Called with a number of bytes. Returns at most this number of the next bytes; empty at the end. Or a
+            `TarWalk`, which reads headers only.
         shard: Path or URL, for messages and `__url__`.
         on_member: Called with each member, also with members that belong to no sample. The result replaces the data.
         on_sample: Called with each sample before it is yielded; its exceptions are not caught.
@@ -56,7 +57,7 @@ class ShardReader:
 
     def __init__(
         self,
-        read: Read,
+        read: Read | TarWalk,
         *,
         shard: str,
         on_member: OnMember | None = None,
@@ -72,7 +73,9 @@ class ShardReader:
         self._on_member = on_member
         self._on_sample = on_sample
         self._on_fault = on_fault
-        self._reader: TarReader | TarWalk = TarReader(read, shard=shard, hold_bytes=hold_bytes, spill=spill)
+        self._reader = (
+            read if isinstance(read, TarWalk) else TarReader(read, shard=shard, hold_bytes=hold_bytes, spill=spill)
+        )
 
     @property
     def stop(self) -> int:
@@ -158,8 +161,8 @@ class HeaderReader(ShardReader):
     """
 
     def __init__(self, file: RangeFile, *, shard: str, start: int = 0, on_fault: OnFault | None = None) -> None:
-        super().__init__(lambda _: b"", shard=shard, on_fault=on_fault)
-        self._reader = TarWalk(file.read_at, file.num_bytes, shard=shard, start=start)
+        walk = TarWalk(file.read_at, file.num_bytes, shard=shard, start=start)
+        super().__init__(walk, shard=shard, on_fault=on_fault)
 
 
 def _twice(shard: str, offset: int, key: str) -> MemberNameError:

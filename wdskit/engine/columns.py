@@ -22,7 +22,7 @@ from wdskit.stages.collate import Collate, Memory, Ragged, has_torch_dtype, offs
 from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple
 from wdskit.stages.roles import NOTHING
 
-Column: TypeAlias = NpyColumn | list[Any]
+FieldColumn: TypeAlias = NpyColumn | list[Any]
 """One field of all samples: the bytes that were read (a `RawColumn`), arrays in these bytes, or a list of values."""
 
 _LISTED = frozenset({str, bytes, dict, list, type(None)})
@@ -119,7 +119,7 @@ class BatchColumns:
         value = batch if isinstance(columns, dict) else tuple(batch.values())
         return value, ends[1]._replace(members=ends)
 
-    def _collate(self, slot: str | int, column: Column, memory: Memory) -> Any:
+    def _collate(self, slot: str | int, column: FieldColumn, memory: Memory) -> Any:
         """Return the batch of one column, equal to the batch that `Collate` makes. PipelineError: The values cannot be
         collated.
         """
@@ -165,7 +165,7 @@ def _apply(function: Any, columns: Any) -> Any:
     return {name: _decoded(function, name, column) for name, column in columns.items()}
 
 
-def _decoded(decode: FieldDecoder, name: str, column: Column) -> Column:
+def _decoded(decode: FieldDecoder, name: str, column: FieldColumn) -> FieldColumn:
     if not isinstance(column, RawColumn) or not decode.takes(name, b"") or is_image_field(name):
         return column
     return decode_column(name, column)
