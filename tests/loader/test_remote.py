@@ -239,8 +239,8 @@ def wait_for_parts(folder: Path, num: int) -> None:
 @pytest.fixture
 def small_parts(monkeypatch):
     """Set a part size that gives several parts per shard."""
-    monkeypatch.setattr(remote, "PART_BYTES", 4096)
-    monkeypatch.setattr(settings, "PART_BYTES", 4096)
+    monkeypatch.setattr(remote, "CACHE_PART_BYTES", 4096)
+    monkeypatch.setattr(settings, "CACHE_PART_BYTES", 4096)
 
 
 @pytest.fixture
@@ -334,7 +334,7 @@ import json, os, sys
 from wdskit import Pipeline
 from wdskit.dataset import remote
 from shards import number_of
-remote.PART_BYTES = 4096
+remote.CACHE_PART_BYTES = 4096
 url, folder, rank, world_size, killed_at = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 pipe = Pipeline().exact(url, seed=3, lanes=4).map(number_of).batched(global_size=12)
 loader = pipe.loader(workers=0, threads=2, rank=rank, world_size=world_size,

@@ -213,7 +213,7 @@ RANGES = st.lists(
 @settings(max_examples=40)
 def test_any_ranges_are_the_true_bytes(ranges, part_bytes):
     with FaultServer() as server, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(objects, "PART_BYTES", part_bytes)
+        patch.setattr(objects, "REQUEST_BYTES", part_bytes)
         patch.setattr(objects, "GAP_BYTES", 5000)
         patch.setattr(objects, "CHUNK_BYTES", 10_000)
         found = read_ranges(ObjectFile(f"{server.url}/ok.tar"), ranges)

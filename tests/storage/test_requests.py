@@ -25,7 +25,7 @@ def loop(monkeypatch):
 
 
 def test_what_is_in_flight_is_bounded(monkeypatch, loop):
-    monkeypatch.setattr(objects, "PART_BYTES", 10_000)
+    monkeypatch.setattr(objects, "REQUEST_BYTES", 10_000)
     loop.limit = 5
     monkeypatch.setattr(requests, "MAX_IN_FLIGHT", 5)
     with FaultServer() as server:

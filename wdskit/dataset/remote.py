@@ -32,7 +32,7 @@ from wdskit.storage.urls import ABSENT_STATUSES
 if TYPE_CHECKING:
     from wdskit.storage.objects import ObjectFile
 
-PART_BYTES = 8 << 20
+CACHE_PART_BYTES = 8 << 20
 """Approximate size of the parts of a shard that are fetched and cached."""
 
 _HEAD_BYTES = 128 << 10
@@ -142,8 +142,8 @@ def fetch_copy(folder: Path, url: str, name: str, sha256: str) -> None:
             if (folder / name).exists():
                 return
             with publish(folder / name) as temp:
-                for start in range(0, file.num_bytes, PART_BYTES):
-                    temp.write(file.read_at(start, PART_BYTES))
+                for start in range(0, file.num_bytes, CACHE_PART_BYTES):
+                    temp.write(file.read_at(start, CACHE_PART_BYTES))
                 if temp.sha256 != sha256:
                     msg = f"{file.url}: its sha256 differs from the digest in the list of the columns."
                     raise SelectionError(f"{msg}\n  Run `wdskit index {url}`, which makes them again.", folder=url)
@@ -287,15 +287,15 @@ class _ShardFile:
 
 
 class _CachedParts:
-    """The parts of a shard in the cache. A part has all samples that start in the same range of `PART_BYTES` bytes,
-    counted from the first sample.
+    """The parts of a shard in the cache. A part has all samples that start in the same range of `CACHE_PART_BYTES`
+    bytes, counted from the first sample.
     """
 
     def __init__(self, cache: PartCache, digest: str, offsets: Ints) -> None:
         self._cache = cache
         self._digest = digest
         self._offsets: memoryview[int] = memoryview(offsets.data)
-        slots = (offsets[:-1] - offsets[0]) // PART_BYTES
+        slots = (offsets[:-1] - offsets[0]) // CACHE_PART_BYTES
         # The number of the first sample in each part, and the number of samples of the shard.
         self._firsts: list[int] = [*np.flatnonzero(np.diff(slots, prepend=-1)).tolist(), len(slots)]
 

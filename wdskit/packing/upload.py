@@ -104,9 +104,11 @@ class Bucket(Folder):
     def _upload(self, files: Mapping[str, Path]) -> dict[str, str | None]:
         """Put files under their names, one after the other. Return the ETag of each object."""
         from wdskit.storage.buckets import start_upload
-        from wdskit.storage.requests import result
+        from wdskit.storage.requests import wait_for_result
 
-        return {name: result(start_upload(self._url(name), path), self._url(name)) for name, path in files.items()}
+        return {
+            name: wait_for_result(start_upload(self._url(name), path), self._url(name)) for name, path in files.items()
+        }
 
     def _finish(self, shards: Sequence[Filled], names: Sequence[str], index: bytes, done: Mapping[str, object]) -> None:
         """Put the files `names` of the work folder, then `index.json`.

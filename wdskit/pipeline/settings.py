@@ -30,7 +30,7 @@ from wdskit.config.types import (
     show,
     wrong_kind,
 )
-from wdskit.dataset.remote import PART_BYTES
+from wdskit.dataset.remote import CACHE_PART_BYTES
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import ConfigError, Problem
 from wdskit.order.mixture import MixtureOrder
@@ -314,16 +314,16 @@ def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
 
 
 def _parts(table: ShardTable) -> tuple[float, float]:
-    """Return two numbers of bytes of the parts of remote shards (see `remote.PART_BYTES`) that contain samples of the
-    table: the bytes of all parts, and the mean bytes of a part. (0, 0) for local shards. The first number is an
+    """Return two numbers of bytes of the parts of remote shards (see `remote.CACHE_PART_BYTES`) that contain samples of
+    the table: the bytes of all parts, and the mean bytes of a part. (0, 0) for local shards. The first number is an
     estimate, never too small if the samples of each shard have equal sizes.
     """
     if not table.is_remote:
         return 0.0, 0.0
     sizes = table.sample_bytes()
     shards = table.file_counts * sizes
-    num_bytes = float((table.remote * np.minimum(shards, table.counts * (PART_BYTES + sizes))).sum())
-    return num_bytes, float(np.minimum(shards, PART_BYTES)[table.remote].mean())
+    num_bytes = float((table.remote * np.minimum(shards, table.counts * (CACHE_PART_BYTES + sizes))).sum())
+    return num_bytes, float(np.minimum(shards, CACHE_PART_BYTES)[table.remote].mean())
 
 
 def measure_cache(data: PlannedData, rank_info: RankInfo) -> tuple[float, int]:

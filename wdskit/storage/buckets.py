@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 from wdskit.errors import StorageError
 from wdskit.storage.objects import PART_S, quote_etag
-from wdskit.storage.requests import LARGE_UNITS, call_with_retries, loop_of_this_process, result
+from wdskit.storage.requests import LARGE_UNITS, call_with_retries, loop_of_this_process, wait_for_result
 from wdskit.storage.stores import Location, locate
 from wdskit.storage.urls import LISTED_SCHEMES
 
-PART_BYTES = 16 << 20
+UPLOAD_BYTES = 16 << 20
 """Size of the parts in which larger files are uploaded."""
 MAX_PARTS = 10_000
 """Most parts of one object in S3. Files of over 156 GiB have larger parts."""
@@ -40,7 +40,7 @@ def list_objects(url: str) -> list[ObjectInfo]:
     """
     location = check_bucket(url)
     listing = call_with_retries(location, lambda store: store.list_with_delimiter_async(location.key or None), PART_S)
-    objects = result(loop_of_this_process(location.url).submit(listing), location.url)["objects"]
+    objects = wait_for_result(loop_of_this_process(location.url).submit(listing), location.url)["objects"]
     base = f"{location.scheme}://{location.root}"
     return sorted(ObjectInfo(f"{base}/{quote(one['path'])}", one["size"], quote_etag(one["e_tag"])) for one in objects)
 
@@ -75,9 +75,9 @@ def start_upload(url: str, path: Path) -> Future[str | None]:
 
 
 async def _upload(location: Location, path: Path, num_bytes: int) -> str | None:
-    chunk_bytes = max(PART_BYTES, -(-num_bytes // (MAX_PARTS - 1)))
-    in_parts = num_bytes > PART_BYTES
-    limit_s = PART_S * (1 + num_bytes // PART_BYTES)
+    chunk_bytes = max(UPLOAD_BYTES, -(-num_bytes // (MAX_PARTS - 1)))
+    in_parts = num_bytes > UPLOAD_BYTES
+    limit_s = PART_S * (1 + num_bytes // UPLOAD_BYTES)
     async with loop_of_this_process(location.url).slot(LARGE_UNITS if in_parts else 1):
         reply = await call_with_retries(
             location,

@@ -28,12 +28,12 @@ from wdskit.storage.requests import (
     RetryState,
     follow_redirects,
     loop_of_this_process,
-    result,
+    wait_for_result,
 )
 from wdskit.storage.stores import locate
 from wdskit.storage.traffic import Traffic
 
-PART_BYTES = 16 << 20
+REQUEST_BYTES = 16 << 20
 """Most bytes of one request."""
 GAP_BYTES = 64 << 10
 """Ranges with fewer bytes between them become one request: a request costs more than these bytes."""
@@ -113,7 +113,7 @@ class ObjectFile:
                 object was replaced or closed, or this process is ending or was forked after its parent had used a
                 store.
         """
-        chunks = result(self.start_reading([(offset, offset + size)]), self.url)
+        chunks = wait_for_result(self.start_reading([(offset, offset + size)]), self.url)
         return _join(chunks, offset, offset + size)
 
     fd = -1
@@ -352,7 +352,7 @@ class ReadAhead:
         """
         if not self.covers(offset, size):
             return self._file.read_at(offset, size)
-        return _join(result(self._chunks, self._file.url), offset, offset + size)
+        return _join(wait_for_result(self._chunks, self._file.url), offset, offset + size)
 
     def close(self) -> None:
         """Do nothing: other code may still read the object."""
@@ -422,7 +422,7 @@ class ObjectStream:
         if self._ahead is None:
             return False
         loop_of_this_process(self.url)
-        received = result(self._ahead, self.url)
+        received = wait_for_result(self._ahead, self.url)
         self._ahead = self.file.submit(self._receive()) if self._at < self._stop else None
         self._chunks.extend(chunk.data for chunk in received)
         return bool(self._chunks)
@@ -478,7 +478,7 @@ def plan_parts(ranges: Iterable[Range]) -> list[Range]:
     """Return the requests, each (start, stop), that read all ranges. The requests are sorted by offset.
 
     `ranges` has (start, stop) in any order; empty ranges are ignored. Ranges with fewer than `GAP_BYTES` between them
-    are joined. A request has at most `PART_BYTES`.
+    are joined. A request has at most `REQUEST_BYTES`.
     """
     runs: list[list[int]] = []
     for start, stop in sorted(ranges):
@@ -488,7 +488,7 @@ def plan_parts(ranges: Iterable[Range]) -> list[Range]:
             runs[-1][1] = max(runs[-1][1], stop)
         else:
             runs.append([start, stop])
-    return [(at, min(at + PART_BYTES, stop)) for start, stop in runs for at in range(start, stop, PART_BYTES)]
+    return [(at, min(at + REQUEST_BYTES, stop)) for start, stop in runs for at in range(start, stop, REQUEST_BYTES)]
 
 
 def _join(chunks: list[Chunk], start: int, stop: int) -> bytes:

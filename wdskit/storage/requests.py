@@ -404,7 +404,7 @@ def loop_of_this_process(url: str) -> EventLoop:
         return _PROCESS.event_loop
 
 
-def result(future: Future[T], url: str) -> T:
+def wait_for_result(future: Future[T], url: str) -> T:
     """Wait for a future, and return its result or raise its error. Raises StorageError if the future was cancelled.
 
     If Ctrl-C or another exception ends the wait, the future is cancelled. `url` is for the message.

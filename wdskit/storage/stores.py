@@ -27,7 +27,7 @@ from wdskit.storage.urls import scheme_of, shown_url
 OBSTORE_ERRORS = (BaseError, OSError, ValueError)
 """Errors that obstore raises: its own errors, OSError, and ValueError for an invalid key."""
 REQUEST_S = 365 * 86400.0
-"""Longest time for one request with its body: no limit, because a stream may be read slowly. The callers set limits."""
+"""Longest time for one request with its body: a year, because a stream may be read slowly. The callers set limits."""
 READ_S = 15.0
 """Longest wait for the next bytes."""
 CONNECT_S = 5.0
@@ -39,6 +39,11 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SERVER = re.compile(r"https?://[\w.:\[\]-]+(?:[/?]\S*)?", re.ASCII | re.IGNORECASE)
 _ASCII = bytes(range(33, 127))
 _YES = ("1", "true", "yes")
+_AWS_PROVIDERS = (
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
 
 
 @dataclass(frozen=True)
@@ -203,13 +208,6 @@ def _open_s3(location: Location, *, anonymous: bool) -> Any:
         settings["skip_signature"] = True
     common = _options(endpoint, ca_bundle=env.get("AWS_CA_BUNDLE") or profile.get("ca_bundle", ""))
     return S3Store(location.root, region=region, **settings, **common)
-
-
-_AWS_PROVIDERS = (
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-)
 
 
 def _aws_profile(url: str) -> dict[str, str]:
