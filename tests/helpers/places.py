@@ -23,5 +23,5 @@ def with_positions(loader: Any) -> Iterator[tuple[Any, list[int]]]:
     running = copy.copy(loader._counter).begin()
     for step, batch in enumerate(loader):
         job = Job(running.start, running.steps, step, step + 1)
-        yield batch, loader.program.locate(job).positions.tolist()
+        yield batch, loader.program.locate(job).epoch_positions.tolist()
         del batch

@@ -103,12 +103,12 @@ class BatchMaker:
         """
         program, reader = self._program, self._program.reader
         try:
-            places = program.locate(job)
+            locations = program.locate(job)
             if reader.is_remote:
-                reader = reader.request(places.shards, places.samples)
+                reader = reader.request(locations.shards, locations.samples)
                 if program.num_ahead:
                     self._fetch_ahead(job)
-            return Outcome(program.open(job, reader, places))
+            return Outcome(program.divide(job, reader, locations))
         except Exception as err:  # noqa: BLE001 (the consumer receives the error after the batches before it)
             return Outcome(error=err)
 
@@ -128,8 +128,8 @@ class BatchMaker:
         def fetch() -> None:
             with contextlib.suppress(ShardError, StorageError, FolderIndexError):
                 for step in range(first, stop):
-                    places = program.locate(Job(job.start, steps, step, step + 1))
-                    program.reader.fetch_parts(places.shards, places.samples)
+                    locations = program.locate(Job(job.start, steps, step, step + 1))
+                    program.reader.fetch_parts(locations.shards, locations.samples)
 
         self._fetched = epoch
         self._fetching = threading.Thread(target=fetch, name="wdskit-ahead", daemon=True)
@@ -180,14 +180,16 @@ def _make(
     """Append the batches of a job to `batches` one by one. Raise the first error; `batches` then has the batches before
     the error. `slot` is this thread's slot of `program.run.board`, and shows what the thread works on.
     """
-    places = job.places
+    locations = job.locations
     timings = program.pace.begin()
-    total = Timings(bytes_read=program.reader.mean_bytes(places.shards))
-    slot[0], slot[1] = WHOLE_BATCH, int(places.numbers[0])
+    total = Timings(bytes_read=program.reader.mean_bytes(locations.shards))
+    slot[0], slot[1] = WHOLE_BATCH, int(locations.positions[0])
     columns, by_columns = program.columns, None
     if columns is not None:
-        _, numbers, _, shards, sample_numbers = places
-        by_columns = columns.make(job.reader, numbers, shards, sample_numbers, job.bounds, memory, epoch=job.job.epoch)
+        _, positions, _, shards, sample_numbers = locations
+        by_columns = columns.make(
+            job.reader, positions, shards, sample_numbers, job.bounds, memory, epoch=job.job.epoch
+        )
     if columns is not None and by_columns is None and len(job.bounds) > 1:
         for number in range(len(job.bounds)):  # each batch alone: not all need to be made sample by sample
             _make(program, job.part(number), memory, is_cancelled, batches, slot)
@@ -217,7 +219,7 @@ def _finish(
 ) -> Batch:
     """Return a batch after the stages that follow `batched`, with the label of its bucket and the mask of its rows."""
     value, origin, bad = made
-    is_sample = job.places.is_sample[bound]
+    is_sample = job.locations.is_sample[bound]
     if label is not None and isinstance(value, Mapping):
         value = with_item(value, BUCKET, label)
     has_arrays = program.collate is not None and isinstance(program.collate.collate, Collate)
@@ -237,9 +239,9 @@ def _finish(
     if is_padded and not has_mask:
         value = with_mask(value, valid)
     listed = tuple(
-        RejectedSample(int(job.places.positions[row]), err.shard, err.key, str(err))
+        RejectedSample(int(job.locations.epoch_positions[row]), err.shard, err.key, str(err))
         for row, err in sorted(bad.items())
-        if job.places.is_sample[row]  # padded rows are copies
+        if job.locations.is_sample[row]  # padded rows are copies
     )
     return Batch(value, int(np.count_nonzero(is_sample)), listed, has_arrays=has_arrays)
 
@@ -256,8 +258,8 @@ class _Samples:
         self._reader = job.reader
         self._memory = memory
         self._slot = slot
-        places = job.places
-        rows = zip(places.numbers.tolist(), places.shards.tolist(), places.samples.tolist(), strict=True)
+        locations = job.locations
+        rows = zip(locations.positions.tolist(), locations.shards.tolist(), locations.samples.tolist(), strict=True)
         self._locations: list[tuple[int, int, int]] = list(rows)  # position, shard and sample
         self._made: list[tuple[Any, Origin]] = []
         self._bad: dict[int, SampleError] = {}  # errors of samples that are replaced, by row
@@ -297,15 +299,15 @@ class _Samples:
                 raise _Cancelled
             if at == rows.start and self._program.first is not None:
                 decoded = self._decode_chunk(self._program.first, rows, timings)
-            place, shard, sample = self._locations[at]
-            self._slot[1] = place
+            position, shard, sample = self._locations[at]
+            self._slot[1] = position
             try:
                 if at in decoded:
                     value, origin = decoded.pop(at)
                     stages = self._program.stages[origin.part]
                     made = stages.apply(value, origin, self._out(at), timings, 1), origin
                 else:
-                    made = self._read_and_make(at, place, shard, sample, timings)
+                    made = self._read_and_make(at, position, shard, sample, timings)
             except SampleError as err:
                 if not self._forgives(err):
                     add_advice(err)
@@ -322,16 +324,16 @@ class _Samples:
         # All samples are read, then all are prepared, then all pixels are decoded. Sample by sample, all of this would
         # run with CPU caches that a decoder has filled, and hold Python's lock three to five times as long.
         prepared, read, decoded = [], [], {}
-        places, chunk = self._job.places, slice(rows.start, rows.stop)
+        locations, chunk = self._job.locations, slice(rows.start, rows.stop)
         self._slot[1] = self._locations[rows.start][0]
-        samples = self._reader.read_natively(places.shards[chunk], places.samples[chunk])
+        samples = self._reader.read_many(locations.shards[chunk], locations.samples[chunk])
         for at in rows:
-            place, shard, sample = self._locations[at]
-            self._slot[1] = place
+            position, shard, sample = self._locations[at]
+            self._slot[1] = position
             with contextlib.suppress(Exception):
                 one = samples[at - rows.start] if samples else self._reader.read(shard, sample, names_image)
                 path, key, part, fields = one
-                read.append((at, Origin(path, key, 0, place, part, epoch=self._job.job.epoch), fields))
+                read.append((at, Origin(path, key, 0, position, part, epoch=self._job.job.epoch), fields))
         if timings is not None:
             timings.lap("read", len(rows))
         for at, origin, fields in read:
@@ -376,9 +378,9 @@ class _Samples:
         return None if writer is None else (writer, self._image(row))
 
     def _read_and_make(
-        self, row: int, place: int, shard: int, sample: int, timings: Timings | None
+        self, row: int, position: int, shard: int, sample: int, timings: Timings | None
     ) -> tuple[Any, Origin]:
-        """Return a sample after all one-to-one stages, and its origin. `place` is the position for its random numbers.
+        """Return a sample after all one-to-one stages, and its origin. `position` decides its random numbers.
 
         Raises:
             ShardError: The shard is damaged.
@@ -388,13 +390,15 @@ class _Samples:
         path, key, part, fields = self._reader.read(shard, sample)
         if timings is not None:
             timings.lap("read")
-        origin = Origin(path, key, 0, place, part, epoch=self._job.job.epoch)
+        origin = Origin(path, key, 0, position, part, epoch=self._job.job.epoch)
         value = {"__key__": key, "__url__": path, **fields}
         return self._program.stages[part].apply(value, origin, self._out(row), timings), origin
 
     def _forgives(self, err: SampleError) -> bool:
-        """Return True if the error budget covers the error of a sample, so that another sample replaces it."""
-        program = self._program  # raising here would make a cycle: the traceback would refer to this frame
+        """Return True if the error budget covers the error of a sample, so that another sample replaces it. The caller
+        raises `err`: raised here, its traceback and this frame would refer to each other.
+        """
+        program = self._program
         if isinstance(err.__cause__, PROCESS_ERRORS):
             return False
         return program.forgives and (program.forgives_functions or not err.is_function)
@@ -406,8 +410,8 @@ class _Samples:
         timings: Timings | None = None,
         fits: Callable[[Any, Origin], bool] = lambda *_: True,
     ) -> tuple[Any, Origin]:
-        """Return the next good sample of the block of a bad sample, with the origin of the bad sample: a function of
-        the bad sample's position.
+        """Return the next good sample in the block of a bad sample, with shard, key and position of the bad sample. The
+        samples that are tried depend only on this position.
 
         Args:
             row: Row of the bad sample.
@@ -420,20 +424,20 @@ class _Samples:
             ShardError, StorageError, FolderIndexError: A tried sample cannot be read.
         """
         self._bad.setdefault(row, bad)
-        place = self._locations[row][0]
+        position = self._locations[row][0]
         job = self._job.job
-        first, stop = (job.start + edge for edge in job.steps.block_of(place - job.start))
+        first, stop = (job.start + edge for edge in job.steps.block_of(position - job.start))
         tried = range(1, min(stop - first, _MAX_SUBSTITUTES + 1))
         for step in tried:
-            other = first + (place - first + step) % (stop - first)
+            other = first + (position - first + step) % (stop - first)
             try:
-                value, origin = self._read_and_make(row, place, *take_one(self._program.order, other), timings)
+                value, origin = self._read_and_make(row, position, *take_one(self._program.order, other), timings)
             except SampleError as err:
                 if not self._forgives(err):
                     raise
                 continue
             if fits(value, origin):
-                return value, Origin(bad.shard, bad.key, 0, place, origin.part, epoch=self._job.job.epoch)
+                return value, Origin(bad.shard, bad.key, 0, position, origin.part, epoch=self._job.job.epoch)
         reason = f"all {len(tried)} are bad" if tried else "there is no other"
         msg = f"{bad}\n  No sample near it can replace it: {reason}."
         raise SampleError(msg, stage=bad.stage, shard=bad.shard, key=bad.key) from bad
@@ -515,7 +519,7 @@ class _Samples:
         rows = range(bound.start, bound.stop)
         made = {row: self._owned(row) for row in rows}
         good = [row for row in rows if problem(made[row]) is None]
-        voters = [row for row in good if self._job.places.is_sample[row]] or good  # padded rows are copies
+        voters = [row for row in good if self._job.locations.is_sample[row]] or good  # padded rows are copies
         signatures = {row: _signature(made[row][0]) for row in voters}
         usual = max(signatures.values(), key=Counter(signatures.values()).__getitem__, default=None)
         model = [made[row] for row in voters if signatures[row] == usual][:1]

@@ -46,7 +46,7 @@ class BatchColumns:
     def make(
         self,
         reader: SampleReader,
-        places: Ints,
+        positions: Ints,
         shards: Ints,
         samples: Ints,
         bounds: Sequence[slice],
@@ -61,7 +61,7 @@ class BatchColumns:
 
         Args:
             reader: Reads the samples.
-            places: Positions of the samples in the endless sequence, (n,).
+            positions: Positions of the samples in the endless sequence, (n,).
             shards: Numbers of the samples' shards, (n,).
             samples: Numbers of the samples in their shards, (n,).
             bounds: The rows of each batch.
@@ -84,7 +84,7 @@ class BatchColumns:
 
         def origin_of(at: int) -> Origin:
             return Origin(
-                found.paths[at], found.keys[at], 0, int(places[at]), reader.part(int(shards[at])), epoch=epoch
+                found.paths[at], found.keys[at], 0, int(positions[at]), reader.part(int(shards[at])), epoch=epoch
             )
 
         return (self._make_one(found, bound, origin_of, memory) for bound in bounds)

@@ -60,15 +60,15 @@ class SampleLocations(NamedTuple):
     """The location of each row of a job's batches. Each array has shape (n,), with the rows of the first batch first.
 
     Attributes:
-        positions: Positions in the epoch. A padded row has the number of samples of the epoch in place of a position.
-        numbers: Positions in the order's endless sequence; padded rows have the last position of their step.
+        epoch_positions: Positions in the epoch; for a padded row, the number of samples of the epoch.
+        positions: Positions in the order's endless sequence; padded rows have the last position of their step.
         is_sample: False for padded rows.
         shards: Numbers of the samples' shards in the order.
         samples: Numbers of the samples in their shards.
     """
 
+    epoch_positions: Ints
     positions: Ints
-    numbers: Ints
     is_sample: NDArray[np.bool_]
     shards: Ints
     samples: Ints
@@ -79,25 +79,25 @@ class OpenJob(NamedTuple):
 
     Attributes:
         job: The job.
-        places: The locations of the job's samples.
+        locations: The locations of the job's samples.
         reader: Reads the samples.
-        bounds: For each batch, the slice of the rows of `places` that belong to it.
+        bounds: For each batch, the slice of the rows of `locations` that belong to it.
         labels: Shape or largest length of each batch's bucket; None without buckets.
     """
 
     job: Job
-    places: SampleLocations
+    locations: SampleLocations
     reader: SampleReader
     bounds: list[slice]
     labels: list[Any] | None = None
 
     def part(self, number: int) -> OpenJob:
         """Return the job with only the batch `number` of this job."""
-        columns: Any = self.places
+        columns: Any = self.locations
         rows = self.bounds[number]
-        places = SampleLocations(*(column[rows] for column in columns))
+        locations = SampleLocations(*(column[rows] for column in columns))
         labels = None if self.labels is None else self.labels[number : number + 1]
-        return self._replace(places=places, bounds=[slice(0, len(places.positions))], labels=labels)
+        return self._replace(locations=locations, bounds=[slice(0, len(locations.positions))], labels=labels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,26 +207,27 @@ class Program:
             rank_positions(self.order, job.start, steps, step, rank=rank, ranks_per_node=ranks_per_node)
             for step in range(job.first, job.stop)
         ]
-        positions = np.concatenate(parts)
-        places = positions + job.start
+        epoch_positions = np.concatenate(parts)
+        positions = epoch_positions + job.start
         if steps.tail == "pad":  # a padded row gets the last sample of its step, whose shape fits
             lasts = [steps.consumed_after(step) - 1 + job.start for step in range(job.first, job.stop)]
-            places = np.minimum(places, np.repeat(lasts, [len(part) for part in parts]))
-        return SampleLocations(positions, places, positions < steps.num_samples, *self.order.take(places))
+            positions = np.minimum(positions, np.repeat(lasts, [len(part) for part in parts]))
+        is_sample = epoch_positions < steps.num_samples
+        return SampleLocations(epoch_positions, positions, is_sample, *self.order.take(positions))
 
-    def open(self, job: Job, reader: SampleReader, places: SampleLocations) -> OpenJob:
-        """Return the open job for `BatchMaker`.
+    def divide(self, job: Job, reader: SampleReader, locations: SampleLocations) -> OpenJob:
+        """Return the open job for `BatchMaker`: its rows divided into batches.
 
-        `reader` reads the samples. `places` are the locations of the samples, from `locate`.
+        `reader` reads the samples. `locations` come from `locate`.
         """
-        numbers = range(job.first, job.stop)
-        edges = np.cumsum([0, *(job.steps.batch_at(step) for step in numbers)]).tolist()
+        steps = range(job.first, job.stop)
+        edges = np.cumsum([0, *(job.steps.batch_at(step) for step in steps)]).tolist()
         bounds = [slice(*pair) for pair in itertools.pairwise(edges)]
         buckets = self.epoch.buckets
         if buckets is None or not isinstance(job.steps, BucketSteps):
-            return OpenJob(job, places, reader, bounds)
-        labels = [buckets.labels[job.steps.bucket_at(step)] for step in numbers]
-        return OpenJob(job, places, reader, bounds, labels)
+            return OpenJob(job, locations, reader, bounds)
+        labels = [buckets.labels[job.steps.bucket_at(step)] for step in steps]
+        return OpenJob(job, locations, reader, bounds, labels)
 
     @property
     def needs_torch(self) -> bool:

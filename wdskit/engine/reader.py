@@ -107,7 +107,7 @@ class SampleReader:
         is_first, self._has_requested = not self._has_requested, True
         wanted = self._wanted(shards, samples)
         ahead = {shard: one.ahead(numbers, at_once=is_first) for shard, (one, numbers) in wanted.items()}
-        requested = SampleReader.__new__(SampleReader)  # shares all open shards
+        requested = SampleReader.__new__(SampleReader)  # shares all open shards, which a copy would open again
         requested.__dict__.update(self.__dict__, _ahead=ahead)
         return requested
 
@@ -171,7 +171,7 @@ class SampleReader:
         given = {name: view if viewed(name) else bytes(view) for name, view in fields.items()}
         return local.path, key, self.parts[at], given
 
-    def read_natively(self, shards: Ints, samples: Ints) -> list[tuple[str, str, int, dict[str, Any]]] | None:
+    def read_many(self, shards: Ints, samples: Ints) -> list[tuple[str, str, int, dict[str, Any]]] | None:
         """Return (path, key, part, fields) of each sample, read in C. All fields are bytes.
 
         Return None if any shard of the reader is remote, if the C code is missing or cannot read a sample, or
@@ -213,9 +213,8 @@ class SampleReader:
         """Return how many samples each of `num_threads` threads should read at once at most, although each may be in
         another shard. The limit is low for remote shards, and if the process may open few files.
         """
-        most_files = (
-            resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8 // num_threads
-        )  # half of them are those kept open
+        # An eighth of the descriptors, because half of them belong to open shards.
+        most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8 // num_threads
         if most_files < min(_MANY_SAMPLES, int(self._stops[-1])):
             return max(1, min(_FEW_SAMPLES, most_files))
         return _FEW_SAMPLES if self.is_remote else _MANY_SAMPLES
