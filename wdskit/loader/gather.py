@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributed
 
 from wdskit.errors import PipelineError
-from wdskit.pipeline.ranks import as_group
+from wdskit.pipeline.ranks import as_group, group_store
 from wdskit.stages import progress
 
 logger = logging.getLogger(__name__)
@@ -71,10 +71,8 @@ def _gather(value: Any, group: Any) -> list[Any]:
 @contextlib.contextmanager
 def _name_missing_ranks(group: Any) -> Iterator[None]:
     """Return a context for a collective call. If the call takes a minute, log the ranks that have not made it."""
-    store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 (torch has no public way to it)
-    keys = {
-        rank: f"wdskit/gather_valid/{group.group_name}/{rank}" for rank in distributed.get_process_group_ranks(group)
-    }
+    store = group_store(group)
+    keys = {rank: f"gather_valid/{group.group_name}/{rank}" for rank in distributed.get_process_group_ranks(group)}
     num_calls = store.add(keys[distributed.get_rank()], 1)
 
     def report() -> None:

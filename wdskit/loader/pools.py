@@ -260,7 +260,7 @@ class ProcessPool:
         self._program = program
         self._spec = spec
         self._watch = watch
-        self._start_method()
+        self._prepare_start()
         self._workers: list[_Worker] = []
         self._next_ticket = 0
         self._closing: Any = None
@@ -318,7 +318,8 @@ class ProcessPool:
             self._closing()
         self._workers, self._closing = [], None
 
-    def _start_method(self) -> StartMethod:
+    def _prepare_start(self) -> StartMethod:
+        """Check that the workers can start, start the fork server if they need it, and return how they start."""
         program = self._program
         method = start_method_of(
             program.parts,
@@ -330,7 +331,7 @@ class ProcessPool:
         return method
 
     def _start(self) -> None:
-        method = self._start_method()
+        method = self._prepare_start()
         check_guard(method)
         self._program.run.needs_torch = method.needs_torch
         context = torch.multiprocessing.get_context(method.name)

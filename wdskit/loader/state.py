@@ -219,8 +219,8 @@ def _check_numbers(state: Any) -> list[int]:
     if state.get("version") != STATE_VERSION:
         version = state.get("version")
         raise StateError(f"this is not the state of a planned loader of version {STATE_VERSION}, but {version!r}.")
-    numbers = [state.get(name) for name in _NUMBERS]
-    for name, number in zip(_NUMBERS, numbers, strict=True):
+    for name in _NUMBERS:
+        number = state.get(name)
         if type(number) is not int or not 0 <= number < _MAX_NUMBER:
             raise StateError(f"state: {name} is {number!r}, not a whole number from 0 to 2**62 - 1.")
     if state["consumed"] > state["epoch_samples"]:
@@ -228,7 +228,7 @@ def _check_numbers(state: Any) -> list[int]:
         raise StateError(f"{msg}\n  The state is damaged.")
     if not isinstance(state.get("fingerprint"), Mapping):
         raise StateError("state: fingerprint is missing.")
-    return [number for number in numbers if number is not None]
+    return [state[name] for name in _NUMBERS]
 
 
 def unused_state(epoch: int, loaded: int) -> StateError:

@@ -71,7 +71,7 @@ class StreamLoader(Loader):
             raise PipelineError("device: a stream's batches stay in this machine's memory. Move them in your loop.")
         if spec.timeout and not spec.workers:
             raise PipelineError("timeout: without workers, nothing watches a stream. Set `workers`.")
-        self._start_method()
+        self._prepare_start()
 
     @property
     def epoch(self) -> int:
@@ -207,7 +207,7 @@ class StreamLoader(Loader):
 
     def _make_loader(self) -> DataLoader[Any]:
         """Return a DataLoader whose next iteration starts the workers."""
-        spec, method = self.spec, self._start_method()
+        spec, method = self.spec, self._prepare_start()
         if method is not None:
             check_guard(method)
         return DataLoader(
@@ -224,8 +224,8 @@ class StreamLoader(Loader):
             generator=torch.Generator(),  # otherwise it draws from the program's own
         )
 
-    def _start_method(self) -> StartMethod | None:
-        """Return how workers start; None without workers."""
+    def _prepare_start(self) -> StartMethod | None:
+        """Check that the workers can start, and return how they start; None without workers."""
         if not self.spec.workers:
             return None
         reads_store = not all(map(is_local, self.pipeline.source.urls))
