@@ -143,7 +143,7 @@ class FieldDecoder:
             return decode_field(field, value)
         if self.images is None:
             return value
-        from wdskit.codecs.images import decode_image, decode_index
+        from wdskit.codecs.images import decode_image, decode_index  # imports PIL, which other fields do not need
 
         try:
             if self.images == INDEX_SPEC:

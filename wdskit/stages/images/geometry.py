@@ -96,14 +96,14 @@ def normalize(image: Array, mean: Sequence[float], std: Sequence[float]) -> Arra
     Raises:
         PipelineError: `mean` or `std` has neither one value nor one value per channel.
     """
+    import torch  # here, because processes that change no image do not need it
+
     channels = 1 if image.ndim == 2 else image.shape[2]
     if {len(mean), len(std)} - {1, channels}:
         raise PipelineError(f"normalize: mean has {len(mean)} values and std {len(std)}, the image {channels} channels")
     # Whole rows at once are 12 times faster than single pixels.
     rows = _tensor(image).reshape(image.shape[0], -1)
     scale, shift = _affine(tuple(mean), tuple(std), _unit(image), rows.shape[1])
-    import torch
-
     # A fused operation rounds the rest after the last full vector differently, so results would depend on threads.
     values = rows * scale if rows.dtype == torch.float32 else rows.to(torch.float32).mul_(scale)
     normalized: Array = values.add_(shift).reshape(image.shape).numpy()
