@@ -186,10 +186,8 @@ def _make(
     slot[0], slot[1] = WHOLE_BATCH, int(locations.positions[0])
     columns, by_columns = program.columns, None
     if columns is not None:
-        _, positions, _, shards, sample_numbers = locations
-        by_columns = columns.make(
-            job.reader, positions, shards, sample_numbers, job.bounds, memory, epoch=job.job.epoch
-        )
+        _, positions, _, shards, numbers = locations
+        by_columns = columns.make(job.reader, positions, shards, numbers, job.bounds, memory, epoch=job.job.epoch)
     if columns is not None and by_columns is None and len(job.bounds) > 1:
         for number in range(len(job.bounds)):  # each batch alone: not all need to be made sample by sample
             _make(program, job.part(number), memory, is_cancelled, batches, slot)

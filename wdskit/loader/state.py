@@ -216,8 +216,7 @@ def _check_numbers(state: Any) -> list[int]:
     Raises:
         StateError: `state` is damaged or not from a planned loader.
     """
-    if state.get("version") != STATE_VERSION:
-        version = state.get("version")
+    if (version := state.get("version")) != STATE_VERSION:
         raise StateError(f"this is not the state of a planned loader of version {STATE_VERSION}, but {version!r}.")
     for name in _NUMBERS:
         number = state.get(name)
