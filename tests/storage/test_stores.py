@@ -14,7 +14,7 @@ from object_server import read_ranges
 
 from wdskit.errors import StorageError
 from wdskit.storage import requests
-from wdskit.storage.buckets import start_upload
+from wdskit.storage.buckets import upload
 from wdskit.storage.objects import ObjectFile, ObjectStream
 from wdskit.storage.stores import is_metadata_failure, locate
 from wdskit.storage.urls import open_stream
@@ -236,7 +236,7 @@ def test_gs_speaks_to_an_emulator(faults, monkeypatch):
     assert authorization(faults) == ""
     assert "AccessDenied" in problem("gs://bucket/denied")
     with pytest.raises(StorageError, match="the server answered 501"):  # the answer of the emulator, not of a cloud
-        start_upload("gs://bucket/d/new.tar", Path(__file__)).result()
+        upload("gs://bucket/d/new.tar", Path(__file__))
     assert authorization(faults) == ""
 
 

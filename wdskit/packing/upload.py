@@ -4,7 +4,7 @@ The run works in a local folder of the user's cache. A note there, `SHARD.put`, 
 before its upload, and the ETags of its objects after it. So a run that was killed knows which objects are its own, also
 if its shards get other names. It replaces no other object.
 
-Functions import `storage.buckets` and `storage.requests`, so that a run into a local folder does not load obstore.
+Functions import `storage.buckets`, so that a run into a local folder does not load obstore.
 """
 
 from __future__ import annotations
@@ -103,12 +103,9 @@ class Bucket(Folder):
 
     def _upload(self, files: Mapping[str, Path]) -> dict[str, str | None]:
         """Put files under their names, one after the other. Return the ETag of each object."""
-        from wdskit.storage.buckets import start_upload
-        from wdskit.storage.requests import wait_for_result
+        from wdskit.storage.buckets import upload
 
-        return {
-            name: wait_for_result(start_upload(self._url(name), path), self._url(name)) for name, path in files.items()
-        }
+        return {name: upload(self._url(name), path) for name, path in files.items()}
 
     def _finish(self, shards: Sequence[Filled], names: Sequence[str], index: bytes, done: Mapping[str, object]) -> None:
         """Put the files `names` of the work folder, then `index.json`.

@@ -152,12 +152,11 @@ def index_folder(
 
 def _upload(folder: Path, url: str) -> None:
     """Upload the files of a local folder into a folder of a bucket, the index last. StorageError: A request fails."""
-    from wdskit.storage.buckets import start_upload
-    from wdskit.storage.requests import wait_for_result
+    from wdskit.storage.buckets import upload
 
     names = [path.name for path in folder.iterdir()]
     for name in sorted(names, key=lambda name: (name == INDEX_NAME, name == COLUMNS_NAME)):
-        wait_for_result(start_upload(f"{url}/{quote(name)}", folder / name), f"{url}/{name}")
+        upload(f"{url}/{quote(name)}", folder / name)
 
 
 def _read_before(folder: str, files: Mapping[str, str]) -> Mapping[str, ShardEntry]:

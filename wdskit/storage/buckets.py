@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -57,21 +56,19 @@ def check_bucket(url: str) -> Location:
     return location
 
 
-def start_upload(url: str, path: Path) -> Future[str | None]:
-    """Start to upload a file in the background. The complete object replaces an existing object of this URL.
-
-    Returns:
-        A future of the object's ETag; its result is None if the store has no ETags. `result()` waits until the file is
-        uploaded and the store has reported the object's size and ETag. `result()` raises StorageError if the store
-        cannot be reached, refuses the object, or reports a size or ETag that differs from the uploaded file's.
+def upload(url: str, path: Path) -> str | None:
+    """Upload a file, and return the object's ETag; None if the store has no ETags. The complete object replaces an
+    existing object of this URL. The store has reported the object's size and ETag.
 
     Raises:
-        StorageError: `check_bucket` refuses the URL, or this process is ending, or was forked after its parent had used
-            a store.
+        StorageError: `check_bucket` refuses the URL; or the store cannot be reached, refuses the object, or reports a
+            size or ETag that differs from the uploaded file's; or this process is ending, or was forked after its
+            parent had used a store.
         OSError: The file does not exist.
     """
     location = check_bucket(url)
-    return loop_of_this_process(location.url).submit(_upload(location, path, path.stat().st_size))
+    sending = loop_of_this_process(location.url).submit(_upload(location, path, path.stat().st_size))
+    return wait_for_result(sending, location.url)
 
 
 async def _upload(location: Location, path: Path, num_bytes: int) -> str | None:
