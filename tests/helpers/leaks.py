@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import gc
+import itertools
 import json
 import multiprocessing
 import os
@@ -64,7 +67,8 @@ def leftovers(make: Callable[[], Any], limit_s: float = 10.0) -> dict[str, int]:
         before = open_things()
         loader = make()
         for stop_at in (10**9, 3):
-            use(loader, stop_at)
+            with contextlib.suppress(SampleError):
+                collections.deque(itertools.islice(loader, stop_at), maxlen=0)
         alive = weakref.ref(loader)
         del loader
         left = opened_since(before, limit_s)
@@ -72,15 +76,6 @@ def leftovers(make: Callable[[], Any], limit_s: float = 10.0) -> dict[str, int]:
     finally:
         gc.enable()
         gc.collect()
-
-
-def use(loader: Any, stop_at: int) -> None:
-    try:
-        for number, _ in enumerate(loader):
-            if number == stop_at:
-                break
-    except SampleError:
-        return
 
 
 def memory_of(pid: int) -> int:

@@ -27,29 +27,24 @@ class ObjectLostError(RayError):
     pass
 
 
-class FakeRay(types.ModuleType):
-    """The calls of Ray that packing uses. A task runs when its result is requested, on copies, as on another machine.
+class Connection(types.ModuleType):
+    """The calls that begin and end a connection. Addresses in `unreachable` have no cluster."""
 
-    `deaths` has how many times the worker of each shard dies; `die` is called before each death.
-    """
+    unreachable = ("auto", "ray://nobody:1")
 
     def __init__(self) -> None:
         super().__init__("ray")
-        self.exceptions = types.SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
-        self.deaths: dict[str, int] = {}
         self.calls: list[Any] = []
         self.options: dict[str, Any] = {}
         self.connected = False
-        self.die = lambda job, *words: None
-        self.run = lambda function, *words: function(*words)
 
     def is_initialized(self):
         return self.connected
 
     def init(self, **options):
         self.calls.append(("init", options["address"]))
-        if options["address"] == "ray://nobody:1":
-            raise ConnectionError("ray client connection timeout")
+        if options["address"] in self.unreachable:
+            raise ConnectionError("Could not find any running Ray instance.")
         self.connected = True
 
     def shutdown(self):
@@ -59,6 +54,22 @@ class FakeRay(types.ModuleType):
     def get_runtime_context(self):
         number = sum(isinstance(call, tuple) and call[0] == "init" for call in self.calls)
         return types.SimpleNamespace(get_job_id=lambda: f"job{number}")
+
+
+class FakeRay(Connection):
+    """The calls of Ray that packing uses. A task runs when its result is requested, on copies, as on another machine.
+
+    `deaths` has how many times the worker of each shard dies; `die` is called before each death.
+    """
+
+    unreachable = ("ray://nobody:1",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exceptions = types.SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+        self.deaths: dict[str, int] = {}
+        self.die = lambda job, *words: None
+        self.run = lambda function, *words: function(*words)
 
     def cluster_resources(self):
         return {"CPU": 2.0}
@@ -85,7 +96,7 @@ class FakeRay(types.ModuleType):
         self.calls.append("wait")
 
 
-class FakeCluster(types.ModuleType):
+class FakeCluster(Connection):
     """The calls of Ray that a loader uses. Actors are threads of this process. Values are copied, as on another
     machine, and the arrays in a result are read-only.
 
@@ -97,7 +108,7 @@ class FakeCluster(types.ModuleType):
     """
 
     def __init__(self, num_cpus: int = 64) -> None:
-        super().__init__("ray")
+        super().__init__()
         kinds = (RayError, RayTaskError, ObjectLostError)
         self.exceptions = types.SimpleNamespace(**{kind.__name__: kind for kind in kinds})
         self.cloudpickle = pickle
@@ -105,35 +116,18 @@ class FakeCluster(types.ModuleType):
         self.living: list[FakeActor] = []
         self.pools: list[ThreadPoolExecutor] = []
         self.num_started = 0
-        self.calls: list[Any] = []
-        self.connected = False
         self.before: Callable[[FakeActor, str], None] = lambda actor, method: None
-        self.options: dict[str, Any] = {}
-
-    def is_initialized(self):
-        return self.connected
-
-    def init(self, **options):
-        self.calls.append(("init", options["address"]))
-        if options["address"] in {"auto", "ray://nobody:1"}:
-            raise ConnectionError("Could not find any running Ray instance.")
-        self.connected = True
 
     def shutdown(self):
         for actor in [*self.living]:
             self.kill(actor)
-        self.calls.append("shutdown")
-        self.connected = False
+        super().shutdown()
 
     def cluster_resources(self):
         return {"CPU": float(self.num_cpus)}
 
     def available_resources(self):
         return {"CPU": float(self.num_cpus - len([actor for actor in self.living if actor.has_cpu]))}
-
-    def get_runtime_context(self):
-        job = sum(isinstance(call, tuple) and call[0] == "init" for call in self.calls)
-        return types.SimpleNamespace(get_job_id=lambda: f"job{job}")
 
     def put(self, value):
         return value

@@ -291,22 +291,6 @@ def test_a_state_of_one_rank_gives_its_bad_samples_to_that_rank_only(damaged):
         assert other.state_dict()["bad"] == (state["bad"] if (rank, world_size) == (0, 2) else 0)
 
 
-def test_functions_are_forgiven_only_where_that_is_said(numbers):
-    pipe = Pipeline().exact(numbers, lanes=3, window=5).decode().map(fail_on_sevens).to_tuple("cls")
-    with pytest.raises(SampleError, match="map failed"):
-        list(pipe.loader(workers=0, errors={"max_bad": 9}))
-    found = [cls for (cls,) in pipe.loader(workers=0, errors={"max_bad": 9, "transforms": True})]
-    assert len(found) == NUM
-    assert not {n for n in found if n % 7 == 0}
-
-
-def fail_on_sevens(sample):
-    if sample["cls"] % 7 == 0:
-        msg = "sevens"
-        raise ValueError(msg)
-    return sample
-
-
 def test_a_window_of_bad_samples_only_is_an_error(numbers):
     pipe = Pipeline().exact(numbers, lanes=3, window=5).decode().to_tuple("jpg")
     with pytest.raises(SampleError, match=f"No sample near it can replace it: all {NUM - 1} are bad"):

@@ -14,7 +14,7 @@ from shards import write_shard
 
 from wdskit import Pipeline
 from wdskit.errors import StateError
-from wdskit.loader.state import EpochCounter, add_digest, compare_fingerprints
+from wdskit.loader.state import EpochCounter
 from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 from wdskit.stages.epoch import EpochLayout
@@ -198,15 +198,3 @@ def test_the_epoch_after_one_that_a_framework_ends_early_starts_where_that_one_w
     resumed.load_state_dict(saved.state_dict())
     resumed.set_epoch(saved.epoch + 1, is_counted_elsewhere=True)
     assert resumed.begin().start == (saved.epoch + 1) * 16
-
-
-def test_a_state_that_a_framework_filtered_shows_that_settings_are_missing():
-    """torch.distributed.checkpoint loads only the fields that the loader's own state has."""
-    own = {"source": "exact", "order_version": 2, "weight": 1.0, "parts": [{"digest": "a", "content": "x"}]}
-    saved = add_digest({**own, "where": "cls < 4", "columns": {"cls": "d"}})
-    filtered = {name: saved[name] for name in add_digest(own)}
-    with pytest.raises(StateError, match="the state has a setting that this loader lacks, such as `where`"):
-        compare_fingerprints(own, filtered, strict=True)
-    same = {**own, "weight": 1, "parts": [{"digest": "a", "content": None}]}
-    for fingerprint in (own, add_digest(own), add_digest(same), json.loads(json.dumps(add_digest(same)))):
-        assert compare_fingerprints(own, fingerprint, strict=True)
