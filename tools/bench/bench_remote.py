@@ -46,7 +46,6 @@ from peers.harness import mark
 from slow_proxy import SlowProxy
 
 sys.path.append(str(HERE.parents[1] / "tests" / "helpers"))
-from mounting import MOUNTING
 from object_server import BUCKET, put, s3_server  # the server that the tests read from
 
 RANKS = 2
@@ -60,7 +59,10 @@ COLUMNS = {
     "first_s": "first batch s",
     "ratio": "downloaded x",
 }
-OWN_MEMORY = [*MOUNTING, "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "node"] if MOUNTING else []
+UNSHARE = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+TRIAL = [*UNSHARE, "mount -t tmpfs none /mnt"]
+MAY_MOUNT = bool(shutil.which("unshare")) and not subprocess.run(TRIAL, capture_output=True, check=False).returncode
+OWN_MEMORY = [*UNSHARE, 'mount -t tmpfs none /dev/shm && exec "$@"', "node"] if MAY_MOUNT else []
 """Start of a command that gives a node a /dev/shm of its own; empty if mounting is forbidden."""
 DIGITS = {"samples_per_s": 0, "cpu_s_per_gb": 1}
 
