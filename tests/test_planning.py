@@ -89,7 +89,9 @@ def test_a_plan_reads_no_shard(tmp_path, folder):
 
 def test_a_plan_of_many_shards_is_quick(tmp_path):
     """100,000 shards with a hundred million samples."""
-    entries = [ShardEntry(f"{at:06d}.tar", 900 + at % 200, 10**8, f"{at:016x}" * 4, ()) for at in range(100_000)]
+    entries = [
+        ShardEntry(f"{at:06d}.tar", 900 + at % 200, 10**8, f"{at:016x}" * 4, (), "1" * 64) for at in range(100_000)
+    ]
     for entry in entries:
         (tmp_path / entry.name).touch()
     write_index(tmp_path, entries)

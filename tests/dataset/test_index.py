@@ -38,6 +38,7 @@ shard_entries = st.builds(
     num_samples=counts,
     num_bytes=counts,
     sha256=st.binary(min_size=32, max_size=32).map(bytes.hex),
+    idx_sha256=st.binary(min_size=32, max_size=32).map(bytes.hex),
     fields=st.lists(plain_text, max_size=3, unique=True).map(lambda fields: tuple(sorted(fields))),
 )
 
@@ -60,7 +61,7 @@ def test_what_is_written_comes_back(entries: list[ShardEntry]) -> None:
 
 def test_the_digest_is_of_counts_sizes_digests_and_names(tmp_path: Path) -> None:
     """Columns and states of older versions are bound to this digest."""
-    entries = [ShardEntry("ä.tar", 3, 4096, DIGEST, ("cls",)), ShardEntry("b.tar", 1, 2048, DIGEST, ())]
+    entries = [ShardEntry("ä.tar", 3, 4096, DIGEST, ("cls",), DIGEST), ShardEntry("b.tar", 1, 2048, DIGEST, (), DIGEST)]
     body = struct.pack("<4Q", 3, 1, 4096, 2048) + bytes.fromhex(DIGEST) * 2 + struct.pack("<2Q", 6, 11)
     assert Index.of("d", entries).digest == hashlib.sha256(body + "ä.tarb.tar".encode()).digest()
 
@@ -99,7 +100,8 @@ def test_the_committed_index_is_read_as_it_was_meant() -> None:
 
 
 def entry(**changes: Any) -> dict[str, Any]:
-    return {"url": "s.tar", "nsamples": 1, "filesize": 2, "sha256": DIGEST, "fields": ["cls"], **changes}
+    digests = {"sha256": DIGEST, "idx_sha256": DIGEST}
+    return {"url": "s.tar", "nsamples": 1, "filesize": 2, **digests, "fields": ["cls"], **changes}
 
 
 def document(*shards: Any, **changes: Any) -> dict[str, Any]:
@@ -190,7 +192,7 @@ def test_any_json_is_an_index_or_a_folder_index_error(content: Any) -> None:
 
 
 def test_an_index_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_index(tmp_path, [ShardEntry("s.tar", 1, 2, DIGEST, ("cls",))])
+    write_index(tmp_path, [ShardEntry("s.tar", 1, 2, DIGEST, ("cls",), DIGEST)])
     size = (tmp_path / INDEX_NAME).stat().st_size
     monkeypatch.setattr(index_module, "MAX_INDEX_BYTES", size)
     assert read_index(tmp_path).num_samples == 1
@@ -232,7 +234,7 @@ def test_a_shard_that_went_or_changed_its_size_is_named(tmp_path: Path) -> None:
 
 
 def test_a_name_is_quoted_in_a_url_and_kept_in_a_path() -> None:
-    shard = ShardEntry("ä b#1?.tar", 1, 2, DIGEST, ())
+    shard = ShardEntry("ä b#1?.tar", 1, 2, DIGEST, (), DIGEST)
     assert Index.of("http://h/d", [shard]).url(0) == "http://h/d/%C3%A4%20b%231%3F.tar"
     assert Index.of("d", [shard]).url(0) == "d/ä b#1?.tar"
 

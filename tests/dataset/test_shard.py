@@ -7,7 +7,6 @@ import gc
 import io
 import os
 import pickle
-import shutil
 import struct
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,6 @@ import numpy as np
 import pytest
 import webdataset
 from disks import HastyDisk
-from folders import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from leaks import open_descriptors
@@ -511,13 +509,6 @@ def test_offsets_that_are_not_those_of_the_index_are_an_error_when_the_shard_is_
     entries = read_index(folder).entries
     write_index(folder, [replace(entries[0], idx_sha256="0" * 63 + "1"), entries[1]])
     assert [(one.kind, Path(one.file).name) for one in verify(folder).findings] == [("offsets", "s-0.tar.idx")]
-
-
-def test_an_index_without_digests_of_offsets_still_works(tmp_path: Path) -> None:
-    """Neighbours of a sample are checked instead."""
-    golden = shutil.copytree(GOLDEN / "folder", tmp_path / "old")
-    write_index(golden, [replace(entry, idx_sha256=None) for entry in read_index(golden).entries])
-    assert read_all(golden / "s-000.tar")[:2] == ["a/1", "a/2"]
 
 
 # Descriptors and processes.

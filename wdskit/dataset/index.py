@@ -35,7 +35,6 @@ RUN_FOLDER = ".wdskit"
 INDEX_VERSION = 1
 
 _KIND = "wids-shard-index-v1"
-_UNKNOWN = "0" * 64  # stands for the digest of an `.idx` that the index does not have
 _SHORT = reprlib.Repr()  # to keep messages short
 _SHORT.maxstring = _SHORT.maxother = 200
 _SHORT.maxdict = 9
@@ -52,7 +51,7 @@ class ShardEntry:
         num_bytes: Size of the file in bytes.
         sha256: Hex digest of the file.
         fields: Names of all fields of the samples, sorted.
-        idx_sha256: Hex digest of the shard's `.idx`; None if an older version wrote the index.
+        idx_sha256: Hex digest of the shard's `.idx`.
     """
 
     name: str
@@ -60,7 +59,7 @@ class ShardEntry:
     num_bytes: int
     sha256: str
     fields: tuple[str, ...]
-    idx_sha256: str | None = None
+    idx_sha256: str
 
 
 class Index:
@@ -103,7 +102,7 @@ class Index:
         self.counts = _numbers([shard["nsamples"] for shard in shards])
         self.sizes = _numbers([shard["filesize"] for shard in shards])
         self.digests = _digests([shard["sha256"] for shard in shards])
-        self._idx_digests = _digests([shard.get("idx_sha256", _UNKNOWN) for shard in shards])
+        self._idx_digests = _digests([shard["idx_sha256"] for shard in shards])
         known: dict[tuple[str, ...], int] = {}
         self._field_codes = [known.setdefault(tuple(shard["fields"]), len(known)) for shard in shards]
         self._field_sets = [*known]
@@ -149,14 +148,13 @@ class Index:
 
     def entry(self, shard: int) -> ShardEntry:
         """Return the entry of shard number `shard`."""
-        idx_digest = self._idx_digests[shard].tobytes()
         return ShardEntry(
             name=self.names[shard],
             num_samples=int(self.counts[shard]),
             num_bytes=int(self.sizes[shard]),
             sha256=self.digests[shard].tobytes().hex(),
             fields=self.fields(shard),
-            idx_sha256=idx_digest.hex() if any(idx_digest) else None,
+            idx_sha256=self._idx_digests[shard].tobytes().hex(),
         )
 
     def fields(self, shard: int) -> tuple[str, ...]:
@@ -253,9 +251,9 @@ def index_json(entries: Iterable[ShardEntry]) -> bytes:
 
 def _to_json(entry: ShardEntry) -> dict[str, Any]:
     """Return the entry of a shard as it is in the `shardlist` of an `index.json`."""
-    idx = {"idx_sha256": entry.idx_sha256} if entry.idx_sha256 else {}
     numbers = {"nsamples": entry.num_samples, "filesize": entry.num_bytes}
-    return {"url": entry.name, **numbers, "sha256": entry.sha256, **idx, "fields": [*entry.fields]}
+    digests = {"sha256": entry.sha256, "idx_sha256": entry.idx_sha256}
+    return {"url": entry.name, **numbers, **digests, "fields": [*entry.fields]}
 
 
 def read_index(folder: str | Path, *, copy: Path | None = None) -> Index:

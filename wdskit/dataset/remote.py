@@ -179,7 +179,7 @@ class RemoteShard(IndexedShard):
             object's version.
 
     Raises:
-        FolderIndexError: The index has no digest of the `.idx`, or the `.idx` does not belong to the shard.
+        FolderIndexError: The `.idx` does not belong to the shard.
         StorageError: The object's version cannot be read.
     """
 
@@ -193,9 +193,6 @@ class RemoteShard(IndexedShard):
         cache: PartCache | None = None,
     ) -> None:
         url = file.url
-        if entry.idx_sha256 is None:
-            msg = f"{url}: the index of its folder has no digest of its {IDX_SUFFIX}; an older version wrote it."
-            raise FolderIndexError(f"{msg}\n  Run `wdskit index` where the shards are.", folder=url.rpartition("/")[0])
         offsets = parse_offsets(idx, url, num_bytes=entry.num_bytes, sha256=entry.idx_sha256)
         if len(offsets) != entry.num_samples + 1:
             raise foreign_offsets(url, f"it has {len(offsets) - 1} samples, but the index says {entry.num_samples}")
