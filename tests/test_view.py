@@ -237,7 +237,7 @@ def test_the_command_writes_the_page_and_opens_it(folder: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["trian"], 1, "trian: there is no such shard or folder. Did you mean `train`?"),
+        (["trian"], 1, "trian: there is no such shard or folder."),
         (["train", "--where", "nothing == 1"], 1, "there is no column 'nothing'"),
         (["train", "--pipeline", "a"], 1, "belong to a configuration"),
         (["c.yaml", "--seed", "3"], 1, "belong to a folder"),

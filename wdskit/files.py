@@ -8,7 +8,6 @@ that a test can fail or kill the process at the n-th operation.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import fcntl
 import hashlib
@@ -19,7 +18,6 @@ import stat
 from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
-from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
@@ -32,8 +30,6 @@ TEMP_SUFFIX = ".wdskit-temp"
 _TOKEN_BYTES = 4
 _TOKEN = re.compile(rf"\.[0-9a-f]{{{2 * _TOKEN_BYTES}}}\Z")
 """The random part at the end of a temporary file's name."""
-
-_MAX_NEAR = 10_000  # limit for the names of a folder that are compared to suggest a similar name
 
 THREAD_BYTES = 256 << 10
 """Smallest write that a thread does. Starting a write in a thread takes 0.1 ms, the time to digest 200 KB."""
@@ -306,30 +302,14 @@ def describe_foreign(path: Path, problem: str) -> str:
 
 
 def describe_missing(path: str, what: str) -> str:
-    """Return the message for a missing path, with a similar name if one exists.
+    """Return the message that a file or folder of the kind `what` does not exist.
 
-    Args:
-        path: Path or URL of the missing file or folder. No similar name is suggested for a URL.
-        what: The kind of the path. If it contains the word `file`, a similar file or folder is suggested. If it
-            contains only the word `folder`, a similar folder is suggested; otherwise nothing.
-
-    Returns:
-        ``there is no such {what}. Did you mean `a/c`?`` If a parent folder of `path` is missing, the message names the
-        first missing folder instead: ``there is no such folder: a/b.``
+    If a parent folder of a local `path` is missing, the message names the first missing folder instead.
     """
-    if "://" in path:
-        return f"there is no such {what}."
     missing = Path(path)
-    while not os.path.isdir(missing.parent):  # noqa: PTH112 (Path raises without permission)
+    while "://" not in path and not os.path.isdir(missing.parent):  # noqa: PTH112 (Path raises without permission)
         missing = missing.parent
-    kind, place = (what, "") if missing == Path(path) else ("folder", f": {missing}")
-    near: list[str] = []
-    with contextlib.suppress(OSError):  # the folder cannot be listed
-        siblings = islice(missing.parent.iterdir(), _MAX_NEAR)
-        names = [one.name for one in siblings if "file" in kind or ("folder" in kind and one.is_dir())]
-        near = difflib.get_close_matches(missing.name, names, n=1)
-    hint = f" Did you mean `{missing.parent / near[0]}`?" if near else ""
-    return f"there is no such {kind}{place}.{hint}"
+    return f"there is no such {what}." if missing == Path(path) else f"there is no such folder: {missing}."
 
 
 def append_lines(path: Path, lines: Sequence[str], *, disk: Disk = DISK) -> None:
