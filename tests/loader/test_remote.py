@@ -278,14 +278,15 @@ def test_a_cache_changes_nothing_but_what_is_downloaded(here, there, tmp_path, a
 @pytest.mark.parametrize("workers", [0, 1])
 def test_statistics_say_what_was_fetched(s3, there, tmp_path, workers):
     pipe = Pipeline().exact(f"{s3}/{there}/pictures/*.tar").to_tuple("png;jpg").batched(77)  # all: no gaps are fetched
-    loader = pipe.loader(workers=workers, persistent_workers=False)  # otherwise parts of the next epoch are fetched too
+    settings = {"workers": workers, "persistent_workers": False}  # otherwise parts of the next epoch are fetched too
+    loader = pipe.loader(**settings)
     list(loader)
     found = loader.stats()
     assert 0.9 < found.traffic.fetched / found.bytes_read < 1.5
-    loader = pipe.loader(workers=workers, **kept(tmp_path / "kept"))
+    loader = pipe.loader(**settings, **kept(tmp_path / "kept"))
     list(loader)
     wait_for_parts(tmp_path / "kept", 3)
-    loader = pipe.loader(workers=workers, **kept(tmp_path / "kept"))
+    loader = pipe.loader(**settings, **kept(tmp_path / "kept"))
     list(loader)
     assert loader.stats().traffic.fetched < 5_000  # offsets
 
