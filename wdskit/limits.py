@@ -48,7 +48,7 @@ MAX_SHOWN_PIXELS = 50_000_000
 """Limit for width x height of an image that is decoded for display."""
 
 MAX_CONFIG_BYTES = 1 << 19
-"""Largest configuration file. PyYAML reads so many values in it in 10 s; a list of 5,000 shards takes half of it."""
+"""Largest configuration file. PyYAML needs 10 s for the values that fit in it. 5,000 shards take half of it."""
 
 MAX_UNPACKED_BYTES = 32 << 20
 """Data of a zip member or parquet page that unpacks to more than this is checked against `MAX_UNPACK_RATIO`."""

@@ -146,7 +146,7 @@ class Document:
             self.problems.append((self.places[near], path, rule))
 
     def replace(self, path: Path, value: Any, place: Place) -> None:
-        """Set the value at `path`. What was wrong with the old value is no problem any more."""
+        """Set the value at `path`. Problems of the old value are dropped."""
         node = self.tree
         for key in path[:-1]:
             node = node[key]

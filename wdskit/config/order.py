@@ -59,7 +59,7 @@ class _Before:
         self.batched_at: int | None = None
 
     def rule(self, index: int, stage: Any) -> str:
-        """Return what is wrong with the stage at `index` as a message; "" if it fits."""
+        """Return the problem of the stage at `index` as a message; "" if the stage fits."""
         kind = getattr(stage, "kind", None)
         if kind is None:
             if index == 0 and stage is not None:

@@ -44,7 +44,7 @@ class EpochClock:
 
     @property
     def num_starts(self) -> int:
-        """How often a stream was told to start anew. A stream that is open since an earlier start does not continue."""
+        """Number of new starts so far. A stream that was opened before the last new start does not continue."""
         return int(self._words[0])
 
     @property

@@ -525,7 +525,7 @@ class PlannedLoader(Loader):
     def _compare_ranks(self) -> None:
         """Raise RankError if the rank of the process group that was first in this iteration reads other samples.
 
-        There is no collective call: the first rank writes what it reads into the store of the group, and goes on.
+        There is no collective call: the first rank writes its state and settings into the group's store, and goes on.
         """
         store = None if self._is_rank_given else group_store(self._process_group)
         if store is None:

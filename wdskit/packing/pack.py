@@ -83,7 +83,7 @@ class PackResult:
 
 
 def parse_size(size: int | str) -> int:
-    """Return the bytes of a shard, such as 200MB. ValueError: It is no size, or out of range."""
+    """Return the bytes of a shard, such as 200MB. ValueError: The text is not a size, or the size is out of range."""
     num_bytes = parse_bytes(size) if isinstance(size, str) else size
     if not _MIN_BYTES <= num_bytes < MAX_SHARD_BYTES:
         raise ValueError(f"it is not from {_MIN_BYTES} to {MAX_SHARD_BYTES - 1} bytes")
