@@ -22,10 +22,11 @@ from PIL import Image
 
 from wdskit import Pipeline, WdskitError, pack
 from wdskit import native as native_module
-from wdskit.codecs.images import decode_image, jpeg_size
+from wdskit.codecs.images import decode_image
+from wdskit.codecs.structure import colour_jpeg_header
 from wdskit.engine import reader
 from wdskit.native import INTERFACE, native
-from wdskit.stages.images import fused, geometry
+from wdskit.stages.images import fused, geometry, transforms
 from wdskit.stages.images.fused import Axis, JpegPlan, factors_of
 from wdskit.stages.images.transforms import Normalize
 
@@ -84,7 +85,8 @@ def decode(
     data: bytes, wanted: WantedPart, *, flip: bool = False, form: Form = FORMS["uint8"], size: Any = None
 ) -> np.ndarray | None:
     """Return the pixels that the module decodes from one file; None if it leaves the file to Python."""
-    plan = JpegPlan(size or jpeg_size(data, max_pixels=MAX_PIXELS), *wanted, flip)
+    header = colour_jpeg_header(data, max_pixels=MAX_PIXELS)
+    plan = JpegPlan(size or (header.height, header.width), *wanted, flip)
     shape = (wanted.rows.size, wanted.columns.size)
     out = np.full((3, *shape, 3), 77, np.float32 if form.is_float else np.uint8)
     plans = np.array([plan.numbers(9, 1)], np.int64)
@@ -205,7 +207,7 @@ def test_pixels_are_within_two_levels_of_pillow_and_45_decibels_at_a_smaller_sca
     for number in range(60):
         height, width = (375, 500) if number % 2 else (1200, 1600)
         data = photo(height, width, seed=number % 6, quality=92)
-        top, left, rows, columns = geometry.draw_crop(chance, height, width, (0.08, 1), (3 / 4, 4 / 3))
+        top, left, rows, columns = transforms.draw_crop(chance, height, width, (0.08, 1), (3 / 4, 4 / 3))
         ours = decode(data, WantedPart(Axis(top, top + rows, 224, 0, 224), Axis(left, left + columns, 224, 0, 224)))
         image = Image.open(io.BytesIO(data)).crop((left, top, left + columns, top + rows))
         theirs = np.asarray(image.resize((224, 224), Image.Resampling.BILINEAR)).astype(int)
@@ -329,7 +331,7 @@ def test_the_native_code_is_what_runs(folder, monkeypatch):
 
     noted = SimpleNamespace(decode_jpegs=noting("decode_jpegs"), read_samples=noting("read_samples"))
     monkeypatch.setattr(fused, "native", lambda: noted)
-    monkeypatch.setattr("wdskit.dataset.sample_columns.native", lambda: noted)
+    monkeypatch.setattr("wdskit.engine.reader.native", lambda: noted)
     for name in ("uint8", "columns"):
         for _ in PIPELINES[name](Pipeline().exact(str(folder), seed=3)).loader(workers=0):
             pass

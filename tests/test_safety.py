@@ -45,11 +45,11 @@ OWN_EVENTS = {
     for module, names in {
         "errors": ["SampleError", "WdskitError"],
         "engine.batch": ["Batch"],
-        "engine.outcome": ["Outcome", "_unpickle_outcome"],
+        "processes": ["Outcome", "_unpickle_outcome"],
         "loader.stream": ["Item"],
         "loader.worker": ["Reply"],
         "loader.memory": ["Message"],
-        "stages.timing": ["Timings"],
+        "stages.run": ["Timings"],
         "storage.traffic": ["Traffic"],
     }.items()
     for name in names
@@ -211,7 +211,7 @@ ALLOWED = {
     ("loader/node.py", "pickle.loads"),  # the program of the training process, which Ray sends
     ("loader/memory.py", "ctypes"),  # the mmap of the C library, which keeps no descriptor
     ("loader/memory.py", "ctypes.CDLL"),
-    ("engine/outcome.py", "pickle.loads"),  # errors from the same processes; also where they are pickled, as a test
+    ("processes.py", "pickle.loads"),  # errors from the same processes; also where they are pickled, as a test
 }
 
 

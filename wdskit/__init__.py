@@ -45,9 +45,9 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "shards.split": ("SplitReport", "split"),
     "shards.verify": ("VerifyResult", "verify"),
     "shards.verify_shard": ("Finding",),
-    "stages.base": ("thread_safe",),
     "stages.collate": ("Ragged",),
     "stages.registry": ("register",),
+    "stages.run": ("thread_safe",),
 }
 """Maps each module to its public names."""
 

@@ -46,9 +46,9 @@ from wdskit.shards.split import split as split
 from wdskit.shards.verify import VerifyResult as VerifyResult
 from wdskit.shards.verify import verify as verify
 from wdskit.shards.verify_shard import Finding as Finding
-from wdskit.stages.base import thread_safe as thread_safe
 from wdskit.stages.collate import Ragged as Ragged
 from wdskit.stages.registry import register as register
+from wdskit.stages.run import thread_safe as thread_safe
 
 __all__ = [
     "BenchResult",

@@ -18,9 +18,8 @@ from masks import mask_of
 from shards import npy, write_shard
 
 from wdskit import Pipeline
-from wdskit.codecs.columns import NpyColumn, decode_column
+from wdskit.codecs.columns import NpyColumn, RawColumn, decode_column
 from wdskit.codecs.fields import decode_field
-from wdskit.dataset.sample_columns import RawColumn
 from wdskit.errors import DecodeError, WdskitError
 from wdskit.shards.index import index_folder
 

@@ -27,9 +27,9 @@ from shards import write_shard
 from wdskit import Pipeline, verify
 from wdskit.dataset import shard as local_module
 from wdskit.dataset.index import read_index, write_index
-from wdskit.dataset.sample_columns import read_natively
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import LocalShard, offsets_path, write_offsets
+from wdskit.engine.reader import read_natively
 from wdskit.errors import FolderIndexError, ShardError, WdskitError
 from wdskit.shards.index import index_folder, scan_shard
 

@@ -14,7 +14,7 @@ from shards import index_numbers
 
 import wdskit
 from wdskit import Pipeline
-from wdskit.stages.base import is_thread_safe
+from wdskit.stages.run import is_thread_safe
 
 
 class Meeting:

@@ -23,7 +23,7 @@ from leaks import leftovers, memory_of, open_things, opened_since, start_endless
 from shards import fail_on_7, index_numbers, number_of
 
 from wdskit import DecodeError, Pipeline, PipelineError, SampleError, ShardError, StorageError
-from wdskit.engine.outcome import Outcome, WorkerTraceback
+from wdskit.processes import Outcome, WorkerTraceback
 from wdskit.shards.index import index_folder
 
 WAYS = [{"workers": 0, "threads": 2}, {"workers": 2}, {"workers": 1, "threads": 2, "persistent_workers": False}]
@@ -74,7 +74,7 @@ def test_a_worker_that_is_killed_between_epochs_is_named_by_the_next_one(six, is
 
 LATE = """
 import time
-import wdskit.stages.progress
+import wdskit.stages.run
 
 def same(sample):
     return sample
@@ -83,7 +83,7 @@ if __name__ == "__mp_main__":
     {in_worker}
 
 if __name__ == "__main__":
-    wdskit.stages.progress.REPORT_S = 0.5
+    wdskit.stages.run.REPORT_S = 0.5
     print(len(list({loader})))
 """
 

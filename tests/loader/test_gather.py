@@ -167,7 +167,7 @@ def test_a_mask_that_does_not_fit_is_refused():
 
 def test_the_ranks_that_do_not_call_are_named(tmp_path, monkeypatch):
     """The counts are those of a group, and the second call is named although the first was complete."""
-    monkeypatch.setattr("wdskit.stages.progress.REPORT_S", 0.2)
+    monkeypatch.setattr("wdskit.stages.run.REPORT_S", 0.2)
 
     def gather_alone(rank):
         found: list[str] = []

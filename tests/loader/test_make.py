@@ -18,7 +18,7 @@ from wdskit.dataset.patterns import ShardList
 from wdskit.engine.stream import StreamPipeline
 from wdskit.pipeline.settings import LoaderSpec, load_config
 from wdskit.stages import registry
-from wdskit.stages.base import RankInfo
+from wdskit.stages.run import RankInfo
 from wdskit.stages.streaming import Stream, StreamRun, StreamSource
 
 COUNTS = [4, 5, 6, 7, 8, 9]

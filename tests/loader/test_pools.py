@@ -25,7 +25,7 @@ from leaks import open_things, opened_since
 from shards import fail_on_7, number_of, write_shard
 
 from wdskit import Pipeline, PipelineError, SampleError
-from wdskit.engine.outcome import WorkerTraceback
+from wdskit.processes import WorkerTraceback
 from wdskit.shards.index import index_folder
 
 WAYS = [

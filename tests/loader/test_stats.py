@@ -12,7 +12,7 @@ from shards import index_numbers, number_of, write_pictures, write_shard
 
 from wdskit import LoaderStats, Pipeline, StageStats
 from wdskit.shards.index import index_folder
-from wdskit.stages.timing import Timings, TimingSampler
+from wdskit.stages.run import Timings, TimingSampler
 from wdskit.storage.traffic import Traffic
 
 STATS = LoaderStats(

@@ -25,9 +25,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wdskit.codecs.images import decode_image, jpeg_size
-from wdskit.dataset.sample_columns import SampleColumns, read_natively
+from wdskit.codecs.images import decode_image
+from wdskit.codecs.structure import colour_jpeg_header
 from wdskit.dataset.shard import IndexedShard
+from wdskit.engine.reader import ColumnarSamples, read_natively
 from wdskit.errors import DecodeError, ShardError, StorageError
 from wdskit.native import native
 from wdskit.stages.images import geometry
@@ -121,9 +122,9 @@ def check_images(num: int, chance: Chance) -> Counter[str]:
         ours = np.zeros((1, *OUT, 3), np.uint8)
         verdict, plan = 1, None
         try:
-            size = jpeg_size(data, max_pixels=MAX_PIXELS)
-            if size is not None:
-                plan = random_plan(size, draws, flip=flip)
+            header = colour_jpeg_header(data, max_pixels=MAX_PIXELS)
+            if header is not None:
+                plan = random_plan((header.height, header.width), draws, flip=flip)
                 plans = np.array([plan.numbers(number, 0)], np.int64)
                 [verdict] = module.decode_jpegs([data], plans, ours, *OUT, None, board)
                 assert board[1] == number
@@ -164,7 +165,7 @@ def shards(chance: Chance) -> list[tuple[bytes, list[int], list[int]]]:
     return found
 
 
-def as_rows(many: SampleColumns) -> list[tuple[Any, ...]]:
+def as_rows(many: ColumnarSamples) -> list[tuple[Any, ...]]:
     """Return key and (name, data) of each field, in order, for each sample."""
     columns = [[(name, data) for data in raw] for name, raw in many.fields.items()]
     return list(zip(many.keys, *columns, strict=True))

@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 
 from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, NPY_FIELDS, TEXT_FIELDS, decode_field, has_long_number
 from wdskit.codecs.npy_header import NpyHeader, read_npy_header
-from wdskit.dataset.sample_columns import RawColumn
 from wdskit.errors import DecodeError
+
+
+class RawColumn(list[bytes]):
+    """The bytes of one field of many samples."""
 
 
 def decode_column(field: str, raw: RawColumn) -> list[Any] | NpyColumn:

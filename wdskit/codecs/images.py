@@ -250,7 +250,7 @@ def _decode_whole_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.u
         ImageTooLarge: The header promises more than `max_pixels`.
         DecodeError: The header promises 0 pixels, or the pixel data is cut or garbled.
     """
-    header = _colour_header(data, max_pixels)
+    header = structure.colour_jpeg_header(data, max_pixels=max_pixels)
     if header is None:
         return None
     # libjpeg's grey of a colour image is its Y channel, up to 16 levels away from Pillow's grey of the clipped RGB.
@@ -264,21 +264,6 @@ def _decode_whole_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.u
     if mode != "L":
         return pixels
     return pixels[..., 0] if target == "GRAY" else np.array(Image.fromarray(pixels).convert("L"))
-
-
-def _colour_header(data: Buffer, max_pixels: int) -> structure.ImageHeader | None:
-    """Return the header of a grey or RGB JPEG; None for other JPEG files, and for a damaged header.
-
-    Raises:
-        ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The header promises 0 pixels.
-    """
-    try:
-        header = structure.jpeg_header(data)
-    except DecodeError:
-        return None
-    structure.check_pixels(header.width, header.height, max_pixels=max_pixels)
-    return header if header.mode in {"L", "RGB"} else None
 
 
 def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
@@ -304,19 +289,6 @@ def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
         if mode != "RGBA" and isinstance(image.info.get("transparency"), bytes):
             del image.info["transparency"]  # otherwise `convert` warns
         return image.convert(mode)
-
-
-def jpeg_size(data: Buffer, *, max_pixels: int) -> tuple[int, int] | None:
-    """Return height and width from the header of a grey or RGB JPEG. No pixel is decoded.
-
-    Return None for other files, and for a damaged header.
-
-    Raises:
-        ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The header promises 0 pixels.
-    """
-    header = _colour_header(data, max_pixels) if bytes(data[:2]) == JPEG_START else None
-    return (header.height, header.width) if header else None
 
 
 def make_thumbnail(data: Buffer, *, side: int, max_pixels: int) -> tuple[bytes, tuple[int, int]]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wdskit.codecs.formats import PNG_START
+from wdskit.codecs.formats import JPEG_START, PNG_START
 from wdskit.errors import DecodeError, ImageTooLarge
 from wdskit.files import Buffer
 
@@ -171,6 +171,23 @@ def png_chunks(data: Buffer) -> Iterator[tuple[int, bytes, int]]:
         if kind == b"IEND":
             return
         at = end
+
+
+def colour_jpeg_header(data: Buffer, *, max_pixels: int) -> ImageHeader | None:
+    """Return the header of a grey or RGB JPEG; None for other files, and for a damaged header.
+
+    Raises:
+        ImageTooLarge: The header promises more than `max_pixels`.
+        DecodeError: The header promises 0 pixels.
+    """
+    if bytes(data[:2]) != JPEG_START:
+        return None
+    try:
+        header = jpeg_header(data)
+    except DecodeError:
+        return None
+    check_pixels(header.width, header.height, max_pixels=max_pixels)
+    return header if header.mode in {"L", "RGB"} else None
 
 
 def check_jpeg(view: bytes | memoryview, max_pixels: int) -> None:

@@ -17,18 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.config.types import VALID
-from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import WHOLE_BATCH, Job, OpenJob, Program
-from wdskit.engine.sample import add_advice
 from wdskit.errors import PROCESS_ERRORS, FolderIndexError, SampleError, ShardError, StorageError
 from wdskit.order.base import take_one
 from wdskit.order.steps import AnySteps
-from wdskit.stages.base import Origin, RejectedSample
+from wdskit.processes import Outcome
+from wdskit.stages.base import names_image
 from wdskit.stages.collate import FRESH, Collate, Memory, as_tensors, empty_images
 from wdskit.stages.images.fused import FusedStep
-from wdskit.stages.progress import Slot
-from wdskit.stages.roles import names_image
-from wdskit.stages.timing import Timings
+from wdskit.stages.run import Origin, RejectedSample, Slot, Timings, add_advice
 
 BUCKET = "__bucket__"
 
@@ -208,7 +205,7 @@ def _make(
         batches.append(_finish(program, job, bound, made, label, timings))
     if timings is not None:
         total.merge(timings)
-    total.traffic = total.traffic.plus(job.reader.take_traffic())
+    total.traffic = job.reader.take_traffic()
     batches[first] = batches[first]._replace(timings=total)
 
 

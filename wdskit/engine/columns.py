@@ -8,19 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from wdskit.codecs.columns import NpyColumn, decode_column
+from wdskit.codecs.columns import NpyColumn, RawColumn, decode_column
 from wdskit.codecs.fields import is_path
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.sample_columns import RawColumn
 from wdskit.engine.reader import ColumnarSamples, SampleReader
-from wdskit.engine.sample import SampleStages, add_advice
 from wdskit.errors import SampleError, WdskitError
 from wdskit.order.base import Ints
-from wdskit.stages.base import Origin
-from wdskit.stages.batching import Batcher
-from wdskit.stages.collate import Collate, Memory, Ragged, has_torch_dtype, offsets_of
+from wdskit.stages.base import NOTHING
+from wdskit.stages.collate import Batcher, Collate, Memory, Ragged, has_torch_dtype, offsets_of
 from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple
-from wdskit.stages.roles import NOTHING
+from wdskit.stages.run import Origin, SampleStages, add_advice
 
 FieldColumn: TypeAlias = NpyColumn | list[Any]
 """One field of all samples: the bytes that were read (a `RawColumn`), arrays in these bytes, or a list of values."""

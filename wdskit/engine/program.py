@@ -13,19 +13,16 @@ from numpy.typing import NDArray
 from wdskit.codecs.images import IMAGE_SPECS
 from wdskit.engine.columns import BatchColumns, columns_of
 from wdskit.engine.reader import SampleReader
-from wdskit.engine.sample import SampleStages
 from wdskit.errors import PipelineError
 from wdskit.native import native
 from wdskit.order.base import Ints, Order
 from wdskit.order.buckets import BucketSteps
 from wdskit.order.steps import AnySteps, rank_positions
-from wdskit.stages.base import Run, Step
-from wdskit.stages.batching import Batcher
-from wdskit.stages.collate import Collate
+from wdskit.stages.collate import Batcher, Collate
 from wdskit.stages.epoch import EpochLayout
 from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple
 from wdskit.stages.images.fused import FusedStep
-from wdskit.stages.timing import TimingSampler
+from wdskit.stages.run import Run, SampleStages, Step, TimingSampler
 
 _BYTES_A_JOB = 4 << 20
 """Most bytes of a job with several batches, because several jobs are in memory at a time."""

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from wdskit.codecs.columns import RawColumn
 from wdskit.dataset.remote import RemoteShard, open_remote_shards
-from wdskit.dataset.sample_columns import RawColumn, read_natively
 from wdskit.dataset.shard import IndexedShard, LocalShard
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import ShardError, StorageError, WdskitError
@@ -49,6 +49,20 @@ class ColumnarSamples(NamedTuple):
     paths: list[str]
     keys: list[str]
     fields: dict[str, RawColumn]
+
+
+def read_natively(shards: Sequence[IndexedShard], rows: Ints, numbers: Ints) -> ColumnarSamples | None:
+    """Read sample `numbers[i]` of the local shard `shards[rows[i]]`, for each i. Return None if `IndexedShard.read`
+    must read the samples instead: the C code is missing, a header is not plain, a sample cannot be read, or
+    the samples differ in their fields.
+    """
+    module = native()
+    found = module.read_samples([shard.handle for shard in shards], rows, numbers) if module else None
+    if found is None:
+        return None
+    keys, names, columns = found
+    fields = dict(zip(names, map(RawColumn, columns), strict=True))
+    return ColumnarSamples([shards[row].path for row in rows.tolist()], keys, fields)
 
 
 class SampleReader:
@@ -248,11 +262,7 @@ class SampleReader:
         if self.is_remote or native() is None:
             return None
         numbers, opened, rows = self._locate(shards, samples)
-        found = read_natively([*opened.values()], rows, numbers)
-        if found is None:
-            return None
-        paths = [file.path for file in opened.values()]
-        return ColumnarSamples([paths[row] for row in rows.tolist()], *found)
+        return read_natively([*opened.values()], rows, numbers)
 
     def _locate(self, shards: Ints, samples: Ints) -> tuple[Ints, dict[int, IndexedShard], Ints]:
         """Open the shards of samples, and find the samples in these shards.

@@ -15,12 +15,12 @@ import webdataset
 from torch.utils.data import get_worker_info
 
 from wdskit.config.types import StageSpec
-from wdskit.engine.sample import SampleStages
 from wdskit.errors import PipelineError, SampleError
-from wdskit.stages.base import Context, Origin, PerSampleStage, Step, lives
-from wdskit.stages.batching import Batched, Batcher
-from wdskit.stages.collate import Collate, as_tensors
+from wdskit.stages.base import Context, PerSampleStage, lives
+from wdskit.stages.batching import Batched
+from wdskit.stages.collate import Batcher, Collate, as_tensors
 from wdskit.stages.images.fused import fuse
+from wdskit.stages.run import Origin, SampleStages, Step
 from wdskit.stages.streaming import (
     Select,
     Shuffle,

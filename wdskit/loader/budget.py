@@ -10,7 +10,7 @@ from pathlib import Path
 from wdskit.errors import SampleError
 from wdskit.files import append_lines, make_folders
 from wdskit.pipeline.settings import ErrorsSpec
-from wdskit.stages.base import RejectedSample
+from wdskit.stages.run import RejectedSample
 
 
 class Budget:

@@ -14,7 +14,7 @@ from torch import Tensor, distributed
 
 from wdskit.errors import PipelineError
 from wdskit.pipeline.ranks import as_group, group_store
-from wdskit.stages import progress
+from wdskit.stages import run
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def _name_missing_ranks(group: Any) -> Iterator[None]:
         missing = [rank for rank, key in keys.items() if store.add(key, 0) < num_calls]
         logger.warning("gather_valid waits for ranks %s: every rank of the group must call it.", missing)
 
-    timer = threading.Timer(progress.REPORT_S, report)
+    timer = threading.Timer(run.REPORT_S, report)
     timer.daemon = True
     timer.start()
     try:

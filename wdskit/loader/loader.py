@@ -28,7 +28,7 @@ from wdskit.loader.watch import Watch
 from wdskit.pipeline.ranks import group_rank, group_store, initialised_rank
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
 from wdskit.processes import refuse_fork
-from wdskit.stages.base import RankInfo
+from wdskit.stages.run import RankInfo
 from wdskit.text import as_int, plural
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from typing import Any, Protocol
 import torch.multiprocessing  # registers how tensors of a program are pickled for other processes
 
 from wdskit.engine.batch import Batch, BatchMaker
-from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Program
 from wdskit.errors import PipelineError
 from wdskit.loader.memory import Arena, Arenas, Bytes, Message, borrow, receive_memory, unpack
@@ -28,9 +27,8 @@ from wdskit.loader.start_method import StartMethod, check_guard, explain_exit, s
 from wdskit.loader.watch import Watch
 from wdskit.loader.worker import JobThreads, Reply, Request, serve
 from wdskit.pipeline.settings import LoaderSpec
-from wdskit.processes import GUARD, block_sigint, without_script
-from wdskit.stages.base import renew_turn
-from wdskit.stages.progress import BOARD_BYTES, slots_in
+from wdskit.processes import GUARD, Outcome, block_sigint, without_script
+from wdskit.stages.run import BOARD_BYTES, renew_turn, slots_in
 
 _CLOSED = "the loader was closed during this wait."  # by a signal handler or another thread
 _PATIENCE_S = 0.5  # a worker that still makes a batch after this time is killed

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from wdskit.stages.timing import Timings
+from wdskit.stages.run import Timings
 from wdskit.storage.traffic import Traffic
 from wdskit.text import format_bytes
 

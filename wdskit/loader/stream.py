@@ -14,7 +14,6 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
 
-from wdskit.engine.outcome import Outcome
 from wdskit.engine.stream import StreamPipeline
 from wdskit.errors import PipelineError, StateError
 from wdskit.loader.budget import Budget
@@ -23,8 +22,8 @@ from wdskit.loader.start_method import StartMethod, check_guard, start_method_of
 from wdskit.loader.state import plain_state, unused_state
 from wdskit.loader.worker import seed_worker
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
-from wdskit.processes import block_sigint, end_with_parent
-from wdskit.stages.base import RejectedSample
+from wdskit.processes import Outcome, block_sigint, end_with_parent
+from wdskit.stages.run import RejectedSample
 from wdskit.storage.urls import is_local
 from wdskit.text import plural
 

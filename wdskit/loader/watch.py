@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.errors import PipelineError
-from wdskit.stages import progress
-from wdskit.stages.progress import IDLE
+from wdskit.stages import run
+from wdskit.stages.run import IDLE
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +43,12 @@ class Watch:
     def begin(self) -> None:
         """Start to watch a new wait, which begins now."""
         self._started_s = time.monotonic()
-        self._next_s = self._started_s + progress.REPORT_S
+        self._next_s = self._started_s + run.REPORT_S
 
     @property
     def step_s(self) -> float:
         """Seconds to wait for the batch before the next call of `look`; at least 0.001."""
-        return max(0.001, min(_LOOK_S, progress.REPORT_S / 4, (self.timeout_s or math.inf) / 4))
+        return max(0.001, min(_LOOK_S, run.REPORT_S / 4, (self.timeout_s or math.inf) / 4))
 
     def look(
         self, who: str, pid: int | None = None, slots: NDArray[np.int64] | None = None, *, start_hint: str = ""
@@ -72,7 +72,7 @@ class Watch:
         is_over = bool(self.timeout_s) and waited_s >= self.timeout_s
         if not is_over and now_s < self._next_s:
             return
-        self._next_s = now_s + progress.REPORT_S
+        self._next_s = now_s + run.REPORT_S
         what = f"no batch has come from {who} for {waited_s:.0f} s."
         if start_hint:
             what = f"{who} has not started within {waited_s:.0f} s. {start_hint}"

@@ -22,12 +22,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wdskit.engine.batch import Batch, BatchMaker
-from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Program
 from wdskit.loader.memory import Arena, Arenas, Message, keep_freed_memory, pack
 from wdskit.loader.watch import print_stack_on_signal
-from wdskit.processes import end_with_parent
-from wdskit.stages.progress import Board
+from wdskit.processes import Outcome, end_with_parent
+from wdskit.stages.run import Board
 
 JOIN_S = 0.5
 """Longest time that the end of a pool waits for the samples on which threads work."""

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import DEPTHS, Ints, ShardOffsets, group_indices
+from wdskit.order.base import DEFAULT_WINDOW, DEPTHS, Ints, Lanes, ShardOffsets, default_lanes, group_indices, lane_cuts
 from wdskit.order.keys import permutation, philox
-from wdskit.order.lanes import DEFAULT_WINDOW, Lanes, default_lanes, lane_cuts
 
 
 class _Pass(NamedTuple):

@@ -7,9 +7,8 @@ import functools
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import DEPTHS, Ints, ShardOffsets, look_up
+from wdskit.order.base import DEFAULT_LANES, DEFAULT_WINDOW, DEPTHS, Ints, Lanes, ShardOffsets, lane_cuts, look_up
 from wdskit.order.keys import philox
-from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW, Lanes, lane_cuts
 
 DEFAULT_CHUNK = 64
 

@@ -10,15 +10,14 @@ from typing import Any
 from wdskit.config.types import VALID
 from wdskit.engine.program import Program
 from wdskit.engine.reader import SampleReader
-from wdskit.engine.sample import SampleStages
 from wdskit.engine.stream import StreamPipeline
 from wdskit.errors import PipelineError
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, describe_small_cache, measure_cache
-from wdskit.stages.base import Context, FunctionLookup, RankInfo, Run, bind_steps, lives
+from wdskit.stages.base import Context, FunctionLookup, bind_steps, lives, merged
 from wdskit.stages.epoch import plan_epoch
 from wdskit.stages.images.fused import fuse
 from wdskit.stages.registry import resolve
-from wdskit.stages.roles import merged
+from wdskit.stages.run import RankInfo, Run, SampleStages
 from wdskit.stages.streaming import Stream, StreamRun
 from wdskit.stages.vision import Torchvision
 

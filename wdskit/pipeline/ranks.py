@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wdskit.errors import RankError
-from wdskit.stages.base import RankInfo
+from wdskit.stages.run import RankInfo
 from wdskit.text import as_int
 
 _MPI = ("OMPI_COMM_WORLD", "MV2_COMM_WORLD", "PMI", "PMIX", "HOROVOD")

@@ -37,9 +37,9 @@ from wdskit.order.mixture import MixtureOrder
 from wdskit.order.weighted import WeightedOrder
 from wdskit.pipeline.ranks import local_ranks
 from wdskit.processes import usable_cores
-from wdskit.stages.base import RankInfo
 from wdskit.stages.fields import Decode
 from wdskit.stages.registry import known_stages
+from wdskit.stages.run import RankInfo
 from wdskit.stages.sources import PlannedData, PlannedSource
 from wdskit.storage.cache import PartCache
 from wdskit.text import as_int, format_at_least, format_bytes, parse_bytes, plural

@@ -1,16 +1,16 @@
-"""`batched` makes batches of values: its settings, and the class that collates a batch."""
+"""The settings of `batched`, which makes batches of values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
 from wdskit.config.types import Bool, Count, FieldNames, Kind, StageSpec, refuse
 from wdskit.errors import PipelineError
-from wdskit.stages.base import Context, Function, Origin, Run, stage_error
-from wdskit.stages.collate import FRESH, Collate, Memory
+from wdskit.stages.base import Context, Function
+from wdskit.stages.collate import Batcher, Collate
 
 COLLATE: Any = Field(None, description="Function from a list of samples to a batch.")
 RAGGED: Any = Field(None, description="Fields with arrays of different lengths, which become values and offsets.")
@@ -81,50 +81,3 @@ def make_batcher(stage: Any, context: Context, *, partial: bool) -> Batcher:
     if stage.collate is not None:
         collate = context.resolve(stage.name, stage.collate)
     return Batcher(context.run, collate, stage.size_on(context.run.rank_info.world_size), partial=partial)
-
-
-class Batcher:
-    """Collates batches of `size` values.
-
-    Args:
-        run: The running pipeline.
-        collate: A `Collate`, or a user's function that takes a list of values and returns a batch.
-        size: Number of values in a batch.
-        partial: Whether a stream yields a smaller last batch; otherwise its values are dropped.
-    """
-
-    def __init__(self, run: Run, collate: Callable[..., Any], size: int, *, partial: bool) -> None:
-        self.run = run
-        self.collate = collate
-        self.size = size
-        self.partial = partial
-
-    def collated(
-        self,
-        values: list[Any],
-        origins: list[Origin],
-        memory: Memory | None = None,
-        ready: Mapping[Any, Any] | None = None,
-    ) -> tuple[Any, Origin]:
-        """Return a batch of these values, and the batch's origin. The default collate makes arrays, as `Collate` does.
-
-        Args:
-            values: At least one value.
-            origins: Origin of each value.
-            memory: Allocates the arrays of the default collate; None for new memory. A user's function ignores it.
-            ready: Finished columns of the batch, by key of the dicts or position in the tuples. The default collate
-                then ignores these items of `values`.
-
-        Raises:
-            SampleError: The values cannot be collated, or the user's function fails. The message names the first and
-                the last sample of the batch.
-        """
-        origin = origins[-1]._replace(members=tuple(origins))
-        is_own = isinstance(self.collate, Collate)
-        try:
-            if is_own:
-                return self.collate(values, memory or FRESH, ready), origin
-            with self.run.call_lock(self.collate):
-                return self.collate(values), origin
-        except Exception as err:
-            raise stage_error("batched", origin, err, is_function=not is_own) from err

@@ -13,10 +13,12 @@ from pydantic import Field, Strict, model_validator
 from wdskit.config.types import WHOLE, Count, FieldNames, Kind, StageSpec, Text, refuse, show
 from wdskit.errors import PipelineError
 from wdskit.order.buckets import Buckets
-from wdskit.stages.base import Context, Function, Origin
-from wdskit.stages.batching import COLLATE, RAGGED, Batcher, make_batcher
+from wdskit.stages.base import Context, Function
+from wdskit.stages.batching import COLLATE, RAGGED, make_batcher
+from wdskit.stages.collate import Batcher
 from wdskit.stages.images import geometry
 from wdskit.stages.images.transforms import BoundTransform, GeometricTransform
+from wdskit.stages.run import Origin
 
 MAX_BUCKETS = 256
 ASPECT = "aspect"

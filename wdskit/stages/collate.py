@@ -7,7 +7,7 @@ arrays, in the process that uses the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,8 +16,9 @@ from numpy.typing import DTypeLike, NDArray
 from typing_extensions import TypeIs
 
 from wdskit.errors import PipelineError
+from wdskit.stages.base import NO_ROLES, Roles
 from wdskit.stages.fields import list_fields
-from wdskit.stages.roles import NO_ROLES, Roles
+from wdskit.stages.run import Origin, Run, stage_error
 
 if TYPE_CHECKING:
     import torch
@@ -173,6 +174,53 @@ class Collate:
     def is_ragged(self, slot: object) -> bool:
         """Return whether a slot has a field of `ragged`."""
         return not self.ragged.isdisjoint(self.roles.names_at(slot).split(";"))
+
+
+class Batcher:
+    """Collates batches of `size` values.
+
+    Args:
+        run: The running pipeline.
+        collate: A `Collate`, or a user's function that takes a list of values and returns a batch.
+        size: Number of values in a batch.
+        partial: Whether a stream yields a smaller last batch; otherwise its values are dropped.
+    """
+
+    def __init__(self, run: Run, collate: Callable[..., Any], size: int, *, partial: bool) -> None:
+        self.run = run
+        self.collate = collate
+        self.size = size
+        self.partial = partial
+
+    def collated(
+        self,
+        values: list[Any],
+        origins: list[Origin],
+        memory: Memory | None = None,
+        ready: Mapping[Any, Any] | None = None,
+    ) -> tuple[Any, Origin]:
+        """Return a batch of these values, and the batch's origin. The default collate makes arrays, as `Collate` does.
+
+        Args:
+            values: At least one value.
+            origins: Origin of each value.
+            memory: Allocates the arrays of the default collate; None for new memory. A user's function ignores it.
+            ready: Finished columns of the batch, by key of the dicts or position in the tuples. The default collate
+                then ignores these items of `values`.
+
+        Raises:
+            SampleError: The values cannot be collated, or the user's function fails. The message names the first and
+                the last sample of the batch.
+        """
+        origin = origins[-1]._replace(members=tuple(origins))
+        is_own = isinstance(self.collate, Collate)
+        try:
+            if is_own:
+                return self.collate(values, memory or FRESH, ready), origin
+            with self.run.call_lock(self.collate):
+                return self.collate(values), origin
+        except Exception as err:
+            raise stage_error("batched", origin, err, is_function=not is_own) from err
 
 
 def _form(sample: Any) -> str:

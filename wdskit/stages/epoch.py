@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.dataset.subset import Subset
 from wdskit.errors import PipelineError, SelectionError
-from wdskit.order.base import Tail
+from wdskit.order.base import Tail, default_lanes
 from wdskit.order.buckets import BucketOrder, BucketPlan, Buckets, BucketSteps
-from wdskit.order.lanes import default_lanes
 from wdskit.order.steps import AnySteps, Steps
 from wdskit.order.subset import PickedOrder
 from wdskit.stages.buckets import Bucketed

@@ -29,8 +29,8 @@ from wdskit.config.types import (
 )
 from wdskit.errors import DecodeError, PipelineError, WdskitError
 from wdskit.limits import MAX_PIXELS
-from wdskit.stages.base import NO_ORIGIN, Context, Function, Origin, PerSampleStage, ValueFunction
-from wdskit.stages.roles import NOTHING, Live, Roles
+from wdskit.stages.base import NOTHING, Context, Function, Live, PerSampleStage, Roles
+from wdskit.stages.run import NO_ORIGIN, Origin, ValueFunction
 
 _MAX_EXACT = 1 << 53  # float64 is exact for whole numbers up to this number
 

@@ -49,10 +49,9 @@ from wdskit.dataset.subset import Subset
 from wdskit.dataset.weights import SampleWeights, are_whole
 from wdskit.dataset.where import Where
 from wdskit.errors import PipelineError, SelectionError
-from wdskit.order.base import Order
+from wdskit.order.base import DEFAULT_LANES, DEFAULT_WINDOW, Order
 from wdskit.order.exact import ExactOrder
 from wdskit.order.keys import philox
-from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import DEFAULT_CHUNK, ResampledOrder
 from wdskit.order.sequential import SequentialOrder

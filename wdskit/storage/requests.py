@@ -11,6 +11,7 @@ import atexit
 import concurrent.futures
 import contextlib
 import http.client
+import operator
 import os
 import random
 import re
@@ -97,7 +98,7 @@ class EventLoop:
     def count(self, traffic: Traffic) -> None:
         """Add `traffic` to the counts. Several threads may call this method."""
         with self._lock:
-            self._traffic = self._traffic.plus(traffic)
+            self._traffic = Traffic(*map(operator.add, self._traffic, traffic))
 
     def take_count(self) -> Traffic:
         """Return the counts since the last call of this method (at the first call, since the start)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import NamedTuple
 
 
@@ -22,10 +21,6 @@ class Traffic(NamedTuple):
     from_cache: int = 0
     retries: int = 0
     wait_s: float = 0.0
-
-    def plus(self, other: Traffic) -> Traffic:
-        """Return the sum of these counts and `other`."""
-        return Traffic._make(map(operator.add, self, other))
 
 
 NO_TRAFFIC = Traffic()

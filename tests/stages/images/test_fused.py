@@ -16,17 +16,24 @@ from hypothesis import strategies as st
 from images import EXTRANEOUS, FILES, encoded, palette_image, photo, pixels
 from PIL import Image
 
-from wdskit.engine.sample import SampleStages
+from wdskit.codecs.structure import ImageHeader
 from wdskit.engine.stream import Samples
 from wdskit.errors import ImageTooLarge, PipelineError, SampleError
 from wdskit.native import native
 from wdskit.pipeline.build import build_pipeline
-from wdskit.stages.base import Origin, RankInfo
 from wdskit.stages.fields import Decode, Map, Rename, ToTuple
 from wdskit.stages.images import fused as fused_module
 from wdskit.stages.images.fused import FusedStages, FusedStep, fuse
-from wdskit.stages.images.geometry import draw_crop
-from wdskit.stages.images.transforms import CenterCrop, Normalize, RandomFlip, RandomResizedCrop, Resize, ToTensor
+from wdskit.stages.images.transforms import (
+    CenterCrop,
+    Normalize,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
+    draw_crop,
+)
+from wdskit.stages.run import Origin, RankInfo, SampleStages
 from wdskit.stages.streaming import Shuffle, Stream
 
 SPECS = ["rgb8", "rgb"]
@@ -257,7 +264,9 @@ def test_the_sample_is_copied_and_other_fields_keep_their_order():
 
 
 def test_a_decoder_of_another_size_than_the_header_draws_again(monkeypatch):
-    monkeypatch.setattr(fused_module, "jpeg_size", lambda data, max_pixels: (500, 700))
+    monkeypatch.setattr(
+        fused_module, "colour_jpeg_header", lambda data, max_pixels: ImageHeader("JPEG", 700, 500, "RGB")
+    )
     one, apart = (
         each_of(*CROPS["random"], fuse=is_fused).apply({"jpg": FILES["jpeg"]}, at(1)) for is_fused in (True, False)
     )

@@ -12,7 +12,7 @@ from images import pixels
 from PIL import Image
 
 from wdskit.errors import PipelineError
-from wdskit.stages.images import geometry
+from wdskit.stages.images import geometry, transforms
 from wdskit.stages.images.transforms import IMAGENET_MEAN, IMAGENET_STD
 
 
@@ -150,7 +150,7 @@ def test_drawn_crops_lie_inside_and_keep_scale_and_ratio():
     rng = np.random.default_rng(0)
     areas = []
     for _ in range(3000):
-        top, left, height, width = geometry.draw_crop(rng, 300, 400, (0.2, 0.9), (3 / 4, 4 / 3))
+        top, left, height, width = transforms.draw_crop(rng, 300, 400, (0.2, 0.9), (3 / 4, 4 / 3))
         assert 0 <= top <= 300 - height
         assert 0 <= left <= 400 - width
         assert 0.74 < width / height < 1.35
@@ -164,7 +164,7 @@ def test_drawn_crops_lie_inside_and_keep_scale_and_ratio():
 @pytest.mark.parametrize(("scale", "ratio"), [((0.08, 1), (3 / 4, 4 / 3)), ((1, 1), (1, 1)), ((2, 3), (0.1, 0.2))])
 def test_a_crop_is_found_for_every_shape(size, scale, ratio):
     for seed in range(20):
-        top, left, height, width = geometry.draw_crop(np.random.default_rng(seed), *size, scale, ratio)
+        top, left, height, width = transforms.draw_crop(np.random.default_rng(seed), *size, scale, ratio)
         assert 1 <= height <= size[0] - top
         assert 1 <= width <= size[1] - left
 
@@ -172,9 +172,9 @@ def test_a_crop_is_found_for_every_shape(size, scale, ratio):
 def test_what_does_not_fit_becomes_the_middle():
     """The fallback is that of torchvision: the largest part of an allowed shape."""
     rng = np.random.default_rng(0)
-    assert geometry.draw_crop(rng, 100, 1000, (5, 6), (1, 2)) == (0, 400, 100, 200)
-    assert geometry.draw_crop(rng, 1000, 100, (5, 6), (0.5, 1)) == (400, 0, 200, 100)
-    assert geometry.draw_crop(rng, 100, 150, (5, 6), (1, 2)) == (0, 0, 100, 150)
+    assert transforms.draw_crop(rng, 100, 1000, (5, 6), (1, 2)) == (0, 400, 100, 200)
+    assert transforms.draw_crop(rng, 1000, 100, (5, 6), (0.5, 1)) == (400, 0, 200, 100)
+    assert transforms.draw_crop(rng, 100, 150, (5, 6), (1, 2)) == (0, 0, 100, 150)
 
 
 # --- numbers

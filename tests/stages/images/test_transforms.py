@@ -7,10 +7,10 @@ import pytest
 from image_kinds import OTHERS, make
 
 from wdskit.errors import PipelineError, WdskitError
-from wdskit.stages.base import Context, Origin, RankInfo, Run
-from wdskit.stages.images import geometry
+from wdskit.stages.base import Context, Roles
+from wdskit.stages.images import transforms
 from wdskit.stages.images.transforms import CenterCrop, Normalize, RandomFlip, RandomResizedCrop, Resize, ToTensor
-from wdskit.stages.roles import Roles
+from wdskit.stages.run import Origin, RankInfo, Run
 
 
 def bound(spec, image_fields=frozenset(), seed=0):
@@ -169,5 +169,5 @@ def test_flips_happen_as_often_as_they_should():
 def test_golden_draws():
     """A resume repeats the draws: a change here would change the epochs of all users."""
     rng = np.random.Generator(np.random.Philox(7))
-    drawn = [geometry.draw_crop(rng, 385, 455, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(4)]
+    drawn = [transforms.draw_crop(rng, 385, 455, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(4)]
     assert drawn == [(29, 38, 306, 293), (59, 261, 190, 191), (180, 141, 161, 187), (26, 7, 200, 153)]

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.codecs.formats import is_image_field
-from wdskit.codecs.images import jpeg_size
+from wdskit.codecs.structure import colour_jpeg_header
 from wdskit.errors import DecodeError
 from wdskit.native import native
-from wdskit.stages.base import Context, Origin, PerSampleStage, Step, bind_steps, lives, stage_error
+from wdskit.stages.base import Context, Live, PerSampleStage, Roles, bind_steps, lives
 from wdskit.stages.fields import Decode, FieldDecoder
 from wdskit.stages.images import geometry
 from wdskit.stages.images.transforms import (
@@ -33,10 +33,10 @@ from wdskit.stages.images.transforms import (
     RandomResizedCrop,
     Resize,
     ToTensor,
+    draw_crop,
     pair,
 )
-from wdskit.stages.progress import Slot
-from wdskit.stages.roles import Live, Roles
+from wdskit.stages.run import Origin, Slot, Step, stage_error
 
 
 class FusedStages(PerSampleStage):
@@ -302,12 +302,13 @@ class FusedStep:
         """Return the plan of an image for the code in C. Return None without that code, for a file that is not a grey
         or RGB JPEG or has a damaged header, and for an image that must be padded.
         """
-        size = None
+        header = None
         if native() is not None:
             with contextlib.suppress(DecodeError):  # decoding the image raises it again
-                size = jpeg_size(data, max_pixels=self.decode.max_pixels)
-        if size is None:
+                header = colour_jpeg_header(data, max_pixels=self.decode.max_pixels)
+        if header is None:
             return None
+        size = header.height, header.width
         crop, *others = self.moves
         rows, columns = self._axes(crop, size, origin)
         if min(rows.skip, columns.skip) < 0:
@@ -323,7 +324,7 @@ class FusedStep:
         running form of the first transform.
         """
         if isinstance(crop.transform, RandomResizedCrop):
-            draws = geometry.draw_crop(crop.rng_at(origin), *size, crop.transform.scale, crop.transform.ratio)
+            draws = draw_crop(crop.rng_at(origin), *size, crop.transform.scale, crop.transform.ratio)
             sizes = pair(crop.transform.size)
             return [
                 Axis(low, low + side, total, 0, total)

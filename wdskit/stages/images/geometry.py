@@ -5,7 +5,6 @@ Masks have any dtype. Results never share memory with a larger image.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     import torch
 
 Array: TypeAlias = NDArray[Any]
-
-_CROP_TRIES = 10  # the number in torchvision
 
 
 def image_size(image: Array) -> tuple[int, int]:
@@ -126,40 +123,6 @@ def shorter_side(height: int, width: int, size: int) -> tuple[int, int]:
     if height <= width:
         return size, int(size * width / height)
     return int(size * height / width), size
-
-
-def draw_crop(
-    rng: np.random.Generator, height: int, width: int, scale: Sequence[float], ratio: Sequence[float]
-) -> tuple[int, int, int, int]:
-    """Draw a random part of an image, as torchvision's RandomResizedCrop does.
-
-    Args:
-        rng: Each try takes four numbers from `rng.random`.
-        height: Height of the image.
-        width: Width of the image.
-        scale: Smallest and largest share of the image's area.
-        ratio: Smallest and largest width / height. The logarithm of the ratio is drawn uniformly.
-
-    Returns:
-        top, left, height and width of the part in pixels. If ten tries give no part that fits into the image: the
-        largest part in the middle of the image with an allowed ratio.
-    """
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    for _ in range(_CROP_TRIES):
-        # `random` is the method of numpy that is least likely to change.
-        for_area, for_shape, for_top, for_left = rng.random(4).tolist()
-        area = height * width * (scale[0] + for_area * (scale[1] - scale[0]))
-        shape = math.exp(low + for_shape * (high - low))
-        crop_height, crop_width = round(math.sqrt(area / shape)), round(math.sqrt(area * shape))
-        if 0 < crop_height <= height and 0 < crop_width <= width:
-            top, left = int(for_top * (height - crop_height + 1)), int(for_left * (width - crop_width + 1))
-            return top, left, crop_height, crop_width
-    crop_height, crop_width = height, width
-    if width / height < ratio[0]:
-        crop_height = max(1, round(width / ratio[0]))
-    elif width / height > ratio[1]:
-        crop_width = max(1, round(height * ratio[1]))
-    return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
 
 
 def _tensor(array: Array) -> torch.Tensor:

@@ -6,6 +6,7 @@ values, and their numbers are not blended. `CenterCrop` is a template for a new 
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,15 +26,17 @@ from wdskit.config.types import (
     refuse,
 )
 from wdskit.errors import PipelineError, WdskitError
-from wdskit.stages.base import Context, Origin, PerSampleStage, Run
+from wdskit.stages.base import Context, Live, PerSampleStage, Roles
 from wdskit.stages.fields import find, list_fields
 from wdskit.stages.images import geometry
-from wdskit.stages.roles import Live, Roles
+from wdskit.stages.run import Origin, Run
 
 Sample: TypeAlias = dict[str, Any]
 
 _FIELDS = "The image fields to transform. Default: the sample's only image field."
 _MASKS = "Fields to transform with the same random values and nearest neighbour, such as segmentation masks."
+
+_CROP_TRIES = 10  # the number in torchvision
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -247,7 +250,7 @@ class RandomResizedCrop(GeometricTransform):
             listed = ", ".join(f"`{field}` {height} x {width}" for field, (height, width) in sizes.items())
             msg = f"random_resized_crop: fields with the same crop differ in height x width: {listed}."
             raise PipelineError(f"{msg} Resize them first")
-        return geometry.draw_crop(rng, *next(iter(sizes.values())), self.scale, self.ratio)
+        return draw_crop(rng, *next(iter(sizes.values())), self.scale, self.ratio)
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
         """Return the part `drawn` of `image`, resized to the setting `size`; by nearest neighbour if `nearest`. `drawn`
@@ -318,6 +321,40 @@ class ToTensor(ImageTransform):
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
         """Return `image` as a float32 tensor (see `geometry.to_tensor`). `drawn` and `nearest` have no effect."""
         return geometry.to_tensor(image)
+
+
+def draw_crop(
+    rng: np.random.Generator, height: int, width: int, scale: Sequence[float], ratio: Sequence[float]
+) -> tuple[int, int, int, int]:
+    """Draw a random part of an image, as torchvision's RandomResizedCrop does.
+
+    Args:
+        rng: Each try takes four numbers from `rng.random`.
+        height: Height of the image.
+        width: Width of the image.
+        scale: Smallest and largest share of the image's area.
+        ratio: Smallest and largest width / height. The logarithm of the ratio is drawn uniformly.
+
+    Returns:
+        top, left, height and width of the part in pixels. If ten tries give no part that fits into the image: the
+        largest part in the middle of the image with an allowed ratio.
+    """
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(_CROP_TRIES):
+        # `random` is the method of numpy that is least likely to change.
+        for_area, for_shape, for_top, for_left = rng.random(4).tolist()
+        area = height * width * (scale[0] + for_area * (scale[1] - scale[0]))
+        shape = math.exp(low + for_shape * (high - low))
+        crop_height, crop_width = round(math.sqrt(area / shape)), round(math.sqrt(area * shape))
+        if 0 < crop_height <= height and 0 < crop_width <= width:
+            top, left = int(for_top * (height - crop_height + 1)), int(for_left * (width - crop_width + 1))
+            return top, left, crop_height, crop_width
+    crop_height, crop_width = height, width
+    if width / height < ratio[0]:
+        crop_height = max(1, round(width / ratio[0]))
+    elif width / height > ratio[1]:
+        crop_width = max(1, round(height * ratio[1]))
+    return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
 
 
 def pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
