@@ -12,7 +12,6 @@ import hashlib
 import os
 import signal
 import stat
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,6 @@ from shards import write_shard
 from wdskit.dataset.index import INDEX_NAME
 from wdskit.files import (
     TEMP_SUFFIX,
-    THREAD_BYTES,
     Disk,
     make_folders,
     publish,
@@ -348,78 +346,18 @@ def test_macos_is_asked_to_empty_the_cache_of_the_device(tmp_path: Path, monkeyp
     assert called == {None: [51, 51], errno.ENOTSUP: [51, "fsync"] * 2, errno.EIO: [51]}[refusal]
 
 
-LARGE = [os.urandom(size) for size in (THREAD_BYTES, 10, THREAD_BYTES + 1, 3 * THREAD_BYTES, 0, THREAD_BYTES)]
-
-
-def test_large_pieces_are_written_in_their_order_by_one_thread_and_digested(tmp_path: Path) -> None:
-    path = tmp_path / "large"
-    threads: set[str] = set()
-
-    class Named(WatchedDisk):
-        def before(self, name, *args):
-            super().before(name, *args)
-            threads.add(f"{name} {threading.current_thread() is threading.main_thread()}")
-
-    disk = Named()
-    with publish(path, disk=disk) as temp:
-        for part in LARGE:
-            temp.write(part)
-        assert temp.sha256 == hashlib.sha256(b"".join(LARGE)).hexdigest()
-    assert path.read_bytes() == b"".join(LARGE)
-    assert temp.num_bytes == len(b"".join(LARGE))
-    assert disk.operations == ["open", *["write"] * 5, "fsync", "close", "rename", "fsync_folder"]
-    assert {"write True", "write False", "fsync True", "close True"} <= threads
-    assert not any(thread.name.startswith("wdskit-write") for thread in threading.enumerate())
-
-
 @pytest.mark.parametrize("kind", [bytearray, lambda data: memoryview(bytearray(data)).toreadonly()])
-def test_what_can_change_is_written_before_the_next_write_returns(tmp_path: Path, kind) -> None:
-    """So two buffers in turn are enough."""
+def test_what_can_change_is_written_and_digested_before_write_returns(tmp_path: Path, kind) -> None:
+    """So one buffer is enough."""
+    parts = [os.urandom(size) for size in (1 << 20, 10, 0, 300_000)]
     with publish(tmp_path / "large") as temp:
-        earlier = None
-        for part in LARGE:
+        for part in parts:
             data = kind(part)
             temp.write(data)
-            if earlier is not None:
-                (earlier if isinstance(earlier, bytearray) else earlier.obj)[:] = bytes(len(earlier))
-            earlier = data
-    assert (tmp_path / "large").read_bytes() == b"".join(LARGE)
-    assert temp.sha256 == hashlib.sha256(b"".join(LARGE)).hexdigest()
-
-
-@pytest.mark.parametrize("fail_at", range(9))
-def test_a_failure_in_the_thread_is_an_error_of_publish(tmp_path: Path, fail_at: int) -> None:
-    path = tmp_path / "large"
-    disk = FailingDisk(fail_at, errno.ENOSPC)
-    with pytest.raises(OSError, match="No space"), publish(path, disk=disk) as temp:
-        for part in LARGE:
-            temp.write(part)
-    assert [*tmp_path.iterdir()] == []
-    assert disk.operations.count("close") == (fail_at > 0)
-
-
-def test_a_file_that_is_given_up_is_closed_only_when_its_thread_is_done(tmp_path: Path) -> None:
-    """After Ctrl-C in the middle of a write, the descriptor's number may belong to another file at once."""
-    order: list[str] = []
-    begun = threading.Event()
-
-    class Slow(Disk):
-        def write(self, fd, data):
-            begun.set()
-            os.fstat(fd)
-            order.append("written")
-            return super().write(fd, data)
-
-        def close(self, fd):
-            order.append("closed")
-            super().close(fd)
-
-    with pytest.raises(KeyboardInterrupt), publish(tmp_path / "large", disk=Slow()) as temp:
-        temp.write(LARGE[0])
-        begun.wait()
-        raise KeyboardInterrupt
-    assert order == ["written", "closed"]
-    assert [*tmp_path.iterdir()] == []
+            (data if isinstance(data, bytearray) else data.obj)[:] = bytes(len(data))
+        assert temp.sha256 == hashlib.sha256(b"".join(parts)).hexdigest()
+    assert (tmp_path / "large").read_bytes() == b"".join(parts)
+    assert temp.num_bytes == len(b"".join(parts))
 
 
 def test_a_disk_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import re
 import secrets
 import stat
 from collections.abc import Container, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeAlias
@@ -30,9 +29,6 @@ TEMP_SUFFIX = ".wdskit-temp"
 _TOKEN_BYTES = 4
 _TOKEN = re.compile(rf"\.[0-9a-f]{{{2 * _TOKEN_BYTES}}}\Z")
 """The random part at the end of a temporary file's name."""
-
-THREAD_BYTES = 256 << 10
-"""Smallest write that a thread does. Starting a write in a thread takes 0.1 ms, the time to digest 200 KB."""
 
 
 class Disk:
@@ -59,6 +55,7 @@ class Disk:
 
     def begin_flush(self, fd: int, start: int, num_bytes: int) -> None:
         """Ask the kernel to start writing a part of a file to the device, and return at once. This never raises."""
+        # Otherwise the last flush takes a sixth of the time to pack files of 100 KB.
         if hasattr(os, "posix_fadvise"):  # Linux starts to write dirty pages, and keeps them in memory
             with contextlib.suppress(OSError):
                 os.posix_fadvise(fd, start, num_bytes, os.POSIX_FADV_DONTNEED)
@@ -149,59 +146,27 @@ def _flush(fd: int) -> None:
 class TempFile:
     """The temporary file that `publish` writes and then renames.
 
-    A thread writes large pieces, one at a time, while the caller continues. If a write in the thread fails,
-    the next `write`, `wait` or `sha256` raises its OSError.
-
     Attributes:
-        num_bytes: Number of bytes of all pieces, including a piece that is not written yet.
+        num_bytes: Number of written bytes.
     """
 
     def __init__(self, fd: int, disk: Disk) -> None:
         self._fd = fd
         self._disk = disk
         self._digest = hashlib.sha256()
-        self._thread: ThreadPoolExecutor | None = None
-        self._running: Future[None] | None = None
         self.num_bytes = 0
 
     def write(self, data: Buffer) -> None:
-        """Append all of `data`. The caller may change a mutable buffer after the next call of `write` or `wait`."""
-        self.wait()
+        """Append all of `data`. OSError: The disk accepts no more bytes."""
         view = memoryview(data).cast("B")
-        start = self.num_bytes
+        self._digest.update(view)
+        write_all(self._fd, view, self._disk)
+        self._disk.begin_flush(self._fd, self.num_bytes, len(view))
         self.num_bytes += len(view)
-        if len(view) < THREAD_BYTES:
-            self._write(view)
-            return
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="wdskit-write")
-        self._running = self._thread.submit(self._write_large, view, start)
-
-    def _write_large(self, view: memoryview, start: int) -> None:
-        """Write a piece that starts at offset `start` of the file, and let the kernel start to flush it."""
-        # Otherwise the flush takes a sixth of the time to pack files of 100 KB.
-        self._write(view)
-        self._disk.begin_flush(self._fd, start, len(view))
-
-    def _write(self, rest: memoryview) -> None:
-        self._digest.update(rest)
-        write_all(self._fd, rest, self._disk)
-
-    def wait(self) -> None:
-        """Return after all bytes are written. Raises OSError if a write failed."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.result()
-
-    def end(self) -> None:
-        """Wait for the last write of the thread, and end the thread. An error of this write is raised by `wait`."""
-        if self._thread is not None:
-            self._thread.shutdown()
 
     @property
     def sha256(self) -> str:
-        """The sha256 of all written bytes, in hexadecimal. Waits for the thread. Raises OSError if a write failed."""
-        self.wait()
+        """The sha256 of all written bytes, in hexadecimal."""
         return self._digest.hexdigest()
 
 
@@ -239,17 +204,13 @@ def publish(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
     temp = path.with_name(f"{TEMP_PREFIX}{path.name}.{secrets.token_hex(_TOKEN_BYTES)}{TEMP_SUFFIX}")
     fd = disk.open(temp)
     closed = False
-    handle = TempFile(fd, disk)
     try:
-        yield handle
-        handle.wait()
-        handle.end()
+        yield TempFile(fd, disk)
         disk.fsync(fd)
         closed = True
         disk.close(fd)
         disk.rename(temp, path)
     except BaseException:
-        handle.end()
         with contextlib.suppress(OSError):  # the first error is the one to report
             if not closed:
                 disk.close(fd)

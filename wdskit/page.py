@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,17 +24,15 @@ import numpy as np
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.images import make_mask_overlay, make_thumbnail, may_be_mask
-from wdskit.config.types import parse_settings
 from wdskit.dataset.classes import CLASS_FIELD, read_classes
 from wdskit.engine.reader import SampleReader
 from wdskit.errors import DecodeError, PipelineError, StorageError, WdskitError
-from wdskit.files import publish_bytes
+from wdskit.files import Buffer, publish_bytes
 from wdskit.limits import MAX_SHOWN_PIXELS
-from wdskit.order.base import Ints
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.shards.listing import class_name
 from wdskit.shards.shares import check_seed
-from wdskit.stages.sources import PlannedData, PlannedSource, Sequential
+from wdskit.stages.sources import PlannedData, PlannedSource
 from wdskit.storage.urls import shown_url
 from wdskit.text import format_bytes, format_count, plural, printable, shorten
 
@@ -43,7 +41,7 @@ MAX_BOXES, MAX_IMAGES, MAX_BARS = 100, 4, 12
 MAX_CHARS = 4000
 """Most characters of a field that are shown."""
 
-_NAMES = ("category", "label", "class", "name", "category_name", "category_id")
+_CHANNELS = (1, 3, 4)
 
 
 class Card(NamedTuple):
@@ -76,8 +74,8 @@ def view(
     needs no network and has no script.
 
     Of a folder, samples drawn at random are shown: image, masks and boxes, class, text and JSON. Masks are further
-    images that store numbers, boxes are `bbox`, `boxes` or `annotations` in JSON, as in COCO. Of a pipeline, the first
-    samples of the first epoch on one rank are shown, as its stages make them.
+    images that store numbers. Boxes are the `bbox` in JSON, and those in its list `annotations`, as in COCO. Of a
+    pipeline, the first samples of the first epoch on one rank are shown, as its stages make them.
 
     Args:
         data: Shards with an index: a folder or a pattern, several joined by `::`. Or a pipeline: a YAML file, its
@@ -102,122 +100,117 @@ def view(
     target = Path(tempfile.mkdtemp(prefix="wdskit-")) / "view.html" if out is None else Path(out)
     if target.suffix != ".html":
         raise StorageError(f"{target}: the name of a page ends in .html.", url=str(target))
-    is_folder = isinstance(data, str | os.PathLike) and not str(data).endswith((".yaml", ".yml"))
-    if is_folder and (pipeline is not None or overrides):
-        raise PipelineError(f"{data}: `pipeline` and `overrides` belong to a configuration, a .yaml file.")
-    if not is_folder and (seed or where is not None):
+    config, folder = data, ""
+    if isinstance(data, str | os.PathLike) and not str(data).endswith((".yaml", ".yml")):
+        config, folder = Pipeline().sequential(str(data), where=where, classes="any"), shown_url(str(data))
+    elif seed or where is not None:
         raise PipelineError("`seed` and `where` belong to a folder. Change the source, as in pipeline.exact.where=...")
-    title, total, cards = (
-        _read_folder(str(data), num, seed, where) if is_folder else _open_pipeline(data, pipeline, overrides)
-    )
-    shown = [*islice(cards, num)]
+    name, stages, _ = open_pipeline(config, pipeline, overrides)
+    source = stages[0].plan() if isinstance(stages[0], PlannedSource) else None
+    known = {read_classes(place) or () for table in source.tables for place in table.folders} if source else set()
+    classes = known.pop() if len(known) == 1 else ()
+    samples = _draw(source, num, seed) if source and folder else _make(stages)
+    cards = [_card(sample, classes) for sample in islice(samples, num)]
+    page = _page(folder or name, (source.num_samples or 0) if source else 0, cards)
     try:
-        publish_bytes(target, _page(title, total, shown).encode())
+        publish_bytes(target, page.encode())
     except OSError as err:
         raise StorageError(f"{target}: the page cannot be written: {err.strerror}.", url=str(target)) from err
     return target
 
 
-def _read_folder(shards: str, num: int, seed: int, where: str | None) -> tuple[str, int, Iterator[Card]]:
-    """Return the title, the number of selected samples, and the cards of samples drawn at random."""
-    source = parse_settings(Sequential, {"shards": shards, "where": where, "classes": "any"}, where="view")
-    data = source.plan()
-    total = data.num_samples or 0
-    places = data.order.take(np.sort(np.random.default_rng(seed).permutation(total)[:num]).astype(np.int64))
-    return shown_url(shards), total, _folder_cards(data, *places)
-
-
-def _folder_cards(data: PlannedData, shards: Ints, numbers: Ints) -> Iterator[Card]:
-    reader = SampleReader(data.tables, data.parts).request(shards, numbers)
-    classes = _classes_of(data)
+def _draw(source: PlannedData, num: int, seed: int) -> Iterator[Mapping[str, Any]]:
+    """Yield samples as they are stored, drawn at random; of a damaged sample, the problem."""
+    places = np.random.default_rng(seed).permutation(source.num_samples or 0)[:num]
+    shards, numbers = source.order.take(np.sort(places))
+    reader = SampleReader(source.tables, source.parts).request(shards, numbers)
     for shard, number in zip(shards.tolist(), numbers.tolist(), strict=True):
         try:
-            path, key, _, fields = reader.read(shard, number)
+            _, key, _, fields = reader.read(shard, number)
+            yield {"__key__": key, **fields}
         except WdskitError as err:
-            yield Card(_figure("", [("problem", shorten(str(err)))]))
-            continue
-        values: dict[str, Any] = {"__key__": key}
-        for name, data_of in fields.items():
-            try:
-                values[name] = decode_field(name, data_of)
-            except DecodeError as err:
-                values[name] = str(err)
-        boxes = [box for name in filter(is_json_field, fields) for box in _boxes(values[name])]
-        card = _card(values, classes.get(path.rpartition("/")[0], ()), boxes[:MAX_BOXES])
-        yield card._replace(num_bytes=sum(map(len, fields.values())))
+            yield {"problem": str(err)}
 
 
-def _classes_of(data: PlannedData) -> dict[str, tuple[str, ...]]:
-    return {folder: read_classes(folder) or () for table in data.tables for folder in table.folders}
-
-
-def _open_pipeline(config: Any, pipeline: str | None, overrides: Sequence[str]) -> tuple[str, int, Iterator[Card]]:
-    """Return the title, the number of samples of an epoch (0 if unknown), and the cards of a pipeline's samples."""
-    name, stages, _ = open_pipeline(config, pipeline, overrides)
-    data = stages[0].plan() if isinstance(stages[0], PlannedSource) else None
-    known = set(_classes_of(data).values()) if data else set()
-    title = name if isinstance(config, Mapping | Pipeline) else f"{Path(config).name}, pipeline {name}"
-    cards = _pipeline_cards(stages, known.pop() if len(known) == 1 else ())
-    return title, (data.num_samples or 0) if data else 0, cards
-
-
-def _pipeline_cards(stages: Sequence[Any], classes: Sequence[str]) -> Iterator[Card]:
+def _make(stages: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield samples as the stages make them, in the order of one rank; of a batch, each of its samples."""
     is_batched = any(getattr(stage, "kind", "") == "batch" for stage in stages)
     names = next((stage.fields for stage in reversed(stages) if getattr(stage, "name", "") == "to_tuple"), ())
     with Pipeline(stages).loader(workers=0, threads=1, rank=0, world_size=1) as loader:
         for made in loader:
-            if isinstance(made, Mapping):
-                slots = dict(made)
-            else:
+            slots = made
+            if not isinstance(made, Mapping):
                 items = made if isinstance(made, tuple | list) else [made]
                 slots = {names[at] if at < len(names) else f"[{at}]": item for at, item in enumerate(items)}
-            num_rows = next((len(value) for value in slots.values() if hasattr(value, "__len__")), 0)
-            for row in range(num_rows) if is_batched else [None]:
-                own = {
-                    name: value if row is None or not _is_column(value, num_rows) else value[row]
-                    for name, value in slots.items()
-                }
-                if own.get("__valid__", True):
-                    yield _card(own, classes)
+            samples = _rows(slots) if is_batched else [slots]
+            yield from (sample for sample in samples if sample.get("__valid__", True))
 
 
-def _is_column(value: Any, num_rows: int) -> bool:
-    return hasattr(value, "__getitem__") and not isinstance(value, str | Mapping) and len(value) == num_rows
+def _rows(batch: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the samples of a batch. A value that has no row for each sample is in all samples."""
+    num_rows = next(filter(None, map(_length, batch.values())), 0)
+    for row in range(num_rows):
+        yield {name: value[row] if _length(value) == num_rows else value for name, value in batch.items()}
 
 
-def _card(values: Mapping[str, Any], classes: Sequence[str], boxes: Sequence[tuple[list[float], str]] = ()) -> Card:
-    """Return the card of a sample. Images are the bytes of files, or arrays. The first image has all masks and the
-    boxes over it.
+def _length(value: Any) -> int:
+    """Return the number of rows of a list, an array, a tensor or a `Ragged`; 0 for another value."""
+    has_rows = hasattr(value, "__getitem__") and not isinstance(value, str | Mapping)
+    return len(value) if has_rows and getattr(value, "ndim", True) else 0
+
+
+def _card(sample: Mapping[str, Any], classes: Sequence[str]) -> Card:
+    """Return the card of a sample. The first image has all masks over it and, if all values are as stored, the boxes in
+    the sample's JSON: stages may have resized or flipped an image.
     """
+    stored = {name: value for name, value in sample.items() if not name.startswith("__")}
+    is_stored = all(isinstance(value, Buffer) for value in stored.values())
     images: list[bytes] = []
     masks: list[bytes] = []
+    boxes: list[tuple[list[float], str]] = []
     label, size, side, texts, fields = "", "", 0, [], []
-    for name, value in values.items():
-        pixels = _pixels(value) if hasattr(value, "shape") else None
-        if pixels is not None:
-            (masks if pixels.ndim == 2 else images).append(_netpbm(pixels))
-        elif isinstance(value, bytes | memoryview) and is_image_field(name):
-            (masks if may_be_mask(value, max_pixels=MAX_SHOWN_PIXELS) else images).append(bytes(value))
+    for name, value in ((name, _readable(name, value)) for name, value in stored.items()):
+        image = bytes(value) if isinstance(value, Buffer) and is_image_field(name) else _as_image(value)
+        if image is not None:
+            (masks if may_be_mask(image, max_pixels=MAX_SHOWN_PIXELS) else images).append(image)
+        if is_json_field(name) and is_stored:
+            boxes += _boxes(value)
         if name.partition(";")[0] == CLASS_FIELD and not getattr(value, "shape", ()):
-            label = class_name(str(int(value)) if hasattr(value, "item") else str(value), classes)
-        elif isinstance(value, str) and not name.startswith("__"):
-            texts.append(("text", value[:MAX_CHARS]))
-        elif not name.startswith("__"):
+            label = class_name(str(value), classes)
+        elif isinstance(value, str):
+            texts.append(("text", value))
+        else:
             fields.append((name, _text(value)))
+    images, masks = images or masks, masks if images else []
     pictures: list[str] = []
     try:
-        for data in (images or masks)[:MAX_IMAGES]:
-            over = ((), ()) if pictures else (masks[:MAX_IMAGES] if images else (), boxes)
-            picture, (width, height) = _picture(data, *over)
+        for data in images[:MAX_IMAGES]:
+            picture, width, height = _picture(data, masks[:MAX_IMAGES], boxes[:MAX_BOXES])
             size, side = size or f"{width} x {height}", side or max(width, height)
             pictures.append(picture)
+            masks, boxes = [], []
     except DecodeError as err:
         texts.append(("problem", shorten(str(err))))
-    lines = [("name", shorten(label)), ("key", shorten(str(values.get("__key__", "")))), ("size", size), *texts]
-    return Card(_figure("".join(pictures), lines, fields), label, side)
+    lines = [("name", shorten(label)), ("key", shorten(str(sample.get("__key__", "")))), ("size", size), *texts]
+    num_bytes = sum(map(len, stored.values())) if is_stored else 0
+    return Card(_figure("".join(pictures), lines, fields), label, side, num_bytes)
 
 
-def _figure(pictures: str, lines: Iterable[tuple[str, str]], fields: Sequence[tuple[str, str]] = ()) -> str:
+def _readable(name: str, value: Any) -> Any:
+    """Return stored bytes decoded, if their field has text, a number, JSON or an array; a tensor as an array; and
+    every other value unchanged. Text describes a value that cannot be decoded or converted.
+    """
+    try:
+        if isinstance(value, Buffer):
+            return decode_field(name, value)
+        return np.asarray(value) if hasattr(value, "shape") else value
+    except DecodeError as err:
+        return str(err)
+    except (TypeError, RuntimeError):  # numpy has no such tensor: bfloat16, sparse, with `requires_grad`
+        return f"{name}: {value.dtype} {tuple(value.shape)}"
+
+
+def _figure(pictures: str, lines: Iterable[tuple[str, str]], fields: Sequence[tuple[str, str]]) -> str:
     """Return a card as HTML: pictures, lines as (CSS class, text), and the fields, which can be opened."""
     details = "".join(f"<div>{_escape(name)}</div><pre tabindex=0>{_escape(text)}</pre>" for name, text in fields)
     if details:
@@ -228,53 +221,31 @@ def _figure(pictures: str, lines: Iterable[tuple[str, str]], fields: Sequence[tu
     return f"<figure>{frame}<figcaption>{caption}{details}</figcaption></figure>\n"
 
 
-def _pixels(value: Any) -> np.ndarray[Any, Any] | None:
-    """Return an array or tensor as an image, uint8 (height, width, 3), or as a mask, whole numbers (height, width).
-    Return None if its shape or type is neither's. Channels may be first.
+def _as_image(value: Any) -> bytes | None:
+    """Return an array as an image file: RGB as PPM, a mask as PGM. None if its shape or type is neither's.
+
+    Channels may be first or last. A mask has whole numbers and no channels, or one channel of more than 8 bits.
     """
-    array = _array(value)
-    if array.ndim == 3 and array.shape[0] in {1, 3, 4} and array.shape[2] not in {1, 3, 4}:
-        array = array.transpose(1, 2, 0)
-    if array.ndim == 3 and array.shape[2] == 1 and array.dtype.kind in "iu" and array.itemsize > 1:
-        array = array[..., 0]
-    if array.ndim == 2 and array.size and array.dtype.kind in "iub":
-        return array
-    if array.ndim != 3 or array.shape[2] not in {1, 3, 4} or not array.size or array.dtype.kind not in "fiub":
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub" or not value.size:
         return None
-    return np.broadcast_to(_stretch(array[..., :3]), (*array.shape[:2], 3))
+    if value.ndim == 3 and value.shape[0] in _CHANNELS and value.shape[2] not in _CHANNELS:
+        value = value.transpose(1, 2, 0)
+    is_mask = value.ndim == 2 or (value.ndim == 3 and value.shape[2] == 1 and value.itemsize > 1)
+    if is_mask and value.dtype.kind != "f":
+        kind, most, pixels = "P5", 65535, (value.astype(np.int64) & 0xFFFF).astype(">u2")
+    elif value.ndim == 3 and value.shape[2] in _CHANNELS:
+        # 0..1 of floats and 0..255 of whole numbers become 0..255, or else the whole range of the values does.
+        numbers = np.nan_to_num(value[..., :3].astype(np.float64), posinf=0, neginf=0).clip(-1e30, 1e30)
+        limits = min(numbers.min(), 0), max(numbers.max(), 1 if value.dtype.kind == "f" else 255)
+        scaled = np.interp(numbers, limits, (0, 255)).round().astype(np.uint8)
+        kind, most, pixels = "P6", 255, np.broadcast_to(scaled, (*value.shape[:2], 3))
+    else:
+        return None
+    header = f"{kind} {value.shape[1]} {value.shape[0]} {most}\n"
+    return header.encode() + bytes(pixels.tobytes())
 
 
-def _array(value: Any) -> np.ndarray[Any, Any]:
-    try:
-        return np.asarray(value)
-    except TypeError:  # a tensor of bfloat16
-        return np.asarray(value.float())
-
-
-def _stretch(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return values as uint8. Values outside 0..1 (floats) or 0..255 (whole numbers) are stretched to 0..255."""
-    if array.dtype == np.uint8:
-        return array
-    low, high, most = np.fmin.reduce(array, axis=None), np.fmax.reduce(array, axis=None), 255.0
-    if array.dtype.kind == "f":
-        most = 1.0
-    if low >= 0 and high <= most:
-        low, high = 0.0, most
-    scaled = np.interp(array, (low, high), (0, 255)) if low < high else np.zeros(array.shape)
-    return np.asarray(np.nan_to_num(scaled).round().astype(np.uint8))
-
-
-def _netpbm(pixels: np.ndarray[Any, Any]) -> bytes:
-    """Return pixels as an image file: uint8 (height, width[, 3]), or whole numbers (height, width) of a mask."""
-    kind, most = ("P6", 255) if pixels.ndim == 3 else ("P5", 255)
-    if pixels.dtype != np.uint8:
-        pixels, most = (pixels.astype(np.int64) & 0xFFFF).astype(">u2"), 65535
-    return f"{kind} {pixels.shape[1]} {pixels.shape[0]} {most}\n".encode() + pixels.tobytes()
-
-
-def _picture(
-    data: bytes, masks: Iterable[bytes], boxes: Iterable[tuple[list[float], str]]
-) -> tuple[str, tuple[int, int]]:
+def _picture(data: bytes, masks: Iterable[bytes], boxes: Iterable[tuple[list[float], str]]) -> tuple[str, int, int]:
     """Return an SVG of an image with its masks and boxes, and the image's width and height. DecodeError: The image or a
     mask cannot be decoded.
     """
@@ -292,38 +263,34 @@ def _picture(
         text = f'<text x="{x:.6g}" y="{max(y, font) - font / 5:.6g}" font-size="{font:.6g}">{_escape(label)}</text>'
         parts.append(f'<g class="box">{rect}{text}</g>')
     tiny = ' class="tiny"' if max(width, height) < SIDE / 2 else ""
-    return f'<svg viewBox="0 0 {width} {height}" role="img"{tiny}>{"".join(parts)}</svg>', (width, height)
+    return f'<svg viewBox="0 0 {width} {height}" role="img"{tiny}>{"".join(parts)}</svg>', width, height
 
 
 def _boxes(value: Any) -> Iterator[tuple[list[float], str]]:
     """Yield (x, y, width, height) in pixels and the label of each box in a JSON value.
 
-    A box is `bbox` of the value, or of an item of its list `annotations`, as in COCO. `boxes` is a list of boxes, whose
-    labels are the list `labels`.
+    A box is `bbox` of the value, or of an item of its list `annotations`, as in COCO. Its label is `category`, or the
+    name of `category_id` in `categories`.
     """
-    value = value if isinstance(value, Mapping) else {}
-    names, items, boxes, labels = (value.get(name) for name in ("categories", "annotations", "boxes", "labels"))
-    names = names if isinstance(names, Mapping) else {}
-    boxes = boxes if isinstance(boxes, list) else []
-    labels = labels[: len(boxes)] if isinstance(labels, list) else []
-    found: list[tuple[Any, object]] = [*zip_longest(boxes, labels, fillvalue="")]
-    for item in (value, *items) if isinstance(items, list) else (value,):
-        if isinstance(item, Mapping):
-            label = next((item[key] for key in _NAMES if isinstance(item.get(key), str | int)), "")
-            found.append((item.get("bbox"), names.get(str(label), label)))
-    for box, label in found:
-        is_box = isinstance(box, list) and len(box) == 4 and all(type(each) in {int, float} for each in box)
-        if is_box and all(abs(each) < 1e9 for each in box) and min(box[2:]) > 0:
-            yield box, shorten(str(label))
+    about = value if isinstance(value, dict) else {}
+    items, names = about.get("annotations"), about.get("categories")
+    for item in (about, *items) if isinstance(items, list) else (about,):
+        box = item.get("bbox") if isinstance(item, dict) else None
+        if not isinstance(box, list) or len(box) != 4 or not all(type(each) in {int, float} for each in box):
+            continue
+        if all(abs(each) < 1e9 for each in box) and min(box[2:]) > 0:
+            number = item.get("category_id", "")
+            name = names.get(str(number), number) if isinstance(names, dict) else number
+            yield box, shorten(str(item.get("category", name)))
 
 
 def _text(value: Any) -> str:
     """Return a value as text: JSON indented, of an array its type, shape and numbers, of bytes their number."""
-    if isinstance(value, bytes | bytearray | memoryview):
+    if isinstance(value, Buffer):
         return format_bytes(len(value))
-    if hasattr(value, "shape"):
-        text = f"{str(value.dtype).removeprefix('torch.')} {' x '.join(map(str, value.shape))}"
-        return f"{text}\n{np.array2string(_array(value), threshold=64)}" if len(value.shape) < 3 else text
+    if isinstance(value, np.ndarray):
+        text = f"{value.dtype} {' x '.join(map(str, value.shape))}"
+        return f"{text}\n{np.array2string(value, threshold=64)}" if value.ndim < 3 else text
     try:
         return json.dumps(value, indent=2, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):

@@ -7,7 +7,6 @@ import json
 import sys
 import tarfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,10 +28,10 @@ from real_sizes import (
 
 from wdskit import pack, reshard
 from wdskit.errors import FolderIndexError
-from wdskit.files import THREAD_BYTES, Disk, TempFile
-from wdskit.tar.writer import TarWriter
+from wdskit.files import Disk, TempFile
 
 SIZES: dict[str, Callable[[], Samples]] = {"large": large, "small": small} if ALL else {"large": large}
+LEAST_BYTES = 256 << 10  # of the writes that the mutants spoil: pieces of shards
 DAMAGE = (AssertionError, tarfile.TarError)  # errors of `check_folder` for wrong shards
 
 
@@ -177,21 +176,24 @@ def test_reshard_with_other_fields(packed: Path, tmp_path: Path) -> None:
 # The checks above catch each of these faults.
 
 
-def test_a_buffer_that_is_filled_again_while_a_thread_writes_it_is_caught(
+def test_a_buffer_that_is_filled_again_before_it_is_written_is_caught(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    right = TempFile.write
+
     def wrong(self, data):
-        self.wait()
-        self._running = threads.submit(self._write_large, memoryview(data).cast("B"), self.num_bytes)
-        self.num_bytes += len(data)
+        right(self, vars(self).pop("earlier", b""))
+        if len(data) < LEAST_BYTES:
+            right(self, data)
+        else:
+            self.earlier = data
 
-    def flush(self):
-        self._write(memoryview(self._buffer)[: self._used])
-        self._used = 0
+    def sha256(self):
+        right(self, vars(self).pop("earlier", b""))
+        return self._digest.hexdigest()
 
-    threads = ThreadPoolExecutor(1)
     monkeypatch.setattr(TempFile, "write", wrong)
-    monkeypatch.setattr(TarWriter, "_flush", flush)
+    monkeypatch.setattr(TempFile, "sha256", property(sha256))
     reshard(str(packed), tmp_path / "new")
     with pytest.raises(DAMAGE):
         check_folder(tmp_path / "new", large())
@@ -212,15 +214,16 @@ def test_writes_that_take_a_part_only_are_finished(packed: Path, tmp_path: Path)
 def test_a_short_write_that_nobody_looks_at_is_caught(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = TempFile._write
+    right = TempFile.write
 
-    def wrong(self, rest):
-        if len(rest) < THREAD_BYTES:
-            right(self, rest)
+    def wrong(self, data):
+        if len(data) < LEAST_BYTES:
+            right(self, data)
             return
-        self._digest.update(rest)
-        self._disk.write(self._fd, rest)
+        self._digest.update(data)
+        self._disk.write(self._fd, data)
+        self.num_bytes += len(data)
 
-    monkeypatch.setattr(TempFile, "_write", wrong)
+    monkeypatch.setattr(TempFile, "write", wrong)
     with pytest.raises(FolderIndexError, match=r"this shard or its \.idx is damaged"):
         on(ShortDisk(), reshard, str(packed), tmp_path / "new")

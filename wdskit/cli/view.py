@@ -35,8 +35,8 @@ def view_command(
     Writes one HTML file with images, masks and boxes over them, classes, text and JSON, under charts. Of a pipeline
     it shows what the stages make of the samples. The page holds everything and needs no network.
 
-    Masks are further images of a sample that store numbers (`seg.png`). Boxes are `bbox`, `boxes` or `annotations` in
-    the JSON of a sample, as in COCO: x, y, width, height in pixels.
+    Masks are further images of a sample that store numbers (`seg.png`). Boxes are the `bbox` in the JSON of a sample,
+    and those in its list `annotations`, as in COCO: x, y, width, height in pixels.
 
     In Python: wdskit.view
 
