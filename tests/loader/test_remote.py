@@ -275,9 +275,31 @@ def test_a_cache_changes_nothing_but_what_is_downloaded(here, there, tmp_path, a
     assert len([url for url in asked if url.endswith(".tar")]) <= 8  # plus the version of each shard
 
 
+@pytest.mark.parametrize("size", [7, 77])
+def test_each_byte_of_a_reply_is_counted_once(s3, there, monkeypatch, size):
+    """Batches of 7 fetch four times the bytes of the samples: the bytes between samples of a batch, less than
+    `GAP_BYTES`, come with them, and again with those of another batch. The cache exists for this.
+    """
+    ranges: list[int] = []
+    right = ObjectFile.request
+
+    async def request(self, store, start, stop, **options):
+        reply, end = await right(self, store, start, stop, **options)
+        ranges.append(end - start)
+        return reply, end
+
+    monkeypatch.setattr(ObjectFile, "request", request)
+    pipe = Pipeline().exact(f"{s3}/{there}/pictures/*.tar").to_tuple("png;jpg").batched(size)
+    loader = pipe.loader(workers=0, persistent_workers=False)  # otherwise the next epoch is read ahead
+    list(loader)
+    found = loader.stats()
+    assert 0 <= found.traffic.fetched - sum(ranges) < 5_000  # an index that an earlier test has read
+    assert (found.traffic.fetched > 3 * found.bytes_read) == (size == 7)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_statistics_say_what_was_fetched(s3, there, tmp_path, workers):
-    pipe = Pipeline().exact(f"{s3}/{there}/pictures/*.tar").to_tuple("png;jpg").batched(77)  # all: no gaps are fetched
+    pipe = Pipeline().exact(f"{s3}/{there}/pictures/*.tar").to_tuple("png;jpg").batched(77)  # each shard is one request
     settings = {"workers": workers, "persistent_workers": False}  # otherwise parts of the next epoch are fetched too
     loader = pipe.loader(**settings)
     list(loader)

@@ -9,9 +9,9 @@ class Traffic(NamedTuple):
     """Counts of bytes and requests of stores and of the cache.
 
     Attributes:
-        fetched: Bytes received from stores, including bytes that were read ahead or twice.
-        by_ranges: Bytes of samples that were read directly from a store.
-        from_cache: Bytes of samples that were read from cached parts.
+        fetched: Bytes received from stores, including bytes that were read ahead or twice, and bytes between samples.
+        by_ranges: Bytes of samples that were read directly from a store. Each sample has the header after it.
+        from_cache: Bytes of samples that were read from cached parts, counted in the same way.
         retries: Repeated requests.
         wait_s: Seconds that threads waited for samples from a store, summed over all threads.
     """
