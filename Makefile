@@ -91,7 +91,7 @@ long-sizes: $(STAMP)
 	$(ALL) tests/sizes tests/packing/test_memory.py
 
 long-faults: $(STAMP)
-	$(ALL) -n auto tests/promises tests/packing tests/dataset tests/shards tests/tar tests/test_flips.py \
+	$(ALL) -n auto tests/promises tests/packing tests/dataset tests/shards tests/tar \
 		tests/engine/test_bad_samples.py
 
 long-soak: $(STAMP)

@@ -1,7 +1,4 @@
-"""A final name never holds unfinished bytes after a failure, a kill or a power loss, and published files exist.
-
-Each check is a function that takes a way to publish. Each check must also catch broken ways to publish.
-"""
+"""`publish`: large pieces, temporary files, folders, links. Faults, kills and power losses: `promises/test_kills.py`."""
 
 from __future__ import annotations
 
@@ -10,14 +7,13 @@ import errno
 import fcntl
 import hashlib
 import os
-import signal
 import stat
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
-from disks import FailingDisk, KillingDisk, PowerLossDisk, SlowDisk, Stopped, StoppingDisk, WatchedDisk, on, run_child
+from disks import FailingDisk, PowerLossDisk, Stopped, StoppingDisk, WatchedDisk, on
 from shards import write_shard
 
 from wdskit.dataset.index import INDEX_NAME
@@ -31,117 +27,12 @@ from wdskit.files import (
 )
 from wdskit.shards.index import index_folder
 
-PARTS = (b"first ", b"", b"second " * 3, bytearray(b"third"))
-NEW = b"".join(PARTS)
+NEW = b"first second third"
 OLD = b"what stood there before"
-
-Publish = Callable[[Path, Disk], None]
-
-
-def write_published(path: Path, disk: Disk) -> None:
-    with publish(path, disk=disk) as temp:
-        for part in PARTS:
-            temp.write(part)
-
-
-# Wrong ways to publish.
-
-
-def _write(fd: int, disk: Disk) -> None:
-    for part in PARTS:
-        rest = memoryview(part)
-        while rest:
-            rest = rest[disk.write(fd, rest) :]
 
 
 def temp_path(path: Path) -> Path:
     return path.with_name(f".{path.name}{TEMP_SUFFIX}")
-
-
-def _publish_wrongly(path: Path, disk: Disk, steps: str, temp: Path | None = None) -> None:
-    """Publish with steps in this order; w: write, s: write once, f: flush the file, r: rename, d: flush the folder."""
-    temp = temp or temp_path(path)
-    temp.unlink(missing_ok=True)
-    fd = disk.open(temp)
-    try:
-        for step in steps:
-            match step:
-                case "w":
-                    _write(fd, disk)
-                case "s":
-                    disk.write(fd, NEW)
-                case "f":
-                    disk.fsync(fd)
-                case "r":
-                    disk.rename(temp, path)
-                case "d":
-                    disk.fsync_folder(path.parent)
-    except BaseException:
-        os.close(fd)
-        disk.remove(temp)
-        raise
-    disk.close(fd)
-
-
-no_file_flush = partial(_publish_wrongly, steps="wrd")
-file_flushed_too_early = partial(_publish_wrongly, steps="fwrd")
-file_flushed_too_late = partial(_publish_wrongly, steps="wrfd")
-no_folder_flush = partial(_publish_wrongly, steps="wfr")
-folder_flushed_too_early = partial(_publish_wrongly, steps="wfdr")
-renamed_before_written = partial(_publish_wrongly, steps="rwfd")
-short_writes_ignored = partial(_publish_wrongly, steps="sfrd")
-
-
-def written_in_place(path: Path, disk: Disk) -> None:
-    path.unlink(missing_ok=True)
-    fd = disk.open(path)
-    _write(fd, disk)
-    disk.fsync(fd)
-    disk.close(fd)
-    disk.fsync_folder(path.parent)
-
-
-def removed_before_renamed(path: Path, disk: Disk) -> None:
-    publish_bytes(path.with_name("other"), NEW, disk=disk)
-    disk.remove(path)
-    disk.rename(path.with_name("other"), path)
-    disk.fsync_folder(path.parent)
-
-
-def temp_elsewhere(path: Path, disk: Disk) -> None:
-    _publish_wrongly(path, disk, "wfrd", temp=path.parent.parent / ".temp")
-
-
-def temp_left_after_an_error(path: Path, disk: Disk) -> None:
-    fd = disk.open(temp_path(path))
-    try:
-        _write(fd, disk)
-        disk.fsync(fd)
-    finally:
-        os.close(fd)
-    disk.rename(temp_path(path), path)
-    disk.fsync_folder(path.parent)
-
-
-def error_swallowed(path: Path, disk: Disk) -> None:
-    with contextlib.suppress(OSError):
-        write_published(path, disk)
-
-
-def descriptor_left_open(path: Path, disk: Disk) -> None:
-    fd = disk.open(temp_path(path))
-    try:
-        _write(fd, disk)
-        disk.fsync(fd)
-        os.close(fd)
-        disk.rename(temp_path(path), path)
-    except OSError:
-        disk.remove(temp_path(path))
-        raise
-    disk.fsync_folder(path.parent)
-
-
-# Checks.
 
 
 def fresh(folder: Path, old: bytes | None) -> Path:
@@ -155,114 +46,6 @@ def fresh(folder: Path, old: bytes | None) -> Path:
 
 def held(path: Path) -> bytes | None:
     return path.read_bytes() if path.exists() else None
-
-
-def open_below(folder: Path) -> list[Path]:
-    """Return the files in a folder that this process has open, removed ones too. Other threads may open other files."""
-    found = []
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the file was closed meanwhile
-            found.append(link.readlink())
-    return [target for target in found if target.is_relative_to(folder.resolve())]
-
-
-def num_operations(write: Publish, folder: Path) -> int:
-    disk = WatchedDisk()
-    write(fresh(folder, None), disk)
-    return len(disk.operations)
-
-
-def check_power_loss(write: Publish, folder: Path, old: bytes | None) -> None:
-    path = fresh(folder, old)
-
-    def check(disk: PowerLossDisk) -> None:
-        assert disk.survivors(path) <= {old, NEW}, disk.operations
-
-    disk = PowerLossDisk(check)
-    write(path, disk)
-    assert disk.survivors(path) == {NEW}
-
-
-def check_faults(write: Publish, folder: Path, old: bytes | None) -> None:
-    for code in (errno.ENOSPC, errno.EIO, errno.EINTR, errno.EDQUOT):
-        for for_good in (False, True):
-            for fail_at in range(num_operations(write, folder)):
-                path = fresh(folder, old)
-                disk = FailingDisk(fail_at, code, for_good=for_good)
-                with pytest.raises(OSError) as caught:
-                    write(path, disk)
-                assert caught.value.errno == code
-                assert not open_below(folder)
-                assert held(path) == (NEW if disk.operations[fail_at] == "fsync_folder" else old)
-                if for_good:
-                    remove_temp_files(path.parent)
-                assert [*path.parent.iterdir()] == [path] * path.exists()
-                write(path, Disk())
-                assert held(path) == NEW
-
-
-def check_kills(write: Publish, folder: Path, old: bytes | None) -> None:
-    for half in (False, True):
-        for kill_at in range(num_operations(write, folder)):
-            path = fresh(folder / "inner", old)
-            assert run_child(lambda: write(path, KillingDisk(kill_at, half=half))) == -signal.SIGKILL  # noqa: B023
-            assert held(path) in (old, NEW)
-            remove_temp_files(path.parent)
-            assert [*path.parent.iterdir()] == [path] * path.exists()
-            assert not [other for other in path.parent.parent.iterdir() if not other.is_dir()]
-            write(path, Disk())
-            assert held(path) == NEW
-
-
-def check_short_writes(write: Publish, folder: Path, old: bytes | None) -> None:
-    for most in range(1, len(NEW) + 2):
-        path = fresh(folder, old)
-        write(path, SlowDisk(most))
-        assert held(path) == NEW
-
-
-CHECKS = (check_power_loss, check_faults, check_kills, check_short_writes)
-MUTANTS = [
-    (no_file_flush, check_power_loss),
-    (file_flushed_too_early, check_power_loss),
-    (file_flushed_too_late, check_power_loss),
-    (no_folder_flush, check_power_loss),
-    (folder_flushed_too_early, check_power_loss),
-    (renamed_before_written, check_power_loss),
-    (renamed_before_written, check_kills),
-    (written_in_place, check_power_loss),
-    (written_in_place, check_kills),
-    (written_in_place, check_faults),
-    (removed_before_renamed, check_power_loss),
-    (removed_before_renamed, check_kills),
-    (temp_elsewhere, check_kills),
-    (temp_left_after_an_error, check_faults),
-    (error_swallowed, check_faults),
-    (descriptor_left_open, check_faults),
-    (short_writes_ignored, check_short_writes),
-]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    (tmp_path / "place" / "inner").mkdir(parents=True)
-    return tmp_path / "place"
-
-
-@pytest.mark.parametrize("old", [None, OLD], ids=["new", "replaced"])
-@pytest.mark.parametrize("check", CHECKS)
-def test_a_final_name_holds_all_or_nothing(check, old, place: Path) -> None:
-    check(write_published, place, old)
-
-
-@pytest.mark.parametrize(
-    ("mutant", "check"),
-    MUTANTS,
-    ids=[f"{getattr(m, 'keywords', {}).get('steps') or m.__name__}-{check.__name__}" for m, check in MUTANTS],
-)
-def test_a_wrong_way_to_publish_is_caught(mutant, check, place: Path) -> None:
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        check(mutant, place, OLD)
 
 
 # Indexes.

@@ -25,10 +25,6 @@ from images import image_bytes
 from packed import KINDS, Packed, Samples, pack_all
 from reading import check_read
 
-from wdskit import WdskitError
-from wdskit.tar import reader
-from wdskit.tar.header import GNU_LONG_NAME_TYPE, Header, Overrides, parse_header
-
 OLD_WEBDATASET = Path(sys.prefix, "peers", "webdataset-0.2.86")  # installed by `make`; this environment has a newer one
 
 GNU_TAR = shutil.which("gtar") or "tar"
@@ -223,48 +219,6 @@ def test_what_any_tar_program_writes_by_default_is_read(tmp_path, program, leaf)
     files = [f"./{key}.{name}" for key, fields in samples.items() for name in fields]
     tar("-cf", "../out/a.tar", *files, cwd=tmp_path / "tree", program=program)
     check_read(tmp_path / "out", samples)
-
-
-def without_pax(data: bytes) -> Overrides:
-    return Overrides()
-
-
-def without_long_names(overrides: Overrides, kind: int, data: bytes, real=reader._extend) -> Overrides:
-    return overrides if kind == GNU_LONG_NAME_TYPE else real(overrides, kind, data)
-
-
-def without_prefix(block: bytes) -> Header:
-    return parse_header(block)._replace(name=block[:100].partition(b"\0")[0])
-
-
-@pytest.mark.parametrize(
-    ("format_", "function", "mutant"),
-    [
-        ("pax", "parse_pax", without_pax),
-        ("gnu", "_extend", without_long_names),
-        ("ustar", "parse_header", without_prefix),
-    ],
-)
-def test_a_reader_that_cannot_do_a_format_is_caught(tmp_path, monkeypatch, format_, function, mutant):
-    samples = tree(tmp_path / "tree", LEAVES["path of 256 bytes"])
-    (tmp_path / "out").mkdir()
-    tops = [path.name for path in (tmp_path / "tree").iterdir()]
-    tar(f"--format={format_}", "--sort=name", "-cf", "../out/a.tar", *tops, cwd=tmp_path / "tree")
-    monkeypatch.setattr(reader, function, mutant)
-    with pytest.raises((AssertionError, WdskitError)):
-        check_read(tmp_path / "out", samples)
-    monkeypatch.undo()
-    check_read(tmp_path / "out", samples)
-
-
-@pytest.mark.parametrize("shift", [-512, 512])
-def test_offsets_that_are_a_block_off_are_caught(packed, tmp_path, shift):
-    path = Path(shutil.copy(packed["rows"].shards[0], tmp_path))
-    offsets = np.fromfile(f"{packed['rows'].shards[0]}.idx", dtype="<u8").astype("<i8")
-    offsets[1] += shift
-    offsets.tofile(f"{path}.idx")
-    with pytest.raises((AssertionError, ValueError, tarfile.ReadError)):
-        assert by_offsets(path) == list(packed["rows"].samples.items())[: len(offsets) - 1]
 
 
 NAME = st.text(st.characters(codec="utf-8", exclude_characters="/.\0"), min_size=1, max_size=60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import json
 import pickle
@@ -186,73 +185,3 @@ def test_a_variable_is_text_whatever_it_holds(tmp_path, monkeypatch):
     with pytest.raises(wdskit.StorageError, match=r"\[a\.tar, \{seed: 1\}, !!python/name:os\.system\]"):
         load()
     assert not list(tmp_path.glob(f"{MARK}.*"))
-
-
-# --- the source itself
-
-
-RUNNERS = {
-    "eval", "exec", "compile", "__import__", "input", "breakpoint", "pickle.load", "pickle.loads", "pickle.Unpickler",
-    "torch.load", "np.load", "numpy.load", "np.lib.format.read_array", "yaml.load", "yaml.unsafe_load",
-    "yaml.full_load", "yaml.load_all", "marshal.loads", "marshal.load", "shelve.open", "os.system", "os.popen",
-    "os.execv", "os.execvp", "os.spawnv", "os.posix_spawn", "os.fork", "pty.spawn", "importlib.import_module",
-    "runpy.run_path", "ctypes.CDLL", "ast.literal_eval",
-}  # fmt: skip
-MODULES = {"subprocess", "shlex", "marshal", "shelve", "runpy", "code", "codeop", "ctypes", "dill", "cloudpickle"}
-ALLOWED = {
-    ("__init__.py", "importlib.import_module"),  # wdskit's modules, by the table of lazy names
-    ("native.py", "importlib.import_module"),  # wdskit's own extension
-    ("loader/make.py", "importlib.import_module"),  # plugins, named in Python
-    ("cli/options.py", "importlib.import_module"),  # plugins, named on the command line
-    ("cli/pack_result.py", "shlex"),  # quotes a command that is shown and not run
-    ("packing/row.py", "marshal.loads"),  # rows that this run wrote into the folder that it has locked
-    ("packing/row.py", "marshal"),
-    ("loader/memory.py", "pickle.loads"),  # from worker processes that this one started, as multiprocessing does
-    ("loader/node.py", "pickle.loads"),  # the program of the training process, which Ray sends
-    ("loader/memory.py", "ctypes"),  # the mmap of the C library, which keeps no descriptor
-    ("loader/memory.py", "ctypes.CDLL"),
-    ("processes.py", "pickle.loads"),  # errors from the same processes; also where they are pickled, as a test
-}
-
-
-def runners_in(source: str) -> set[str]:
-    """Return the names in a source that could run data or a text."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call):
-            found |= {ast.unparse(node.func)} & RUNNERS
-            words = {word.arg for word in node.keywords if not is_false(word.value)}
-            found |= words & {"allow_pickle", "shell"}
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            found |= {module.partition(".")[0] for module in modules} & MODULES
-    return found
-
-
-def is_false(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is False
-
-
-def test_no_source_of_wdskit_runs_data():
-    """Only the listed modules contain a name that could run data, for code that Python or a command line names."""
-    folder = Path(wdskit.__file__).parent
-    found = {
-        (path.relative_to(folder).as_posix(), name)
-        for path in folder.rglob("*.py")
-        for name in runners_in(path.read_text(encoding="utf-8"))
-    }
-    assert found <= ALLOWED
-    assert ("loader/make.py", "importlib.import_module") in found
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("pickle.loads(data)", "pickle.loads"),
-        ("def f():\n    import subprocess as s\n    s.run('x')", "subprocess"),
-        ("np.load(file, allow_pickle=flag)", "allow_pickle"),
-        ("run(text, shell=True)", "shell"),
-    ],
-)
-def test_the_look_at_sources_finds_what_could(source, name):
-    assert name in runners_in(source)

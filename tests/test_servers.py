@@ -129,16 +129,6 @@ def test_any_name_is_listed_and_read(server, at):
     assert list_objects(f"{at}/none/") == []
 
 
-@pytest.mark.skipif(not ALL, reason="1,005 uploads")
-def test_lists_of_several_pages_are_whole(server, at):
-    """A page of S3 has 1,000 names, folders included."""
-    if scheme_of(at) not in LISTED:
-        pytest.skip("it has no lists")
-    for number in range(1005):
-        put_at(server, f"{at}/{number:04d}.tar", b"")
-    assert [each.url for each in list_objects(f"{at}/")] == [f"{at}/{number:04d}.tar" for number in range(1005)]
-
-
 def test_exact_batches_are_those_of_the_disk(server, at, numbers, tmp_path):
     """The index is the one that `wdskit index` writes into the bucket, or an uploaded one."""
     if scheme_of(at) in ("s3", "az"):  # fake-gcs-server takes uploads by another protocol than the cloud's XML
@@ -204,9 +194,6 @@ def test_a_bucket_that_is_not_there_is_named(server, monkeypatch):
     assert text.startswith(f"{scheme}://no-such-bucket/a/: ")
     text = problem(ObjectFile(f"{scheme}://no-such-bucket/a.tar").read_at, 0, 3)
     assert text.startswith(f"{scheme}://no-such-bucket/a.tar: ")
-
-
-# Credentials.
 
 
 # Credentials.

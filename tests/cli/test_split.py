@@ -58,23 +58,6 @@ def test_the_result_as_json(data: Path, run) -> None:
     assert sum(map(len, selected(data, "rest"))) == 40
 
 
-def test_errors_say_where_what_and_what_to_do(data: Path, run) -> None:
-    shares = "the shares train=0.8,val=0.1 add up to 0.9, not to 1.\n  Name the rest too: add unused=0.1."
-    assert run("split", "data", "train=0.8,val=0.1") == (1, "", shares)
-    missing = (
-        "data/s-0.tar: sample 'k0-00': column split: json:site is missing or empty. Name a split for such samples with"
-        " --missing."
-    )
-    assert run("split", "data", "train=1", "--by", "json:site") == (1, "", missing)
-    run("split", "data", "train=0.8,val=0.2")
-    in_the_way = (
-        "data: another split is already here and would be replaced: split train=0.8,val=0.2.\n"
-        "  Replace it with --overwrite."
-    )
-    assert run("split", "data", "train=0.8,val=0.2", "--seed", "7") == (1, "", in_the_way)
-    assert run("split", "data", "train=0.8,val=0.2", "--seed", "7", "--overwrite")[0] == 0
-
-
 INFO = """\
 
  column   kind   made from                          samples by value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from shards import npy, write_shard
 from wdskit import Pipeline
 from wdskit.codecs.columns import NpyColumn, RawColumn, decode_column
 from wdskit.codecs.fields import decode_field
-from wdskit.errors import DecodeError, WdskitError
+from wdskit.errors import DecodeError
 from wdskit.shards.index import index_folder
 
 
@@ -108,52 +107,6 @@ PIPES: dict[str, Callable[[Pipeline], Pipeline]] = {
 def test_every_kind_of_pipeline(folder: Path, name: str, source: str) -> None:
     for tail in ("drop", "pad"):
         check(PIPES[name](getattr(Pipeline(), source)(str(folder), tail=tail)))
-
-
-def test_mixtures_and_splits_and_ranges(folder: Path, tmp_path: Path) -> None:
-    write_shard(tmp_path / "t.tar", {f"t{at}": {"cls": b"1"} for at in range(9)})
-    index_folder(tmp_path, workers=1)
-    check(Pipeline().sequential(str(folder), range=[3, 29]).decode().batched(4))
-    parts = [{"shards": str(folder), "weight": 2}, {"shards": str(folder / "s-1.tar"), "weight": 1}]
-    check(Pipeline().exact(mixture=parts).decode().to_tuple("cls", "__url__").batched(4).with_epoch(9))
-    mixed = [{"shards": str(folder), "weight": 2}, {"shards": str(tmp_path), "weight": 1}]
-    pipe = Pipeline().exact(mixture=mixed).decode().to_tuple("cls", "__url__").batched(4).with_epoch(20)
-    by_columns, apart, num_made = both(pipe)
-    assert equal(by_columns, apart)
-    assert num_made < 20  # fields differ in batches with samples of both parts
-
-
-# Invalid values.
-
-BAD: dict[str, tuple[str, bytes]] = {
-    "json": ("json", b'{"n": 1'),
-    "cls": ("cls", b"1_0"),
-    "txt": ("txt", b"\xff"),
-    "npy": ("npy", npy(np.zeros((2, 3), np.float32))[:-1]),
-    "npy of another shape": ("npy", npy(np.zeros((3, 2), np.float32))),
-    "npy of another dtype": ("npy", npy(np.zeros((2, 3), np.float64))),
-    "npy of objects": ("npy", pickle.dumps([1])),
-    "a number too large": ("n.json", b"1" * 30),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_sample_gives_the_same_error(tmp_path: Path, name: str) -> None:
-    field, data = BAD[name]
-    samples = {f"k{at}": {**fields_of(at), **({field: data} if at == 5 else {})} for at in range(8)}
-    write_shard(tmp_path / "s.tar", samples)
-    index_folder(tmp_path, workers=1)
-    told = []
-    for with_columns in (True, False):
-        loader = Pipeline().sequential(str(tmp_path)).decode().batched(4).loader(workers=0)
-        if not with_columns:
-            forgo_columns(loader.program)
-        batches = iter(loader)
-        next(batches)
-        with pytest.raises(WdskitError) as caught:
-            next(batches)
-        told.append((type(caught.value), str(caught.value)))
-    assert told[0] == told[1]
 
 
 ODD_ARRAYS = [

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from webdataset.autodecode import basichandlers
 
 from wdskit.codecs.fields import decode_field, encode_field
 from wdskit.codecs.npy_header import read_npy_header
@@ -310,18 +309,6 @@ def test_object_arrays_are_not_written():
 
 
 # --- other fields
-
-
-@pytest.mark.parametrize(
-    ("field", "data"),
-    [
-        ("txt", "grün".encode()),
-        ("id", b"-3\n"),
-        ("json", b'{"a": [1, 2.5]}'),
-    ],
-)
-def test_values_are_webdatasets(field, data):
-    assert decode_field(field, data) == basichandlers(f".{field}", data)
 
 
 @pytest.mark.parametrize("field", ["txt", "cls", "json", "npy", "jpg", "pkl"])

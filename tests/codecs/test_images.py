@@ -195,12 +195,6 @@ def test_no_prefix_of_a_jpeg_or_png_decodes(name, spec):
         assert str(caught.value)
 
 
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_a_file_cut_in_half_is_an_error(name):
-    with pytest.raises(DecodeError):
-        decode_image(FILES[name][: len(FILES[name]) // 2], "rgb8", max_pixels=LIMIT)
-
-
 def test_a_scan_that_ends_early_is_an_error_even_with_an_end_mark():
     """Pillow would fill the rest with grey."""
     data = FILES["jpeg 4:4:4"]

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from shards import write_numbers, write_shard
 
 from wdskit import Pipeline, verify
-from wdskit.dataset import patterns as patterns_module
 from wdskit.dataset.index import read_index
 from wdskit.dataset.patterns import _count_names, expand_patterns, list_shards
 from wdskit.dataset.shard_table import ShardTable
@@ -164,13 +163,6 @@ def test_a_pattern_of_too_many_names_is_an_error_before_they_are_made(pattern: s
     assert run_child(functools.partial(expand_in_little_memory, pattern)) == 0
 
 
-def test_without_the_count_such_a_pattern_takes_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant: the child exceeds its memory limit."""
-    monkeypatch.setattr(patterns_module, "_count_names", lambda pattern: 1)
-    assert run_child(functools.partial(expand_in_little_memory, "{0..999999999}")) != 0
-    assert run_child(functools.partial(expand_in_little_memory, "{a,b}" * 40)) != 0
-
-
 braces = st.recursive(
     st.sampled_from(
         ["a", "b", "", "-", r"\{", r"\,", "{0..3}", "{10..7}", "{a..c}", "{0..9..4}", "{01..12}", "{C..a}"]
@@ -296,16 +288,6 @@ def server(indexed: Path) -> Iterator[str]:
     """The address of a web server over the parent of `d`."""
     with serve_folder(indexed.parent) as address:
         yield address
-
-
-def test_a_remote_folder_or_glob_selects_from_its_index(server: str) -> None:
-    urls = [f"{server}/d/s-{number:03d}.tar" for number in range(4)]
-    assert listed(f"{server}/d/") == urls
-    assert listed(f"{server}/d/*.tar") == urls
-    assert listed(f"{server}/d/s-00[13].tar") == [urls[1], urls[3]]
-    found = list_shards(f"{server}/d/*.tar")
-    assert [entry.num_samples if entry else None for entry in found.entries] == [1, 2, 0, 1]
-    assert problem(f"{server}/d/x*.tar") == f"{server}/d/x*.tar: no shard matches."
 
 
 def test_a_remote_shard_is_looked_up_where_an_index_is_needed(server: str) -> None:

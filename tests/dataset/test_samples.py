@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import io
-import itertools
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,13 +14,10 @@ from shards import write_shard
 from tar_corpus import END, member, padded
 
 from wdskit import Pipeline
-from wdskit.dataset import samples as grouping
 from wdskit.dataset.samples import HeaderReader, ShardReader
 from wdskit.dataset.shard import IndexedShard
 from wdskit.errors import ShardError, UnsupportedMember
-from wdskit.stages import streaming
 from wdskit.storage.urls import LocalFile
-from wdskit.tar.reader import TarReader
 
 # Names of members; the number of samples before the fault, the number of the wrong member, and the message.
 FAULTS: dict[str, tuple[list[str], int, int, str]] = {
@@ -149,17 +143,17 @@ def two_shards(folder: Path) -> list[str]:
     return [str(first), str(second)]
 
 
-def check_shards_stay_apart(folder: Path) -> None:
-    first, second = two_shards(folder)
+def test_grouping_begins_anew_in_each_shard(tmp_path):
+    first, second = two_shards(tmp_path)
     samples = list(Pipeline().stream([first, second]).loader(workers=0))
     found = {(s["__url__"], s["__key__"]): [name for name in s if not name.startswith("__")] for s in samples}
     assert len(samples) == 4
     assert found == {(first, "a"): ["cls"], (first, "k"): ["jpg"], (second, "k"): ["json"], (second, "b"): ["cls"]}
 
 
-def check_a_cut_shard_is_not_completed_from_the_next(folder: Path) -> None:
-    """Check this for both orders of the two shards."""
-    first, second = two_shards(folder)
+def test_a_cut_sample_is_not_completed_with_the_next_shards_fields(tmp_path):
+    """In both orders of the two shards."""
+    first, second = two_shards(tmp_path)
     Path(first).write_bytes(
         Path(first).read_bytes()[:-1024]
     )  # cut at the end of a member: all members of `k` before that are whole
@@ -170,74 +164,6 @@ def check_a_cut_shard_is_not_completed_from_the_next(folder: Path) -> None:
                 samples.append(sample)  # noqa: PERF402 (what came before the error)
         assert (first, "k") not in [(sample["__url__"], sample["__key__"]) for sample in samples]
         assert all("jpg" not in sample for sample in samples)
-
-
-def test_grouping_begins_anew_in_each_shard(tmp_path):
-    check_shards_stay_apart(tmp_path)
-
-
-def test_a_cut_sample_is_not_completed_with_the_next_shards_fields(tmp_path):
-    check_a_cut_shard_is_not_completed_from_the_next(tmp_path)
-
-
-class CarriesOver(ShardReader):
-    """A wrong reader that keeps the last sample of a shard open for the next shard."""
-
-    kept: ClassVar[dict] = {}
-
-    def __iter__(self) -> Iterator[dict]:
-        for name, _, data in TarReader(self._reader._window._read, shard=self.shard):
-            key, _, field = name.partition(".")
-            if CarriesOver.kept and CarriesOver.kept["__key__"] != key:
-                yield CarriesOver.kept
-                CarriesOver.kept = {}
-            CarriesOver.kept = CarriesOver.kept or {"__key__": key, "__url__": self.shard}
-            CarriesOver.kept[field] = data
-
-
-class CompletesCutSamples(ShardReader):
-    """A wrong reader that takes a cut for the end, as webdataset with a handler that ignores errors."""
-
-    def __iter__(self) -> Iterator[dict]:
-        try:
-            yield from super().__iter__()
-        except ShardError:
-            yield {"__key__": "k", "__url__": self.shard, "jpg": b"first's image"}
-
-
-@pytest.mark.parametrize(
-    ("mutant", "check"),
-    [
-        (CarriesOver, check_shards_stay_apart),
-        (CarriesOver, check_a_cut_shard_is_not_completed_from_the_next),
-        (CompletesCutSamples, check_a_cut_shard_is_not_completed_from_the_next),
-    ],
-    ids=lambda value: value.__name__,
-)
-def test_a_reader_that_mixes_shards_is_caught(mutant, check, tmp_path, monkeypatch):
-    CarriesOver.kept = {}
-    monkeypatch.setattr(streaming, "ShardReader", mutant)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        check(tmp_path)
-
-
-@pytest.mark.parametrize("check", ["keys", "fields"])
-def test_a_reader_that_lets_keys_or_fields_come_twice_is_caught(check, monkeypatch):
-    """The cases above fail without the checks."""
-
-    class Forgetful(set):
-        def __contains__(self, item):
-            return False
-
-    if check == "keys":
-        monkeypatch.setattr(grouping, "set", Forgetful, raising=False)
-        case = "a key at both ends"
-    else:
-        numbers = itertools.count()
-        monkeypatch.setattr(grouping, "split_name", lambda name: (name.partition(".")[0], f"jpg{next(numbers)}"))
-        case = "a field twice"
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        test_what_would_mix_samples_is_an_error_at_its_second_place(case)
 
 
 UNFIT = {

@@ -152,6 +152,33 @@ def test_flipped_payload_is_found_by_the_digest(shard: Shard, way: str) -> None:
         assert all(sample in shard.samples for sample in found), at
 
 
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT], ids=["gnu", "pax"])
+@pytest.mark.parametrize("folder", ["f" * 90, "g" * 60 + "/" + "h" * 60], ids=["name", "deep"])
+def test_flipped_long_name_loses_and_invents_no_payload(tmp_path: Path, form: int, folder: str) -> None:
+    """No checksum covers a name over 100 bytes: only a digest shows the flip, else a sample may get another key."""
+    samples = {f"{folder}/{n}": {"bin": bytes([n]) * 3, "cls": b"%d" % n} for n in range(3)}
+    path = write_tar(tmp_path / "d" / "s.tar", samples, form=form)
+    data, times = path.read_bytes(), path.stat()
+    wdskit.index_folder(tmp_path / "d", workers=1)
+    with tarfile.open(path) as archive:
+        places = [at for info in archive for at in range(info.offset, info.offset_data)]
+    num_errors = 0
+    for at in draw(places, 30, f"{form} {folder}"):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert not verify(tmp_path / "d", workers=1).is_clean, at
+        for way in ("stream", "exact", "LocalShard"):
+            found: Found = []
+            try:
+                found.extend(WAYS[way](path))
+            except WdskitError:
+                num_errors += 1
+            payloads = [payload for _, fields in found for payload in fields.values()]
+            assert len({*payloads}) == len(payloads), (way, at)
+            assert {*payloads} <= {payload for fields in samples.values() for payload in fields.values()}, (way, at)
+    assert num_errors > 30
+
+
 @pytest.mark.parametrize("way", ["LocalShard", "stream", "sequential", "exact"])
 def test_flipped_payload_changes_no_key_and_no_other_sample(shard: Shard, way: str) -> None:
     at = shard.data.index(b"\2" * 600) + 30
@@ -289,15 +316,17 @@ def test_damaged_classes_json_is_an_error_that_names_it(two: Path, kind: str) ->
 def test_damaged_column_is_an_error_that_names_it(tmp_path: Path, column: str) -> None:
     """Also for `wdskit.columns`, which looks at no sample."""
     pack(rows(), tmp_path / "d", columns=[column])
-    [path] = (tmp_path / "d").glob(f"{column}.*.npy")
-    data = path.read_bytes()
+    [npy] = (tmp_path / "d").glob(f"{column}.*.npy")
     values = list(cast("Iterable[Any]", wdskit.columns(tmp_path / "d")[column]))
-    for what, damaged in damages(data, 25):
-        path.write_bytes(damaged)
-        try:
-            assert list(cast("Iterable[Any]", wdskit.columns(tmp_path / "d")[column])) == values, what
-        except WdskitError as err:
-            assert column in str(err)  # noqa: PT017 (or the right values)
+    for path in (npy, tmp_path / "d" / "columns.json"):
+        data = path.read_bytes()
+        for what, damaged in damages(data, 25):
+            path.write_bytes(damaged)
+            try:
+                assert list(cast("Iterable[Any]", wdskit.columns(tmp_path / "d")[column])) == values, what
+            except WdskitError as err:
+                assert column in str(err) or path.name in str(err)  # noqa: PT017 (or the right values)
+        path.write_bytes(data)
 
 
 # What a killed run left in .wdskit.

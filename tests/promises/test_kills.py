@@ -33,7 +33,6 @@ from formats import (
     jpeg,
     make_photos,
     read_folder,
-    shard_names,
     write_files,
     write_tar,
 )
@@ -468,27 +467,6 @@ class EarlyIndex(KillingDisk):
             self._waiting.clear()
 
 
-class ReusedBuffer(HastyDisk):
-    """A write returns before its bytes are written, and the next write has changed them by then."""
-
-    def __init__(self) -> None:
-        self._late: dict[int, bytes] = {}
-
-    def write(self, fd: int, data: Any) -> int:
-        late = self._late.pop(fd, b"")
-        if late:
-            os.write(fd, bytes(data)[: len(late)].ljust(len(late), b"\0"))
-        self._late[fd] = bytes(data)
-        return len(bytes(data))
-
-    def fsync(self, fd: int) -> None:
-        os.write(fd, self._late.pop(fd, b""))
-
-    def close(self, fd: int) -> None:
-        os.write(fd, self._late.pop(fd, b""))
-        super().close(fd)
-
-
 @pytest.mark.parametrize("mutant", [NoFsync, NoShardFsync, NoFolderFsync])
 def test_run_without_a_flush_is_caught(tmp_path: Path, base: Path, mutant: type[PowerLossDisk]) -> None:
     with pytest.raises((AssertionError, WdskitError, ValueError, OSError)):
@@ -501,31 +479,6 @@ def test_run_without_a_flush_is_caught(tmp_path: Path, base: Path, mutant: type[
 def test_index_that_comes_before_its_shards_is_caught(tmp_path: Path, base: Path, name: str) -> None:
     with pytest.raises((AssertionError, FileNotFoundError)):
         sweep_kills(name, base, tmp_path, EarlyIndex, 2)
-
-
-def test_buffer_that_is_reused_too_early_is_caught(tmp_path: Path) -> None:
-    """Shards of this size are written in several pieces."""
-    large = [{"__key__": f"{n}", "bin": random.Random(n).randbytes(3 << 20)} for n in range(4)]
-    on(HastyDisk(), pack, large, tmp_path / "right" / "d")
-    assert {key: fields["bin"] for key, fields in read_folder(tmp_path / "right" / "d").items()} == {
-        row["__key__"]: row["bin"] for row in large
-    }
-    with pytest.raises((AssertionError, WdskitError)):
-        on(ReusedBuffer(), pack, large, tmp_path / "wrong" / "d")
-        read_folder(tmp_path / "wrong" / "d")
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_shards_of_usual_size_hold_every_payload(tmp_path: Path, workers: int) -> None:
-    """60 MB a shard, written by busy cores."""
-    rng = random.Random(0)
-    write_files(tmp_path / "in", {f"{n:03d}.bin": rng.randbytes(rng.randrange(200_000, 2_000_000)) for n in range(100)})
-    on(HastyDisk(), pack, tmp_path / "in", tmp_path / "d", files="bin", max_bytes="60MB", workers=workers)
-    found = read_folder(tmp_path / "d")
-    assert len(shard_names(tmp_path / "d")) == 2
-    assert {key: fields["bin"] for key, fields in found.items()} == {
-        path.stem: path.read_bytes() for path in (tmp_path / "in").iterdir()
-    }
 
 
 # Real kills of commands.

@@ -164,13 +164,6 @@ def test_all_samples_of_a_group_stay_together(tmp_path_factory, groups: list[int
     assert all(len(names) == 1 for names in of_group.values())
 
 
-def test_without_grouping_patients_would_be_torn(folder: Path) -> None:
-    """The mutant splits by key, which divides groups of the same samples."""
-    split(folder, by="key")
-    torn = {(int(key[1:]) % 7, name) for key, name in splits_of(folder).items()}
-    assert len(torn) > 7
-
-
 @given(st.one_of(st.integers(), st.floats(allow_nan=False), st.text(min_size=1)))
 def test_a_value_keeps_its_text_through_json(value: object) -> None:
     assert canonical_text(json.loads(json.dumps(value))) == canonical_text(value)

@@ -1,4 +1,4 @@
-"""`verify` finds all damage: flipped bits, swapped and zeroed blocks, in shards and index files.
+"""`verify` finds every flipped bit, in shards and index files.
 
 A sweep tries damages and returns the damages that were not found. For each check there is a mutant without it, which
 the sweep must catch. `make long WHAT=faults` tries all damages; otherwise a part of them is tried.
@@ -22,8 +22,6 @@ from wdskit.shards import verify_shard as checking
 from wdskit.shards.verify_shard import Finding
 
 NUM_FLIPS = 4000 if ALL else 200
-NUM_BLOCKS = 200 if ALL else 25
-BLOCK = 512
 
 
 class Damage(NamedTuple):
@@ -75,37 +73,6 @@ def _weighted(files: list[Path]) -> tuple[list[Path], list[int]]:
     return files, [path.stat().st_size for path in files]
 
 
-def swapped_blocks(folder: Path, num: int, *, seed: int = 1) -> Iterable[Damage]:
-    """Yield swaps of two different blocks of a file; in an index file, of two pieces of 8 bytes."""
-    rng = random.Random(seed)
-    files = damaged_files(folder)
-    while num:
-        path = rng.choice(files)
-        size = BLOCK if path.suffix == ".tar" else 8
-        data = bytearray(path.read_bytes())
-        one, other = (size * rng.randrange(len(data) // size) for _ in range(2))
-        if data[one : one + size] == data[other : other + size]:
-            continue
-        data[one : one + size], data[other : other + size] = data[other : other + size], data[one : one + size]
-        yield Damage(path, bytes(data), f"{path.name}: {one} and {other} swapped")
-        num -= 1
-
-
-def zeroed_blocks(folder: Path, num: int, *, seed: int = 2) -> Iterable[Damage]:
-    """Yield blocks that are not zero, set to zero."""
-    rng = random.Random(seed)
-    files = damaged_files(folder)
-    while num:
-        path = rng.choice(files)
-        data = bytearray(path.read_bytes())
-        at = BLOCK * rng.randrange(-(-len(data) // BLOCK))
-        if not any(data[at : at + BLOCK]):
-            continue
-        data[at : at + BLOCK] = bytes(len(data[at : at + BLOCK]))
-        yield Damage(path, bytes(data), f"{path.name}: block at {at} zeroed")
-        num -= 1
-
-
 def tells(finding: Finding, path: Path) -> bool:
     """Return whether a finding names a file; a finding that a shard differs from the index may mean the index."""
     return path.name == "index.json" or Path(finding.file).name == path.name
@@ -139,14 +106,6 @@ def test_what_was_packed_is_clean(folder):
 
 def test_every_flipped_bit_is_found(folder):
     assert [*undetected(flips(folder, NUM_FLIPS))] == []
-
-
-def test_every_pair_of_swapped_blocks_is_found(folder):
-    assert [*undetected(swapped_blocks(folder, NUM_BLOCKS))] == []
-
-
-def test_every_zeroed_block_is_found(folder):
-    assert [*undetected(zeroed_blocks(folder, NUM_BLOCKS))] == []
 
 
 def test_all_damaged_shards_are_listed(folder):

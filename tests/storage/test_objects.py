@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 
@@ -130,15 +128,6 @@ def test_a_body_that_drips_is_an_error_in_the_end(faults, which, monkeypatch):
     assert what in problem(ObjectFile(f"{faults.url}/drip.tar").read_at, 0, TWO_MB)
 
 
-def test_tries_end_after_a_set_time(faults, monkeypatch):
-    monkeypatch.setattr(requests, "RETRY_S", 0.3)
-    monkeypatch.setattr(requests, "WAIT_S", 0.1)
-    start = time.monotonic()
-    problem(ObjectFile(f"{faults.url}/busy.tar").read_at, 0, 10)
-    assert time.monotonic() - start < 5
-    assert len(faults.requests) < 5
-
-
 @pytest.mark.parametrize("name", ["replaced", "replaced_without_etag", "grown", "changed"])
 def test_bytes_of_two_objects_are_never_mixed(faults, name):
     file = ObjectFile(f"{faults.url}/{name}.tar")
@@ -219,26 +208,6 @@ def test_any_ranges_are_the_true_bytes(ranges, part_bytes):
         found = read_ranges(ObjectFile(f"{server.url}/ok.tar"), ranges)
         assert found == [BODY[start:stop] for start, stop in ranges]
         assert all(type(data) is bytes for data in found)
-
-
-def test_threads_share_an_object(faults):
-    file = ObjectFile(f"{faults.url}/ok.tar")
-    wrong = []
-
-    def read(seed):
-        draw = random.Random(seed)
-        for _ in range(30):
-            start = draw.randrange(len(BODY))
-            stop = min(len(BODY), start + draw.randrange(100_000))
-            if read_ranges(file, [(start, stop)]) != [BODY[start:stop]]:
-                wrong.append((start, stop))
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 # Processes.

@@ -6,17 +6,13 @@ import io
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from shards import write_shard
 from tar_corpus import CASES
 
-from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
 from wdskit.errors import ShardError
-from wdskit.storage.urls import LocalFile
 from wdskit.tar import walk
 from wdskit.tar.reader import TarReader
-from wdskit.tar.walk import Span, TarWalk
+from wdskit.tar.walk import TarWalk
 
 
 def by_reading(data: bytes):
@@ -82,32 +78,3 @@ def test_large_payloads_are_not_read(tmp_path: Path) -> None:
         assert len(list(TarWalk(read_at, len(data), shard="x.tar"))) == 60
         assert sum(reads) <= share * len(data)
         assert len(reads) <= num_reads
-
-
-fields = st.dictionaries(st.sampled_from(["jpg", "cls", "json"]), st.binary(max_size=1500), min_size=1)
-
-
-@given(st.dictionaries(st.sampled_from("abcdef"), fields), st.integers(0, 3000))
-def test_samples_are_those_that_reading_gives(tmp_path_factory, samples, jump: int) -> None:
-    path = write_shard(tmp_path_factory.mktemp("walk") / "s.tar", samples)
-    file = LocalFile(str(path))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walk, "JUMP_BYTES", jump)
-        reader = HeaderReader(file, shard=str(path))
-        walked = list(reader)
-    spans = [{k: read_span(file, v) if isinstance(v, Span) else v for k, v in sample.items()} for sample in walked]
-    whole = ShardReader(io.BytesIO(path.read_bytes()).read, shard=str(path))
-    assert spans == list(whole)
-    assert (reader.starts, reader.stop, reader.num_samples) == (whole.starts, whole.stop, whole.num_samples)
-    file.close()
-
-
-def test_without_its_look_at_the_file_size_a_cut_payload_would_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant jumps beyond the end of the file, finds no end marker, and reports this at the wrong byte."""
-    monkeypatch.setattr(walk, "JUMP_BYTES", 0)
-    case = next(case for case in CASES if case.error and "inside a member" in case.error)
-    right = by_walking(case.data)[2]
-    walked = TarWalk(lambda offset, size: case.data[offset : offset + size], 1 << 60, shard="x.tar")
-    with pytest.raises(ShardError) as caught:
-        list(walked)
-    assert str(caught.value) != right

@@ -116,27 +116,6 @@ def test_a_tar_that_differs_from_its_index_is_an_error(tmp_path: Path, change: s
             write(tmp_path / "in", tmp_path / "d", **QUICK)
 
 
-RESHARDS: dict[str, tuple[dict[str, Any], Any]] = {
-    "where": ({"where": "cls >= 2"}, lambda key, fields: fields if int(fields["cls"]) >= 2 else None),
-    "keep": ({"keep": "cls"}, lambda key, fields: {"cls": fields["cls"]}),
-    "drop": ({"drop": ["txt", "bin"]}, lambda key, fields: {"cls": fields["cls"]}),
-    "rename": (
-        {"rename": "txt=cap.txt,bin=raw", "drop": "cls"},
-        lambda key, fields: {"cap.txt": fields["txt"], "raw": fields["bin"]},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", RESHARDS)
-def test_reshard_chooses_samples_and_fields_and_copies_bytes(tmp_path: Path, name: str) -> None:
-    rows = [{"__key__": f"k{n}", "cls": n % 4, "txt": f"{n}", "bin": bytes([n])} for n in range(12)]
-    pack(rows, tmp_path / "in", columns="cls", max_samples=5, **QUICK)
-    options, model = RESHARDS[name]
-    reshard(tmp_path / "in", tmp_path / "d", **QUICK, **options)
-    expected = {key: model(key, fields) for key, fields in read_folder(tmp_path / "in").items()}
-    assert read_folder(tmp_path / "d") == {key: fields for key, fields in expected.items() if fields is not None}
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
