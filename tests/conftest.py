@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 from disks import HastyDisk
+from fault_server import FaultServer
 from folders import HELPERS, REPOSITORY, TESTS
 from forking import Interpreter
 from hypothesis import settings
+from object_server import s3_server
 from shards import write_numbers
 
 from wdskit import cli
@@ -92,10 +94,13 @@ def _native_again():
 
 
 @pytest.fixture(autouse=True)
-def _without_foreign_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the variables of launchers from every test's environment."""
-    for name in os.environ:
-        if name in FOREIGN_SETTINGS or name.startswith("SLURM_"):
+def _without_foreign_settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the variables of launchers, stores and proxies from every test's environment."""
+    if request.path.stem == "test_release":  # pip may need them
+        return
+    for name in [*os.environ]:
+        is_of_store = name.startswith(("AWS_", "AZURE_", "GOOGLE_", "HF_TOKEN", "STORAGE_", "SSL_CERT"))
+        if name in FOREIGN_SETTINGS or name.startswith("SLURM_") or is_of_store or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
 
 
@@ -120,6 +125,19 @@ def load_tool():
         return module
 
     return load
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """The address of a running S3 server. Tests share its bucket: each writes below a folder of its own."""
+    with s3_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def faults() -> Iterator[FaultServer]:
+    with FaultServer() as server:
+        yield server
 
 
 @pytest.fixture

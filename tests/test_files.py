@@ -1,4 +1,4 @@
-"""`publish`: large pieces, temporary files, folders, links. Faults, kills and power losses: `promises/test_kills.py`."""
+"""`publish`: large pieces, temporary files, folders, links. Faults and kills: `promises/test_kills.py`."""
 
 from __future__ import annotations
 

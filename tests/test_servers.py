@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 import traceback
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 from folders import ALL
-from object_server import AZURE_ACCOUNT, SERVERS, Server, azure_signature, put, read_ranges
+from object_server import SERVERS, Server, read_ranges
 from shards import number_of, write_numbers
 
 import wdskit
@@ -36,10 +34,7 @@ SECRET = "hush" * 3
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch, tmp_path):
-    """Set a home folder without credentials, and an environment without stores."""
-    for name in list(os.environ):
-        if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "STORAGE_")) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
+    """Set a home folder without credentials."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -194,54 +189,3 @@ def test_a_bucket_that_is_not_there_is_named(server, monkeypatch):
     assert text.startswith(f"{scheme}://no-such-bucket/a/: ")
     text = problem(ObjectFile(f"{scheme}://no-such-bucket/a.tar").read_at, 0, 3)
     assert text.startswith(f"{scheme}://no-such-bucket/a.tar: ")
-
-
-# Credentials.
-
-
-@pytest.fixture
-def run_server(monkeypatch):
-    """Run a server that no other test uses; yield it with the environment that it needs."""
-    with contextlib.ExitStack() as stack:
-
-        def run(name: str) -> Server:
-            if not (ALL or name in FAIR_PART):
-                pytest.skip("`make long WHAT=remote` runs it")
-            server = stack.enter_context(SERVERS[name]())
-            server.put("open/a.tar", BODY)
-            server.put("closed/a.tar", BODY)
-            for variable, value in server.environment.items():
-                monkeypatch.setenv(variable, value)
-            return server
-
-        yield run
-
-
-def begin(url: str) -> bytes:
-    """Return the first bytes of an object, read through a newly opened store."""
-    requests.loop_of_this_process("").stores.clear()
-    return ObjectFile(url).read_at(0, 9)
-
-
-def test_a_private_bucket_is_not_read_without_credentials(run_server, monkeypatch):
-    server = run_server("moto")
-    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "true")
-    assert "the server answered 403 Forbidden" in problem(begin, f"{server.url}/open/a.tar")
-    put(f"{server.endpoint}/shards/open/b.tar", BODY, x_amz_acl="public-read")
-    assert begin(f"{server.url}/open/b.tar") == BODY[:9]
-
-
-def test_azure_takes_a_signature_until_it_expires(run_server, monkeypatch):
-    server = run_server("azurite")
-    account = f"AccountName={AZURE_ACCOUNT};BlobEndpoint={server.endpoint};SharedAccessSignature="
-    signatures = [azure_signature(f"{year}-01-01T00:00:00Z") for year in (2100, 2020)]
-    url = f"{server.url}/open/a.tar"
-    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", account + signatures[0])
-    assert begin(url) == BODY[:9]
-    for wrong in (signatures[1], signatures[0].replace("sig=", f"sig={SECRET}")):
-        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", account + wrong)
-        assert "the server answered 403 Forbidden" in problem(begin, url)
-        signed = f"{server.endpoint}/shards/open/a.tar"
-        assert ObjectFile(f"{signed}?{signatures[0]}").read_at(0, 9) == BODY[:9]
-        assert "the server answered 403 " in problem(begin, f"{signed}?{wrong}")
-        assert "the server answered 403 " in problem(open_stream, f"{signed}?{wrong}")

@@ -152,18 +152,6 @@ def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path):
     assert (process.returncode, out, err) == (130, b"", told)
 
 
-def test_packing_twice_has_nothing_to_do_and_another_way_is_refused(run, photos):
-    assert run("pack", "photos", "out")[0] == 0
-    code, out, err = run("pack", "photos", "out")
-    assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == "Nothing to do: out already holds all of it."
-    code, _, err = run("pack", "photos", "out", "--shuffle", "1")
-    assert (code, err) == (
-        1,
-        ("out: another data set is here. Pack into a new folder, or add to this one with --append."),
-    )
-
-
 # Effects of options.
 
 

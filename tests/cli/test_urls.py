@@ -9,19 +9,13 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 import pytest
-from object_server import BUCKET, put, read_from, s3_server
+from object_server import BUCKET, put, read_from
 from shards import write_pictures, write_shard
 
 from wdskit import cli, verify
 from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 from wdskit.storage import requests
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with s3_server() as endpoint:
-        yield endpoint
 
 
 @pytest.fixture(autouse=True)

@@ -16,15 +16,13 @@ from disks import HastyDisk
 from folders import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shards import write_numbers, write_shard
+from shards import write_shard
 
 from wdskit import Pipeline
 from wdskit.dataset import index as index_module
 from wdskit.dataset.index import INDEX_NAME, Index, ShardEntry, read_index, write_index
-from wdskit.dataset.patterns import check_found, find_shards
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.shards.index import index_folder
-from wdskit.shards.listing import other_tars
 
 GOLDEN_FOLDER = GOLDEN / "folder"
 DIGEST = hashlib.sha256(b"x").hexdigest()
@@ -189,32 +187,6 @@ def test_an_index_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest
 
 
 # The index and the files.
-
-
-def test_a_shard_that_went_or_changed_its_size_is_named(tmp_path: Path) -> None:
-    write_numbers(tmp_path, [2, 1])
-    index_folder(tmp_path)
-    shard = tmp_path / "s-000.tar"
-    data = shard.read_bytes()
-
-    def problem() -> str:
-        with pytest.raises(FolderIndexError) as caught:
-            check_found(find_shards(str(tmp_path)), with_sizes=True)
-        return str(caught.value).partition("\n")[0].removeprefix(f"{shard}: ")
-
-    for cut in (data[:-1], data + b"\0", b""):
-        shard.write_bytes(cut)
-        assert problem() == f"it has {len(cut)} bytes, but the folder's index says {len(data)}."
-    shard.unlink()
-    assert problem() == "the folder's index lists this shard, but there is no such file."
-    shard.symlink_to(tmp_path / "nothing")
-    assert problem() == "the folder's index lists this shard, but there is no such file."
-    (tmp_path / "nothing").write_bytes(data)
-    check_found(find_shards(str(tmp_path)), with_sizes=True)
-    for name in ("classes.json", ".hidden.tar", "other.tar", "a.tar"):
-        (tmp_path / name).touch()
-    check_found(find_shards(str(tmp_path)), with_sizes=True)
-    assert other_tars(read_index(tmp_path)) == ["a.tar", "other.tar"]
 
 
 # Names.

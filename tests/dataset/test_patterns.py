@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shards import write_numbers, write_shard
 
-from wdskit import Pipeline, verify
+from wdskit import Pipeline
 from wdskit.dataset.index import read_index
 from wdskit.dataset.patterns import _count_names, expand_patterns, list_shards
 from wdskit.dataset.shard_table import ShardTable
@@ -266,18 +266,6 @@ def test_a_shard_that_only_the_index_knows_is_an_error(indexed: Path, pattern: s
     assert message == "d/s-001.tar: the folder's index lists this shard, but there is no such file."
     assert problem("d/s-{000..003}.tar") == message
     assert listed("d/s-00[02].tar") == ["d/s-000.tar", "d/s-002.tar"]
-
-
-def test_a_colon_makes_no_url(here: Path) -> None:
-    """Only `word://` does: a folder may be called `run:1` or after a time."""
-    for folder in ("run:1", "run-2024-05-01T12:30", "file:", "http:x"):
-        write_numbers(here / folder, [2])
-        index_folder(folder)
-        assert listed(folder) == listed(f"{folder}/*.tar") == [f"{folder}/s-000.tar"]
-        assert len(ShardTable(f"{folder}/s-000.tar")) == 1
-        assert verify(folder, workers=1).is_clean
-    write_shard(here / "a:b.tar", {"x": {"cls": b"1"}})
-    assert listed("*.tar") == listed("a:b.tar") == ["a:b.tar"]
 
 
 # Remote folders.

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import http.server
 import itertools
-import os
 import re
 import threading
 from pathlib import Path
@@ -95,9 +94,6 @@ class Answer(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def store(request, tmp_path, monkeypatch):
     """A store with the validators that the test names, which serves two shards of thirty numbers."""
-    for name in list(os.environ):
-        if name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     requests.loop_of_this_process("").stores.clear()
     write_numbers(tmp_path / "data", [30, 30])

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 import pytest
 from disks import ALL, FailingDisk, HastyDisk, Stopped, StoppingDisk, WatchedDisk, on
 from formats import files_in, make_photos, write_tar
-from object_server import BUCKET, put, read_from, s3_server
+from object_server import BUCKET, put, read_from
 from store_proxy import DROP, StoreProxy
 
 from wdskit import PackError, StorageError, WdskitError, columns, info, pack, reshard, verify
@@ -31,12 +31,6 @@ from wdskit.storage.urls import read_bytes
 pytestmark = pytest.mark.usefixtures("hasty_disk")
 
 QUICK = {"workers": 1}
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    with s3_server() as endpoint:
-        yield endpoint
 
 
 @pytest.fixture(autouse=True)

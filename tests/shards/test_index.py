@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from disks import FailingDisk, WatchedDisk, on, run_child
+from disks import FailingDisk, WatchedDisk, on
 from shards import write_members
 
 from wdskit import Pipeline, pack
@@ -78,19 +77,6 @@ def test_one_writer_at_a_time_by_any_name_and_from_any_thread(folder: Path, tmp_
     with lock_folder(link):
         pass
     assert (folder / LOCK_NAME).read_bytes() == b""
-
-
-def test_an_error_and_a_kill_free_the_lock(folder: Path) -> None:
-    with pytest.raises(ValueError, match="mine"), lock_folder(folder):
-        raise ValueError("mine")
-
-    def killed() -> None:
-        with lock_folder(folder):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    assert run_child(killed) == -signal.SIGKILL
-    with lock_folder(folder):
-        pass
 
 
 def test_a_disk_that_fails_at_any_operation_leaves_no_wrong_index(folder: Path) -> None:

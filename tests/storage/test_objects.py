@@ -33,22 +33,13 @@ SECRET = "hush" * 3
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Set short timeouts and waits, and an environment that names no store."""
-    for name in list(os.environ):
-        if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "HF_")) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
+    """Set short timeouts and waits."""
     monkeypatch.setattr(requests, "WAIT_S", 0.001)
     monkeypatch.setattr(stores, "READ_S", 0.5)
     monkeypatch.setattr(stores, "CONNECT_S", 0.5)
     start = time.monotonic()
     yield
     assert time.monotonic() - start < LIMIT_S
-
-
-@pytest.fixture
-def faults():
-    with FaultServer() as server:
-        yield server
 
 
 @pytest.fixture(params=["s3", "http"])

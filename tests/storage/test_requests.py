@@ -16,8 +16,6 @@ from wdskit.storage.requests import LARGE_UNITS, MAX_IN_FLIGHT, classify_error, 
 @pytest.fixture(autouse=True)
 def loop(monkeypatch):
     monkeypatch.setattr(requests, "WAIT_S", 0.001)
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
     event_loop = loop_of_this_process("")
     event_loop.limit = MAX_IN_FLIGHT
     yield event_loop

@@ -11,7 +11,6 @@ import io
 import itertools
 import re
 import tarfile
-import tracemalloc
 from collections import Counter
 from typing import Any
 
@@ -19,11 +18,10 @@ import pytest
 from folders import ALL
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tar_corpus import CASES, END, GNU, file_of, header, member, pax, record
+from tar_corpus import CASES, END, GNU, file_of, member, pax, record
 
 from wdskit.dataset.samples import ShardReader
 from wdskit.errors import ShardError
-from wdskit.storage.urls import open_stream
 from wdskit.tar import reader as reader_module
 from wdskit.tar import window as window_module
 from wdskit.tar.names import split_name
@@ -178,51 +176,6 @@ def test_a_reader_that_ignores_what_follows_the_end_is_caught(monkeypatch):
     for sweep in (check_flips, check_cuts):
         with pytest.raises(AssertionError):
             sweep()
-
-
-# Bytes that never existed.
-
-PROMISES = {
-    "of 8 GiB": header(b"a.bin", 8**11 - 1),
-    "of 16 GiB": header(b"a.bin", b"\x80" + (16 << 30).to_bytes(11, "big")),
-    "of 2^94 bytes": header(b"a.bin", b"\xbf" + b"\xff" * 11),
-    "of 2^60 bytes by pax": pax(record(b"size", b"%d" % (1 << 60))) + header(b"a.bin", 0),
-    "of 2^1000 bytes by pax": pax(record(b"size", b"%d" % (1 << 1000))) + header(b"a.bin", 0),
-    "of a pax header of 8 GiB": header(b"x", 8**11 - 1, kind=b"x"),
-    "of a pax record of 10^18 bytes": pax(b"999999999999999999 path=a\n") + header(b"a.bin", 0),
-    "of a long name of 8 GiB": header(b"x", 8**11 - 1, kind=b"L"),
-    "of a directory of 8 GiB": header(b"d/", 8**11 - 1, kind=b"5"),
-}
-
-
-@pytest.mark.parametrize("promise", PROMISES)
-@pytest.mark.parametrize("way", ["memory", "file"])
-def test_a_promise_of_bytes_that_do_not_come_takes_no_memory(promise, way, tmp_path):
-    """At most 16 MiB are requested at once."""
-    data = PROMISES[promise] + bytes(5000)
-    path = tmp_path / "a.tar"
-    path.write_bytes(data)
-    stream = io.BytesIO(data) if way == "memory" else open_stream(str(path))
-    tracemalloc.start()
-    try:
-        found, err = samples_of(stream.read)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-        stream.close()
-    assert found == []
-    assert err is not None
-    assert peak < 20 << 20
-
-
-def test_the_memory_check_catches_a_reader_that_believes(monkeypatch):
-    monkeypatch.setattr(window_module, "MAX_READ_BYTES", 64 << 20)
-    stream = io.BytesIO(PROMISES["of 8 GiB"] + bytes(5000))
-    tracemalloc.start()
-    samples_of(lambda size: (bytearray(size), stream.read(size))[1])  # like os.read
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak > 20 << 20
 
 
 def test_a_pax_header_full_of_records_is_read_in_one_pass():
@@ -442,14 +395,3 @@ def test_a_member_over_the_limit_is_read_and_not_kept(hold_bytes, change):
         with pytest.raises(ShardError) as caught:
             list(TarReader(io.BytesIO(data[:cut]).read, shard="x.tar", hold_bytes=hold_bytes))
         assert caught.value.offset == cut
-
-
-def test_a_member_over_the_limit_takes_no_memory():
-    size = 64 << 20
-    head = header(b"a.bin", size)
-    parts = itertools.chain([head], itertools.repeat(bytes(1 << 16), size >> 16), [END])
-    tracemalloc.start()
-    [(_, _, data)] = TarReader(lambda _: next(parts, b""), shard="x.tar", hold_bytes=1 << 20)
-    assert tracemalloc.get_traced_memory()[1] < 2 << 20
-    tracemalloc.stop()
-    assert isinstance(data, LargeData)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from formats import files_in, jpeg, read_folder, tar_bytes, write_tar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from object_server import BUCKET, put, read_from, s3_server
+from object_server import BUCKET, put, read_from
 from store_proxy import DROP, StoreProxy
 
 from wdskit import FolderIndexError, PackError, RowError, StorageError, WdskitError, pack, reshard
@@ -137,12 +136,6 @@ def test_a_choice_that_cannot_be_made_is_named(tmp_path: Path, options: Any, mes
 
 
 # In a store.
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    with s3_server() as endpoint:
-        yield endpoint
 
 
 @pytest.fixture
