@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import http.server
 import threading
@@ -60,11 +61,10 @@ class Forward(http.server.BaseHTTPRequestHandler):
             code = {503: "SlowDown", 403: "AccessDenied"}[status]
             self.answer(status, [], f"<Error><Code>{code}</Code></Error>".encode())
             return
-        store = http.client.HTTPConnection(server.endpoint.netloc, timeout=60)
-        store.request(self.command, self.path, body, dict(self.headers))
-        reply = store.getresponse()
-        data = reply.read()
-        store.close()
+        with contextlib.closing(http.client.HTTPConnection(server.endpoint.netloc, timeout=60)) as store:
+            store.request(self.command, self.path, body, dict(self.headers))
+            reply = store.getresponse()
+            data = reply.read()
         length = reply.headers["Content-Length"] if self.command == "HEAD" else None
         headers = [(name, value) for name, value in reply.getheaders() if name not in ("Content-Length", "Date")]
         self.answer(reply.status, headers, data, length)
