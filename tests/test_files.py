@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from disks import FailingDisk, PowerLossDisk, Stopped, StoppingDisk, WatchedDisk, on
+from disks import PowerLossDisk, Stopped, StoppingDisk, WatchedDisk, on
 from shards import write_shard
 
 from wdskit.dataset.index import INDEX_NAME
