@@ -37,7 +37,7 @@ LONG = [
     "test_pages",
     "loader/test_planned",
     "promises/test_kills",
-    "loader/test_stream",
+    "loader/test_epochs",
     "loader/test_pools",
     "loader/test_faults",
     "test_configs_run",
@@ -56,7 +56,6 @@ LONG = [
     "test_safety",
     "promises/test_bad_input",
     "tar/test_reader",
-    "loader/test_torchrun",
     "test_servers",
 ]
 

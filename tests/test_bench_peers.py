@@ -1,15 +1,13 @@
-"""The benchmarks with other loaders, from the disk and from a store, run and name who is missing."""
+"""The benchmark with other loaders runs, and names who is missing."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from folders import ALL
-from forking import Interpreter
 
 METRICS = ("samples_per_s", "cpu_ms", "first_s", "start_s", "next_epoch_s", "pss_mb")
 
@@ -38,33 +36,3 @@ def test_the_driver_measures_those_who_are_there_and_names_the_others(repository
         assert all(line["cpu_ms_ratio"] > 0 for line in part["lines"])
     assert found["versions"].keys() >= {"wdskit", "webdataset", "torch"}
     assert str(tmp_path) not in done.stdout
-
-
-RUN = """
-import bench_remote, json
-sys.argv += WORDS
-found = bench_remote.run(bench_remote.arguments())
-print(json.dumps(found))
-print(bench_remote.markdown(found), file=sys.stderr)
-"""
-
-
-def test_nodes_and_epochs_are_measured_and_who_is_missing_is_named(
-    python: Interpreter, repository: Path, tmp_path: Path
-) -> None:
-    """In its own process, because `peers` is another package in the tests."""
-    words = ["--only", "wdskit", "litdata", "--nodes", "2", "--num", "32", "--batch", "4", "--workers", "0"]
-    words += ["--delay-ms", "1", "--shard-mb", "0.5", "--no-install"]
-    folders = [str(repository / "tools" / "bench"), str(repository)]
-    begin = f"import os, sys\nsys.path[:0] = {folders!r}\nos.environ['PYTHONPATH'] = {os.pathsep.join(folders)!r}\n"
-    done = python.run(tmp_path / "script.py", begin + RUN.replace("WORDS", str(words)))
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["problems"] == ["litdata is missing: not installed, and --no-install was given"]
-    assert [(row["name"], row["nodes"], row["epoch"]) for row in found["rows"]] == [("wdskit", 2, 1), ("wdskit", 2, 2)]
-    first, second = found["rows"]
-    assert first["ratio"] > 1 > second["ratio"] / 2
-    for row in found["rows"]:
-        assert min(row["samples_per_s"], row["cpu_s_per_gb"], row["first_s"]) > 0
-    assert "| 2 x 2 | wdskit | 1 |" in done.stderr
-    assert str(tmp_path) not in done.stderr

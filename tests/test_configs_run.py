@@ -34,7 +34,9 @@ def data(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
     return folder
 
 
-def run(command: list[str], *, environment: dict[str, str], **settings: str) -> subprocess.CompletedProcess[str]:
+def run_command(
+    command: list[str], *, environment: dict[str, str], **settings: str
+) -> subprocess.CompletedProcess[str]:
     """Run `command` in the repository's root."""
     return subprocess.run(
         command,
@@ -48,10 +50,11 @@ def run(command: list[str], *, environment: dict[str, str], **settings: str) -> 
 
 
 @pytest.mark.parametrize("name", YAML_FILES)
-def test_a_yaml_file_passes_its_check(name: str, script_environment: dict[str, str]) -> None:
+def test_a_yaml_file_passes_its_check(name: str, run, monkeypatch: pytest.MonkeyPatch) -> None:
     """`wdskit config check` finds no problem, also if DATA is not set."""
-    done = run(["wdskit", "config", "check", f"configs/{name}"], environment=script_environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.chdir(REPOSITORY)
+    code, out, err = run("config", "check", f"configs/{name}")
+    assert code == 0, out + err
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -93,9 +96,9 @@ def test_sbatch_trains_two_ranks(data: Path, tmp_path: Path, script_environment:
         "SLURM_JOB_NODELIST": "localhost",
     }
     command = ["bash", "configs/train.sbatch", *SMALL_RUN, "--set", "pipelines.train.batched.global_size=24"]
-    done = run(command, environment=script_environment, **settings)
+    done = run_command(command, environment=script_environment, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "over 48 samples, " in done.stdout  # 2 steps of 24
     assert " of val right\nall 1 epochs are done\n" in done.stdout
-    again = run(command, environment=script_environment, **settings)
+    again = run_command(command, environment=script_environment, **settings)
     assert (again.returncode, again.stdout) == (0, "all 1 epochs are done\n"), again.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import shutil
@@ -15,9 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
+from digests import digest_of
 from folders import REPOSITORY, copy_tracked
-from masks import mask_of
 from PIL import Image
 
 from wdskit import Pipeline, WdskitError, pack
@@ -238,27 +236,6 @@ def test_damage_anywhere_is_left_to_python(step):
 # --- whole loaders
 
 
-def digest(loader: Any) -> str:
-    """Return a digest of all values of two epochs, with their dtypes and memory layouts."""
-    whole = hashlib.sha256()
-
-    def add(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            whole.update(f"{value.dtype}{value.shape}{value.stride()}".encode() + value.contiguous().numpy().tobytes())
-        elif isinstance(value, (tuple, list)):
-            for each in value:
-                add(each)
-        elif isinstance(value, dict):
-            add(list(value.items()))
-        else:
-            whole.update(repr(value).encode())
-
-    for _ in range(2):
-        for batch in loader:
-            add(batch)
-    return whole.hexdigest()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of photographs that are decoded at full scale, some grey or CMYK, with JSON, text, arrays and bytes."""
@@ -278,38 +255,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 PIPELINES: dict[str, Any] = {
-    "uint8": lambda pipe: (
-        pipe.decode("rgb8").random_resized_crop(24).random_flip().to_tuple("jpg", "cls", *mask_of(pipe)).batched(8)
-    ),
-    "float": lambda pipe: (
-        pipe.decode("rgb").resize(32).center_crop(28).to_tuple("jpg", "cls", *mask_of(pipe)).batched(8)
-    ),
+    "uint8": lambda pipe: pipe.decode("rgb8").random_resized_crop(24).random_flip().to_tuple("jpg", "cls").batched(8),
+    "float": lambda pipe: pipe.decode("rgb").resize(32).center_crop(28).to_tuple("jpg", "cls").batched(8),
     "normalized": lambda pipe: (
-        pipe.decode("rgb8")
-        .random_resized_crop([20, 30])
-        .normalize("imagenet")
-        .to_tuple("jpg", *mask_of(pipe))
-        .batched(7)
+        pipe.decode("rgb8").random_resized_crop([20, 30]).normalize("imagenet").to_tuple("jpg").batched(7)
     ),
-    "dicts": lambda pipe: pipe.decode("rgb8").resize([30, 30]).to_dict("__key__", "jpg", "json", "txt").batched(16),
-    "padded": lambda pipe: pipe.decode("rgb8").resize(20).center_crop(40).to_tuple("jpg", *mask_of(pipe)).batched(8),
     "not decoded": lambda pipe: pipe.to_dict("__key__", "__url__", "bin", "txt").batched(32),
-    "columns": lambda pipe: pipe.decode().to_tuple("json", "txt", "cls", "bin", "__key__", *mask_of(pipe)).batched(9),
+    "columns": lambda pipe: pipe.decode().to_tuple("json", "txt", "cls", "bin", "__key__").batched(9),
     "ragged": lambda pipe: pipe.decode().to_dict("npy", "cls").batched(8, ragged=["npy"]),
-    "no batches": lambda pipe: pipe.decode("rgb8").random_resized_crop(24).to_tuple("jpg", "json", *mask_of(pipe)),
+    "no batches": lambda pipe: pipe.decode("rgb8").random_resized_crop(24).to_tuple("jpg", "json"),
 }
 
 
 @needs_native
-@pytest.mark.parametrize("source", ["exact", "sequential", "resampled"])
 @pytest.mark.parametrize("name", PIPELINES)
-def test_batches_are_the_same_with_it_and_without(name, source, folder, monkeypatch):
+def test_batches_are_the_same_with_it_and_without(name, folder, monkeypatch):
     """This holds in the main thread, in threads and in a worker process."""
 
-    def found(**options: Any) -> str:
-        pipe = getattr(Pipeline(), source)(str(folder), **({} if source == "sequential" else {"seed": 3}))
-        pipe = PIPELINES[name](pipe)
-        return digest((pipe.with_epoch(40) if source == "resampled" else pipe).loader(**options))
+    def found(**options: Any) -> bytes:
+        loader = PIPELINES[name](Pipeline().exact(str(folder), seed=3)).loader(**options)
+        return digest_of([batch for _ in range(2) for batch in loader])
 
     with_it = [found(workers=0), found(workers=0, threads=3), found(workers=1)]
     monkeypatch.setattr(fused, "native", lambda: None)
@@ -342,22 +307,10 @@ def test_the_native_code_is_what_runs(folder, monkeypatch):
 def test_pins_hold_without_it():
     """The batches are those of earlier versions. In these tests, tests/promises/test_orders.py runs with it."""
     environment = {**os.environ, "WDSKIT_NATIVE": "0"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        REPOSITORY / "tests" / "promises" / "test_orders.py",
-    ]
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "tests/promises/test_orders.py"]
+    command = [sys.executable, *words]
     done = subprocess.run(command, env=environment, cwd=REPOSITORY, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
-
-
-# --- samples
 
 
 # --- the package
@@ -369,17 +322,8 @@ def test_mutated_files_have_one_verdict_and_no_finding_of_the_sanitizers():
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         pytest.skip("no C compiler")
-    command = [
-        sys.executable,
-        REPOSITORY / "tools" / "dev" / "fuzz_native.py",
-        "--images",
-        "1500",
-        "--shards",
-        "1500",
-        "--seed",
-        "7",
-        "--sanitize",
-    ]
+    words = ["--images", "1500", "--shards", "1500", "--seed", "7", "--sanitize"]
+    command = [sys.executable, REPOSITORY / "tools" / "dev" / "fuzz_native.py", *words]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "1,500 images: {" in done.stdout

@@ -248,22 +248,6 @@ def test_links_lead_somewhere(page: str) -> None:
         )
 
 
-def test_no_page_writes_a_checkpoint_to_its_final_name() -> None:
-    """A kill while `torch.save` writes must leave the old checkpoint: each page saves to `*.tmp` and renames it."""
-    scripts = [*(REPOSITORY / "tools").glob("*.py"), *(REPOSITORY / "configs").iterdir()]
-    texts = {path: path.read_text(encoding="utf-8") for path in [*map(REPOSITORY.joinpath, PAGES), *scripts]}
-    targets = [
-        (path.name, target, "replace(" in text[at.end() : at.end() + 200])
-        for path, text in texts.items()
-        for at in re.finditer(r"torch\.save\(.*, (\S+)\)", text)
-        for target in [at[1]]
-    ]
-    assert {name for name, *_ in targets} == {"train.py"}
-    for name, target, is_renamed in targets:
-        assert is_renamed, name
-        assert target == "temp" or target.endswith('.tmp"'), (name, target)
-
-
 def slug(heading: str) -> str:
     """Return the anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lstrip("# ").lower()).strip().replace(" ", "-")

@@ -88,12 +88,10 @@ def test_a_plan_reads_no_shard(tmp_path, folder):
 
 
 def test_a_plan_of_many_shards_is_quick(tmp_path):
-    """100,000 shards with a hundred million samples."""
+    """20,000 shards with twenty million samples."""
     entries = [
-        ShardEntry(f"{at:06d}.tar", 900 + at % 200, 10**8, f"{at:016x}" * 4, (), "1" * 64) for at in range(100_000)
+        ShardEntry(f"{at:06d}.tar", 900 + at % 200, 10**8, f"{at:016x}" * 4, (), "1" * 64) for at in range(20_000)
     ]
-    for entry in entries:
-        (tmp_path / entry.name).touch()
     write_index(tmp_path, entries)
     for entry in entries:
         (tmp_path / entry.name).touch()
@@ -103,9 +101,9 @@ def test_a_plan_of_many_shards_is_quick(tmp_path):
         start = time.process_time()
         found = wdskit.plan(config({"batched": 64}, exact=str(tmp_path)), world_size=64)
         seconds.append(time.process_time() - start)
-        if seconds[-1] < 1:
+        if seconds[-1] < 0.3:
             break
-    assert min(seconds) < 1
+    assert min(seconds) < 0.3
     assert found.num_samples == sum(entry.num_samples for entry in entries)
 
 

@@ -151,13 +151,6 @@ def test_json_of_a_hundred_thousand_levels_is_an_error(tmp_path, name, settings)
     assert settings["workers"] or isinstance(caught.value.__cause__, DecodeError)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 100_000, "- " * 100_000, "&a [" * 50_000, "? " * 100_000])
-def test_a_configuration_of_a_hundred_thousand_levels_is_an_error(tmp_path, text):
-    (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(ConfigError):
-        make_loader(tmp_path / "config.yaml")
-
-
 # --- configurations
 
 

@@ -49,11 +49,6 @@ class LosesAStep(Numbers):
         return {"epoch": self.epoch, "done": self.done + (self.done == 2)}
 
 
-class RepeatsAStep(Numbers):
-    def state_dict(self):
-        return {"epoch": self.epoch, "done": self.done - (self.done == 2)}
-
-
 class IgnoresItsState(Numbers):
     def load_state_dict(self, state):
         pass
@@ -110,11 +105,6 @@ class SavingAdvances(Numbers):
         return number + 1000 * self.num_saved
 
 
-class DrawsAnew(Numbers):
-    def batch(self, epoch, number):
-        return torch.rand(2)
-
-
 class SavesAnArray(Numbers):
     def state_dict(self):
         return {"epoch": np.int64(self.epoch), "done": self.done}
@@ -150,7 +140,6 @@ class Empty(Numbers):
 MUTANTS = {
     LosesAStep: "resumed after step 2, saved during the run: step 3 differs (epoch 0).\n  batch[0]['x']: Tensor-likes "
     "are not equal!\n\nMismatched elements: 3 / 3 (100.0%)",
-    RepeatsAStep: "resumed after step 2, saved during the run: step 3 differs (epoch 0).\n  batch[0]['x']: Tensor",
     IgnoresItsState: "resumed after step 1, saved during the run: step 2 differs (epoch 0)",
     ForgetsTheEpoch: "resumed after step 4, saved during the run: step 5 differs: it is in epoch 0, but without a "
     "stop in epoch 1.",
@@ -160,8 +149,6 @@ MUTANTS = {
     ForgetsWhatIsUnused: "resumed after step 1, saved again before the first batch: step 2 differs",
     SetEpochLosesThePlace: "resumed after step 1, saved during the run: step 2 differs",
     SavingAdvances: "in a second run without a stop, whose states were saved during the run: step 1 differs",
-    DrawsAnew: "in a second run without a stop, whose states were saved during the run: step 1 differs (epoch 0).\n"
-    "  batch",
     SavesAnArray: "this state is not plain JSON: Object of type int64 is not JSON serializable",
     LooksForNumbers: "step 2 differs",
     EndsEarly: "nothing comes after step 4, but an uninterrupted run continues.",
@@ -231,6 +218,3 @@ def test_equal_values_are_equal_and_so_is_nan():
         copy = value.clone() if isinstance(value, torch.Tensor) else value + 0
         assert _difference([copy], [value], "batch") == ""
     assert _difference(ONE.t().contiguous().t(), ONE, "batch") == ""  # another layout in memory
-
-
-# --- wdskit's loaders

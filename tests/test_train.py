@@ -16,22 +16,14 @@ CONFIG = """
 version: 1
 pipelines:
   train:
-SOURCE
+    - exact: {shards: SHARDS, seed: 7}
     - decode: rgb8
     - random_resized_crop: 32
     - normalize: imagenet
     - to_tuple: ["jpg;png", cls]
     - batched: {global_size: 8}
-LENGTH
 loader: {workers: 0}
 """
-SOURCES = {
-    "planned": ("    - exact: {shards: SHARDS, seed: 7}", ""),
-    "stream": (
-        "    - stream: {shards: SHARDS, seed: 7, resampled: true}\n    - split_by_node\n    - shuffle: 9",
-        "    - with_epoch: 5",
-    ),
-}
 
 
 class Stopped(Exception):
@@ -51,14 +43,10 @@ def train(shards, tmp_path, load_tool, monkeypatch):
     """Train on several ranks with a checkpoint after each step; return the losses and the checkpoint."""
     tool = load_tool("train")
 
-    def train(
-        kind: str, num_ranks: int, name: str, *, stop: int | None = None, global_size: int = 8
-    ) -> tuple[list[float], dict]:
-        config, path = tmp_path / f"{kind}.yaml", tmp_path / f"{name}.pt"
-        source, length = SOURCES[kind]
-        config.write_text(CONFIG.replace("SOURCE", source).replace("LENGTH", length).replace("SHARDS", shards))
+    def train(num_ranks: int, name: str, *, stop: int | None = None) -> tuple[list[float], dict]:
+        config, path = tmp_path / "train.yaml", tmp_path / f"{name}.pt"
+        config.write_text(CONFIG.replace("SHARDS", shards))
         words = ["--config", str(config), "--epochs", "2", "--save-every", "1", "--checkpoint", str(path)]
-        words += ["--set", f"pipelines.train.batched.global_size={global_size}"]
         monkeypatch.setattr(sys, "argv", ["train.py", *words])
         save, steps = tool.save_checkpoint, itertools.count(1)
 
@@ -81,14 +69,14 @@ def train(shards, tmp_path, load_tool, monkeypatch):
     return train
 
 
-@pytest.mark.parametrize(("kind", "num_ranks"), [("planned", 2), ("planned", 1)])
-def test_it_goes_on_from_its_checkpoint(train, kind, num_ranks):
-    """The weights are equal if the number of ranks stays; with a planned source it also resumes on another number."""
-    losses, whole = train(kind, 2, "whole")
-    nothing, stopped = train(kind, 2, "stopped", stop=3)
+@pytest.mark.parametrize("num_ranks", [2, 1])
+def test_it_goes_on_from_its_checkpoint(train, num_ranks):
+    """The weights are equal if the number of ranks stays; it also resumes on another number."""
+    losses, whole = train(2, "whole")
+    nothing, stopped = train(2, "stopped", stop=3)
     assert (len(losses), nothing) == (2, [])
     assert stopped["data"]["epoch"] == 0
-    resumed, last = train(kind, num_ranks, "stopped")
+    resumed, last = train(num_ranks, "stopped")
     assert len(resumed) == 2
     assert last["data"] == whole["data"]
     close = 0.0 if num_ranks == 2 else 1e-3
@@ -97,6 +85,6 @@ def test_it_goes_on_from_its_checkpoint(train, kind, num_ranks):
 
 
 def test_a_run_that_is_done_trains_no_more(train):
-    losses, _ = train("planned", 1, "whole")
-    again, _ = train("planned", 1, "whole")
+    losses, _ = train(1, "whole")
+    again, _ = train(1, "whole")
     assert (len(losses), again) == (2, [])

@@ -131,25 +131,6 @@ def test_nothing_in_shards_becomes_markup_or_script(page: Page) -> None:
     assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
 
 
-def test_48_samples_with_masks_and_long_texts_are_under_5_mb(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    samples = {
-        f"{number:03d}": {
-            "png": png_of(rng.integers(0, 256, (600, 800, 3), dtype=np.uint8)),
-            "seg.png": png_of(np.kron(rng.integers(0, 9, (30, 40), dtype=np.uint8), np.ones((20, 20), np.uint8))),
-            "json": json.dumps({"text": "<&>" * 100_000, "list": [*range(5000)]}).encode(),
-            "txt": b"&" * 1_000_000,
-        }
-        for number in range(50)
-    }
-    (tmp_path / "data").mkdir()
-    write_shard(tmp_path / "data" / "s-0.tar", samples)
-    wdskit.index_folder(tmp_path / "data")
-    path = wdskit.view(tmp_path / "data", out=tmp_path / "page.html")
-    assert Page(path).count("figure") == 48
-    assert path.stat().st_size < 5_000_000
-
-
 def test_seed_num_and_where_choose_the_samples(folder: Path, tmp_path: Path) -> None:
     def keys(**settings: Any) -> list[str]:
         path = wdskit.view(folder, out=tmp_path / "page.html", **settings)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from configs import FORMS, TEXT, load
+from configs import FORMS, load
 from wdskit.config.load import Document
 from wdskit.dataset.patterns import expand_parts
 from wdskit.errors import ConfigError, StorageError
@@ -135,33 +135,6 @@ def test_every_setting_is_described() -> None:
         for name, field in model.model_fields.items():
             assert field.description, (model, name)
     assert json.loads(json.dumps(SCHEMA)) == SCHEMA
-
-
-def test_show_reads_back_equal(tmp_path: Path) -> None:
-    """It shows every used setting, defaults included."""
-    config = load(TEXT, tmp_path, "loader.threads=8", "pipelines.train.stream=$$a yes")
-    text = config.to_yaml()
-    assert (
-        text
-        == """\
-version: 1
-pipelines:
-  train:
-    - stream: {shards: "$$a yes", seed: 0, shuffle_shards: true, resampled: false, check: size, classes: same}
-    - split_by_node
-    - shuffle: {size: 200, initial: 100}
-    - map: {fn: f, global_rng: false}
-    - map: {fn: g, global_rng: true}
-    - random_flip: {p: 0.5}
-    - to_tuple: {fields: [jpg, cls]}
-    - batched: {size: 64, partial: false}
-  val:
-    - stream: {shards: [b.tar], seed: 5, shuffle_shards: true, resampled: false, check: size, classes: same}
-loader: {threads: 8, persistent_workers: true, pin_memory: false}
-errors: {max_bad: 0, transforms: false}
-"""
-    )
-    assert load(text, tmp_path) == config
 
 
 def test_a_config_with_functions_cannot_be_written() -> None:

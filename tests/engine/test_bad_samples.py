@@ -16,7 +16,7 @@ from folders import ALL
 from images import image_bytes
 from masks import mask_of
 from PIL import Image
-from shards import write_indexed, write_shard
+from shards import write_indexed
 
 from wdskit import Pipeline, SampleError
 from wdskit.stages.registry import STAGES
@@ -352,27 +352,3 @@ def test_padded_rows_do_not_decide_which_shape_is_bad(tmp_path, size, source):
             {"k0", "k1", "k2"} - {f"k{bad}"}
         )
         assert loader.stats().replaced == 1
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda pipe: pipe("sequential").batched(64),
-        lambda pipe: pipe("sequential").batched(3),
-        lambda pipe: pipe("exact", seed=1, tail="drop").batched(8),
-    ],
-)
-def test_a_limit_in_per_cent_is_a_share_of_the_samples(tmp_path, make):
-    write_indexed(tmp_path, {f"k{at:02d}": {"cls": b"x" if at < 3 else b"1"} for at in range(12)})
-    pipe = make(lambda source, **options: getattr(Pipeline(), source)(str(tmp_path), **options).decode())
-    with pytest.raises(SampleError, match="allows 10%"):
-        list(pipe.loader(workers=0, errors={"max_bad": "10%"}))
-
-
-@pytest.mark.parametrize("size", [None, 4, 7])
-def test_a_stream_counts_the_bad_samples_after_its_last_item(tmp_path, size):
-    write_shard(tmp_path / "s.tar", {f"k{at}": {"json": b"{" if at in (2, 8, 9) else b"{}"} for at in range(10)})
-    pipe = Pipeline().stream(str(tmp_path / "s.tar"), shuffle_shards=False).decode().to_tuple("json")
-    loader = (pipe if size is None else pipe.batched(size)).loader(workers=0, errors={"max_bad": 5})
-    assert len(list(loader)) == {None: 7, 4: 2, 7: 1}[size]
-    assert loader.stats().replaced == 3

@@ -6,36 +6,31 @@ from __future__ import annotations
 
 import gc
 import itertools
-import pickle
 import threading
 from collections.abc import Callable, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from digests import digest_of
 from images import encoded, photo
 from masks import mask_of
-from shards import index_numbers, write_indexed, write_pictures, write_shard
+from shards import index_numbers, write_indexed, write_pictures
 
 import wdskit
 from wdskit import Pipeline, SampleError, ShardError, native
 from wdskit.engine import batch as batch_module
 from wdskit.engine.batch import Batch, BatchMaker
 from wdskit.engine.program import Job, Program
-from wdskit.engine.reader import SampleReader
 from wdskit.loader.memory import Arena, Arenas, Block
-from wdskit.order.base import take_one
 from wdskit.order.steps import Steps
 from wdskit.processes import Outcome
 from wdskit.shards.index import index_folder
-from wdskit.stages.collate import FRESH, Ragged
+from wdskit.stages.collate import FRESH
 from wdskit.stages.images.fused import FusedStep
 
 NUM, SIZE = 23, 3
-FAILED_KEY = "n000011"
 
 
 @pytest.fixture(scope="module")
@@ -114,40 +109,11 @@ def batches_of(outcomes: list[Outcome[Any]]) -> list[Batch]:
     return [each.with_tensors() for outcome in outcomes for each in outcome.value]
 
 
-def content(value: Any) -> Any:
-    """Return all visible properties of a batch, as a value to compare."""
-    if isinstance(value, torch.Tensor):
-        return (
-            str(value.dtype),
-            tuple(value.shape),
-            value.stride(),
-            sha256(value.contiguous().numpy().tobytes()).hexdigest(),
-        )
-    if isinstance(value, Ragged):
-        return content(value.values), content(value.offsets)
-    if isinstance(value, dict):
-        return [(name, content(each)) for name, each in value.items()]
-    return [content(each) for each in value] if isinstance(value, (list, tuple)) else value
-
-
 def seen(batches: list[Batch]) -> list[Any]:
-    return [(content(each.with_tensors().value), each.num_samples, each.bad) for each in batches]
+    return [(digest_of(each.with_tensors().value), each.num_samples, each.bad) for each in batches]
 
 
 # --- the same batches
-
-
-@pytest.mark.parametrize("tail", ["drop", "pad"])
-@pytest.mark.parametrize("form", FORMS)
-def test_threads_and_processes_make_the_same_batches_to_the_bit(pictures: str, form: str, tail: str) -> None:
-    pipe = FORMS[form](Pipeline().exact(pictures, seed=3, tail=tail, lanes=4, window=8))
-    first = seen(batches_of(run(program_of(pipe))))
-    assert len(first) == {"drop": NUM, "pad": NUM}[tail] if form == "single samples" else len(first) in {7, 8}
-    for threads in (1, 2, 4):
-        program = program_of(pipe, threads=threads)
-        assert seen(batches_of(run(program))) == first
-        if form != "a function of batches":  # a lambda does not pickle
-            assert seen(batches_of(run(pickle.loads(pickle.dumps(program))))) == first
 
 
 def check_cuts(program: Program) -> list[Any]:
@@ -207,41 +173,6 @@ def test_random_values_depend_on_the_position_and_on_nothing_else(pictures: str,
     assert len({*draws[0]}) == NUM
 
 
-# --- mixtures
-
-
-def part_of_key(sample: dict[str, Any]) -> dict[str, Any]:
-    return {"part": sample["__url__"].rpartition("/")[0], "draw": sample.get("draw", 0.0), "key": sample["__key__"]}
-
-
-@pytest.mark.parametrize("cuts", [(), (1,), (1, 2, 3), (4,)])
-def test_the_parts_of_a_mixture_come_in_the_order_of_the_shares(tmp_path: Path, cuts: tuple[int, ...]) -> None:
-    folders = []
-    for name, num in (("a", 8), ("b", 5)):
-        index_numbers(tmp_path / name, [num])
-        folders.append(str(tmp_path / name))
-
-    def built(weights: tuple[int, int], stages: list[Any]) -> Program:
-        parts = [
-            {"shards": folder, "weight": weight, "stages": each}
-            for folder, weight, each in zip(folders, weights, stages, strict=True)
-        ]
-        pipe = Pipeline().exact(mixture=parts, seed=4).with_epoch(24).map(part_of_key).batched(SIZE)
-        return program_of(pipe, threads=2, transforms={"add_draw": add_draw})
-
-    program = built((2, 1), [[{"map": "add_draw"}], []])
-    rows = [each.value for each in batches_of(run(program, cuts))]
-    places = program.order.locate(np.arange(24))[0].tolist()
-    assert [folders.index(part) for batch in rows for part in batch["part"]] == places
-    assert places.count(0) == 16
-    draws = [draw for batch in rows for draw in batch["draw"].tolist()]
-    assert [draw > 0 for draw in draws] == [place == 0 for place in places]
-    # The stages of one part do not change the draws of the other part.
-    again = built((2, 1), [[{"map": "add_draw"}], [{"map": "add_draw"}]])
-    others = [draw for each in batches_of(run(again)) for draw in each.value["draw"].tolist()]
-    assert [draw for draw, place in zip(others, places, strict=True) if place == 0] == [d for d in draws if d > 0]
-
-
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Samples with two images, which are lossless, so that fused stages give the same pixels as single ones."""
@@ -275,39 +206,6 @@ def test_two_fused_images_give_what_single_stages_give(pairs: str, sizes: tuple[
 # --- failures
 
 
-class Stop(BaseException):
-    """An error that is not an Exception, like SystemExit."""
-
-
-def failing(error: type[BaseException]) -> Callable[[Any], Any]:
-    def function(sample: Any) -> Any:
-        if sample["__key__"] == FAILED_KEY:
-            raise error("planned")
-        return sample
-
-    return function
-
-
-@pytest.mark.parametrize("threads", [1, 2, 4])
-@pytest.mark.parametrize("error", [ValueError, MemoryError, KeyboardInterrupt, SystemExit, Stop])
-def test_a_failing_function_is_an_outcome_with_the_batches_before_it(numbers: str, threads: int, error: Any) -> None:
-    pipe = Pipeline().exact(numbers, seed=3).map(failing(error)).to_tuple("__key__").batched(SIZE)
-    plain = Pipeline().exact(numbers, seed=3).to_tuple("__key__").batched(SIZE)
-    right = [each.value[0] for each in batches_of(run(program_of(plain)))]
-    at = next(place for place, keys in enumerate(right) if FAILED_KEY in keys)
-    assert at
-    [outcome] = run(program_of(pipe, threads=threads))
-    assert [each.value[0] for each in outcome.value] == right[:at]
-    if issubclass(error, Exception):
-        assert isinstance(outcome.error, SampleError)
-        assert FAILED_KEY in str(outcome.error)
-        assert isinstance(outcome.error.__cause__, error)
-    else:
-        assert type(outcome.error) is error
-    with pytest.raises(type(outcome.error)):
-        outcome.result()
-
-
 def test_of_two_errors_at_the_same_time_that_of_the_earlier_sample_counts(numbers: str) -> None:
     barrier = threading.Barrier(2, timeout=20)
 
@@ -322,50 +220,6 @@ def test_of_two_errors_at_the_same_time_that_of_the_earlier_sample_counts(number
         [outcome] = run(program_of(Pipeline().sequential(numbers).map(two_fail).batched(NUM), threads=2))
         assert isinstance(outcome.error, SampleError)
         assert outcome.error.key == "n000002"
-
-
-@pytest.mark.parametrize("where", ["collate", "after the batch"])
-def test_a_failing_function_of_batches_is_an_outcome(numbers: str, where: str) -> None:
-    calls: list[int] = []
-
-    def third_fails(values: Any) -> Any:
-        calls.append(len(calls))
-        if len(calls) == 3:
-            raise ValueError("planned")
-        return values
-
-    pipe = Pipeline().exact(numbers, seed=3).to_tuple("__key__")
-    pipe = pipe.batched(SIZE, collate=third_fails) if where == "collate" else pipe.batched(SIZE).map(third_fails)
-    [outcome] = run(program_of(pipe))
-    assert len(outcome.value) == 2
-    assert isinstance(outcome.error, SampleError)
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("form", ["bytes", "columns"])
-def test_a_failing_reader_is_an_outcome_with_the_batches_before_it(
-    pictures: str, form: str, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = program_of(FORMS[form](Pipeline().sequential(pictures)), threads=threads)
-    whole = seen(batches_of(run(program)))
-    read, read_columns = SampleReader.read, SampleReader.read_columns
-
-    def fails(self: SampleReader, shard: int, sample: int, *more: Any) -> Any:
-        if (shard, sample) == (1, 4):  # sample 10, in the fourth batch
-            raise ShardError(shard="s.tar", offset=7, problem="planned", remedy="")
-        return read(self, shard, sample, *more)
-
-    def fails_many(self: SampleReader, shards: Any, samples: Any) -> Any:
-        if (1, 4) in zip(shards, samples, strict=True):
-            raise ShardError(shard="s.tar", offset=7, problem="planned", remedy="")
-        return read_columns(self, shards, samples)
-
-    monkeypatch.setattr(SampleReader, "read", fails)
-    monkeypatch.setattr(SampleReader, "read_columns", fails_many)
-    [outcome] = run(program)
-    assert isinstance(outcome.error, ShardError)
-    assert outcome.error.offset == 7
-    assert seen(outcome.value) == whole[:3]
 
 
 def test_a_job_that_cannot_be_opened_is_an_outcome(numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,65 +279,6 @@ def test_a_cancelled_job_decodes_no_further_images(
 # --- bad samples
 
 
-@pytest.fixture(scope="module")
-def damaged(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """24 samples, three of which have labels that cannot be decoded."""
-    folder = tmp_path_factory.mktemp("damaged")
-    for shard in range(2):
-        keys = range(12 * shard, 12 * shard + 12)
-        samples = {f"k{at:02d}": {"cls": b"bad" if at in {3, 4, 17} else b"%d" % at} for at in keys}
-        write_shard(folder / f"s-{shard}.tar", samples)
-    index_folder(folder, workers=1)
-    return str(folder)
-
-
-def labels_of(program: Program, cuts: Sequence[int] = ()) -> tuple[list[int], list[tuple[int, str]]]:
-    batches = batches_of(run(program, cuts))
-    bad = [(each.position, each.key) for batch in batches for each in batch.bad]
-    return [label for each in batches for label in each.value[0].tolist()], bad
-
-
-def damaged_program(folder: str, threads: int = 1, size: int = 4, tail: str = "drop") -> Program:
-    pipe = Pipeline().exact(folder, seed=3, tail=tail, lanes=3, window=8).decode()
-    pipe = pipe.to_tuple("cls", *mask_of(pipe)).batched(size)
-    return program_of(pipe, threads=threads, errors={"max_bad": 10})
-
-
-def check_substitutes(folder: str) -> None:
-    labels, bad = labels_of(damaged_program(folder))
-    program = damaged_program(folder)
-    assert sorted(key for _, key in bad) == ["k03", "k04", "k17"]
-    for position, _ in bad:
-        others = (take_one(program.order, (position + step) % 24) for step in range(1, 24))
-        numbers = (12 * shard + sample for shard, sample in others)
-        assert labels[position] == next(number for number in numbers if number not in {3, 4, 17})
-    for threads, size in itertools.product((1, 2, 4), (1, 2, 3, 4, 6, 8, 12, 24)):
-        assert labels_of(damaged_program(folder, threads, size)) == (labels, bad)
-    for cuts in itertools.chain.from_iterable(itertools.combinations(range(1, 6), count) for count in range(6)):
-        assert labels_of(program, cuts) == (labels, bad)
-
-
-def test_a_substitute_depends_on_the_position_only_and_the_check_finds_another_rule(
-    damaged: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check_substitutes(damaged)
-    calls = itertools.count(1)
-
-    def by_count(order: Any, position: int) -> Any:
-        """A wrong rule: the number of samples replaced so far decides."""
-        return take_one(order, (position + next(calls)) % 24)
-
-    monkeypatch.setattr(batch_module, "take_one", by_count)
-    with pytest.raises(AssertionError):
-        check_substitutes(damaged)
-
-
-def test_a_bad_sample_is_masked_where_an_epoch_is_padded(damaged: str) -> None:
-    batches = batches_of(run(damaged_program(damaged, size=5, tail="pad")))
-    good = [label for each in batches for label in each.value[0][each.value[1]].tolist()]
-    assert sorted(good) == [at for at in range(24) if at not in {3, 4, 17}]
-
-
 # --- memory
 
 
@@ -498,24 +293,6 @@ class Lent(Arenas):
         block = super().take(num_bytes)
         self.addresses.append(block.address)
         return block
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_memory_is_used_again_only_after_the_last_view_of_its_batch_is_collected(pictures: str, threads: int) -> None:
-    pipe = Pipeline().exact(pictures, seed=3).decode("rgb").random_resized_crop(80).to_tuple("jpg;png").batched(SIZE)
-    program, memory = program_of(pipe, threads=threads), Lent()
-    kept = [each.value[0] for each in batches_of(run(program, (1, 2, 3), memory))]
-    before = [content(each) for each in kept]
-    assert len({*memory.addresses}) == 4  # one block per job
-    part = kept.pop()[1:, :, 4:]  # a view keeps the block
-    expected = content(part)
-    kept.clear()
-    memory.addresses.clear()
-    again = [each.value[0] for each in batches_of(run(program, (2,), memory))]
-    assert part.untyped_storage().data_ptr() not in {each.untyped_storage().data_ptr() for each in again}
-    assert content(part) == expected
-    assert [content(each) for each in again] == before
-    assert len({*memory.addresses}) == 2
 
 
 def test_a_failed_job_gives_its_memory_back(pictures: str) -> None:

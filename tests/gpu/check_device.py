@@ -5,12 +5,8 @@ not.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +14,8 @@ import pytest
 import torch
 from shards import number_of, write_numbers, write_shard
 from simplejpeg import encode_jpeg
-from torch.nn.utils.rnn import pack_sequence
 
-from wdskit import Pipeline, PipelineError, Ragged, gather_valid
+from wdskit import Pipeline, PipelineError, gather_valid
 from wdskit.loader import loader as planned
 from wdskit.loader.device import Pin, ToDevice
 from wdskit.shards.index import index_folder
@@ -183,29 +178,6 @@ def test_it_stops_and_resumes_and_leaves_no_thread(photographs):
         assert seen + [labels.tolist() for _, labels in other] == whole
 
 
-def packed(samples: list[Any]) -> dict[str, Any]:
-    """A collate with an object of torch, arrays of different lengths and a text."""
-    rows = [torch.arange(int(sample["cls"]) % 5 + 1) for sample in samples]
-    offsets = torch.tensor([0, *np.cumsum([len(row) for row in rows]).tolist()])
-    return {
-        "packed": pack_sequence(sorted(rows, key=len, reverse=True)),
-        "ragged": Ragged(torch.cat(rows), offsets),
-        "keys": [sample["__key__"] for sample in samples],
-    }
-
-
-@pytest.mark.parametrize("settings", [{"device": "cuda"}, {"device": "cuda:0"}, {"pin_memory": True}], ids=str)
-@pytest.mark.parametrize("way", WAYS[1:], ids=str)
-def test_all_parts_of_a_batch_are_moved(numbers, settings, way):
-    pipe = Pipeline().exact(numbers, seed=1).batched(4, collate=packed)
-    for found, expected in zip(pipe.loader(**settings, **way), pipe.loader(workers=0), strict=True):
-        tensors = [found["packed"].data, found["ragged"].values, found["ragged"].offsets]
-        assert all(tensor.is_cuda if "device" in settings else tensor.is_pinned() for tensor in tensors)
-        wanted = [expected["packed"].data, expected["ragged"].values, expected["ragged"].offsets]
-        assert all(torch.equal(one.cpu(), other) for one, other in zip(tensors, wanted, strict=True))
-        assert found["keys"] == expected["keys"]
-
-
 # --- processes
 
 
@@ -216,42 +188,6 @@ def test_workers_are_not_forked_once_cuda_is_in_use(numbers):
         pipe.loader(workers=2, start_method="fork")
     with pytest.raises(PipelineError, match="leave `device` out and iterate the loader before CUDA is used"):
         Pipeline().exact(numbers).map(lambda sample: sample).batched(4).loader(workers=2)
-
-
-NEW_PROGRAM = """
-import sys, torch
-from wdskit import Pipeline
-from shards import number_of
-if __name__ == "__main__":
-    assert not torch.cuda.is_initialized()
-    pipe = Pipeline().exact(sys.argv[1]).map(number_of).batched(3)
-    loader = pipe.loader(workers=2, device="cuda", start_method=sys.argv[2])
-    for _ in range(2):
-        numbers = torch.cat([batch for batch in loader])
-        assert numbers.is_cuda
-        assert sorted(numbers.tolist()) == list(range(33))
-    print("right")
-"""
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_the_device_in_a_new_program_with_each_start_method(numbers, tmp_path, method):
-    """A loader with a `device` uses CUDA from the start, so its workers are never forked."""
-    script = tmp_path / "train.py"
-    script.write_text(NEW_PROGRAM)
-    paths = os.pathsep.join([str(Path(__file__).parent.parent / "helpers"), *sys.path])
-    ran = subprocess.run(
-        [sys.executable, str(script), numbers, method],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    if method == "fork":
-        assert "CUDA is initialised, so workers cannot be forked" in ran.stderr
-    else:
-        assert (ran.returncode, ran.stdout) == (0, "right\n"), ran.stderr
 
 
 # --- results of all ranks
@@ -281,11 +217,3 @@ def test_results_on_the_gpu_are_gathered():
             assert torch.equal(gather_valid(rows, mask), rows[:3]), name
     assert torch.equal(gather_valid(values > 3, valid.cuda()), (values > 3)[:3])
     assert gather_valid(["a", 5, None, "d"], valid) == ["a", 5, None]
-
-
-@pytest.mark.usefixtures("group")
-def test_the_loader_knows_its_rank(photographs):
-    loader = pipeline(photographs, "normalized").loader(device="cuda", workers=0, threads=2)
-    assert len(loader) == NUM // BATCH
-    right = torch.cat([gather_valid(labels, None) for _, labels in loader])
-    assert sorted(right.tolist()) == list(range(NUM))

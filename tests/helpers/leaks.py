@@ -78,11 +78,6 @@ def leftovers(make: Callable[[], Any], limit_s: float = 10.0) -> dict[str, int]:
         gc.collect()
 
 
-def memory_of(pid: int) -> int:
-    """Return the resident bytes of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def start_endless(python: Interpreter, source: str, folder: Path, settings: dict[str, Any]) -> tuple[Script, list[int]]:
     """Start a script, in a process group of its own, that reads without end; return it and its running workers.
 

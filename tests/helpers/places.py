@@ -12,14 +12,8 @@ from wdskit.engine.program import Job
 def with_positions(loader: Any) -> Iterator[tuple[Any, list[int]]]:
     """Yield the batches of one epoch of a planned loader, each with the positions of its rows in the epoch.
 
-    The position of a padded row is the number of samples in the epoch. Rows of a stream, whose ranks have different
-    samples, have their numbers in the batch.
+    The position of a padded row is the number of samples in the epoch.
     """
-    if not hasattr(loader, "_counter"):
-        for batch in loader:
-            keys = batch["__key__"]
-            yield batch, [0] if isinstance(keys, str) else [*range(len(keys))]
-        return
     running = copy.copy(loader._counter).begin()
     for step, batch in enumerate(loader):
         job = Job(running.start, running.steps, step, step + 1)

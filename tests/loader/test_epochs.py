@@ -1,4 +1,4 @@
-"""The number of the next epoch, for planned sources and streams: set by any caller, at any time."""
+"""The number of the next epoch, for planned sources and streams: set by any caller, at any time, or by a state."""
 
 from __future__ import annotations
 
@@ -140,3 +140,64 @@ def test_what_is_no_epoch_is_refused_when_it_is_set(numbers, kind, epoch):
         loader.set_epoch(epoch)
     loader.set_epoch(10**9)
     assert len(plain(loader)) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_epoch_that_a_framework_counts_may_be_one_behind_or_one_ahead(numbers, kind):
+    """Lightning counts an epoch after its validation, or before its end; other frameworks count like the state."""
+    [zero], [one] = epochs(kind, numbers, 0), epochs(kind, numbers, 1)  # an epoch may go on from the one before it
+    is_planned = kind == "planned"
+    loader = loader_of(kind, numbers)
+    batches = iter(loader)
+    next(batches)
+    inside = loader.state_dict()
+    list(batches)
+    end = loader.state_dict()
+
+    def resumed(state: dict[str, Any], *counted: int) -> Any:
+        loader = loader_of(kind, numbers)
+        loader.load_state_dict(state)
+        for epoch in counted:
+            loader.sampler.set_epoch(epoch)
+        return loader
+
+    assert resumed(end, 0).state_dict() == end
+    assert plain(resumed(end, 0, 1)) == one
+    assert plain(resumed(inside, 0)) == (zero[1:] if is_planned else zero)
+    assert plain(resumed(inside, 1)) == one
+    for state, wrong in ((inside, 2), (end, 3), *([(end, 2)] if is_planned else [])):
+        loader = resumed(state)
+        with pytest.raises(StateError, match=rf"set_epoch\({wrong}\): a state in epoch {state['epoch']} was loaded"):
+            loader.sampler.set_epoch(wrong)
+        assert loader.state_dict() == state
+        loader.set_epoch(state["epoch"])
+
+
+# States of streams, which are their epochs; tests/promises/test_epochs.py has those of planned sources.
+
+
+def test_state_of_a_stream_is_taken_on_any_ranks_and_workers(numbers):
+    loader = loader_of(KINDS[-1], numbers)
+    list(loader)
+    source = Pipeline().stream(numbers, seed=3, resampled=True).split_by_node().split_by_worker().map(draw).batched(4)
+    for place in ({"workers": 0}, {"workers": 1}, {"workers": 0, "rank": 1, "world_size": 2}):
+        resumed = source.with_epoch(3).loader(**place)
+        resumed.load_state_dict(loader.state_dict())
+        assert (resumed.epoch, [resumed.remaining for _ in resumed], resumed.epoch) == (1, [2, 1, 3], 2)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [None, {}, {"version": 9, "epoch": 0}, *({"version": 1, "epoch": at} for at in (-1, 2**31, None, "1", True))],
+)
+def test_what_is_no_state_of_a_stream_is_refused(numbers, state):
+    with pytest.raises(StateError, match=r"this is not the state of a (stream|loader)"):
+        loader_of("stream", numbers).load_state_dict(state)
+
+
+def test_state_of_the_other_kind_of_source_is_refused_by_name(numbers):
+    stream, planned = loader_of("stream", numbers), loader_of("planned", numbers)
+    with pytest.raises(StateError, match=r"this is the state of a planned source, such as `exact`, not of a stream"):
+        stream.load_state_dict(planned.state_dict())
+    with pytest.raises(StateError, match=r"consumed is None, not a whole number"):
+        planned.load_state_dict(stream.state_dict())

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import multiprocessing
-from collections.abc import Iterator
-from itertools import chain, count, islice
 
 import pytest
 import torch
@@ -14,14 +11,9 @@ from shards import number_of
 
 import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, make_loader
-from wdskit.dataset.patterns import ShardList
-from wdskit.engine.stream import StreamPipeline
 from wdskit.pipeline.settings import LoaderSpec, load_config
 from wdskit.stages import registry
-from wdskit.stages.run import RankInfo
-from wdskit.stages.streaming import Stream, StreamRun, StreamSource
 
-COUNTS = [4, 5, 6, 7, 8, 9]
 TEXT = """\
 version: 1
 pipelines:
@@ -189,108 +181,3 @@ def test_the_rank_is_that_of_the_moment_the_loader_is_made(config, monkeypatch, 
 
 
 # --- two ranks of two workers
-
-
-SAMPLES = [list(range(sum(COUNTS[:at]), sum(COUNTS[: at + 1]))) for at in range(6)]
-
-
-def faults_of(ranks, *, seed: int, num_workers: int = 2) -> set[str]:
-    """Return the faults in the epochs of all ranks: `ranks[rank][epoch]` is a list of (sample, worker, ...)."""
-    faults = set()
-    if any(len(epoch) != 24 for epochs in ranks for epoch in epochs):
-        faults.add("an epoch has another length")
-    contents = [tuple(sample for sample, *_ in epoch) for epochs in ranks for epoch in epochs]
-    if len(set(contents)) != len(contents):
-        faults.add("two epochs, or two ranks, are the same")
-    if len(ranks[0]) >= 8 and set(chain(*contents)) != set(range(39)):
-        faults.add("a sample is never reached")
-    for rank, epochs in enumerate(ranks):
-        for worker in range(num_workers):
-            seen = [sample for epoch in epochs for sample, by, *_ in epoch if by == worker]
-            own = samples_of_draws(seed, rank + len(ranks) * worker, len(ranks) * num_workers)
-            if seen != list(islice(own, len(seen))):
-                faults.add("a worker's samples are not those of its draws, shard by shard")
-    return faults
-
-
-def samples_of_draws(seed: int, first: int, step: int) -> Iterator[int]:
-    """Return the samples of draws first, first + step, ..., each shard from its first to its last sample."""
-    source = StreamSource(
-        StreamRun(RankInfo(0, 1), seed),
-        Stream(shards="a", seed=seed, resampled=True),
-        ShardList(tuple("012345"), (0,) * 6, (None,) * 6),
-    )
-    for url in islice(source.draws(), first, None, step):
-        yield from SAMPLES[int(url)]
-
-
-def note(sample):
-    info = torch.utils.data.get_worker_info()
-    return int(sample["cls"]), 0 if info is None else info.id
-
-
-def ranks_here(six, num_epochs=8):
-    """Return the items of two ranks, made in this process."""
-    pipe = Pipeline().stream(six, seed=1, resampled=True).split_by_node().split_by_worker().map(note).with_epoch(24)
-    loaders = [pipe.loader(rank=rank, world_size=2, workers=2, start_method="fork") for rank in range(2)]
-    return [[list(loader) for _ in range(num_epochs)] for loader in loaders]
-
-
-def test_the_check_of_ranks_finds_nothing_where_nothing_is_wrong(six):
-    assert faults_of(ranks_here(six), seed=1) == set()
-
-
-read = StreamSource.__call__
-
-
-def undivided(**changes):
-    """Return a `StreamSource.__call__` that divides the shards as with a changed `run`."""
-
-    def read_undivided(self):
-        changed = copy.copy(self)
-        changed.run = copy.copy(self.run)
-        vars(changed.run).update(changes)
-        yield from read(changed)
-
-    return read_undivided
-
-
-def one_order(self):
-    return (self.urls[number // 4 % 6] for number in count())
-
-
-items = StreamPipeline.items
-
-
-def start_again(self, *_):
-    """Do as webdataset's with_epoch: each epoch starts with the first samples of the stream."""
-    self._open.clear()
-    yield from items(self, 0)
-
-
-MUTANTS = {
-    "split_by_node": (
-        StreamSource,
-        "__call__",
-        undivided(rank_info=RankInfo(0, 1)),
-        "two epochs, or two ranks, are the same",
-    ),
-    "split_by_worker": (
-        StreamSource,
-        "__call__",
-        undivided(worker=0, num_workers=1),
-        "a worker's samples are not those of its draws",
-    ),
-    "with_epoch": (StreamPipeline, "items", start_again, "a sample is never reached"),
-    "draws": (StreamSource, "draws", one_order, "a worker's samples are not those of its draws"),
-}
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_the_check_of_ranks_catches_what_it_is_there_for(six, name, monkeypatch):
-    """The mutants are splitters that keep all shards, epochs that restart the stream, draws that ignore the seed."""
-    owner, method, mutant, fault = MUTANTS[name]
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, method, mutant)
-        ranks = ranks_here(six)
-    assert any(found.startswith(fault) for found in faults_of(ranks, seed=1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-import torch
+from digests import digest_of
 from folders import HELPERS
 from masks import mask_of
 from object_server import BUCKET, put, read_from, s3_server
@@ -73,24 +72,14 @@ def upload(folder: Path, url: str) -> None:
             put(f"{url}/{quote(str(path.relative_to(folder)))}", path.read_bytes())
 
 
-def digest(items: Any) -> str:
-    """Return a digest of all values to the bit, without the places of shards."""
-    whole = hashlib.sha256()
-
-    def add(value: Any) -> None:
-        if isinstance(value, dict):
-            for name in value.keys() - {"__url__"}:
-                add(name)
-                add(value[name])
-        elif isinstance(value, (list, tuple)):
-            for each in value:
-                add(each)
-        else:
-            whole.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
-
-    for item in items:
-        add(sorted(item.items()) if isinstance(item, dict) else item)
-    return whole.hexdigest()
+def digests(items: Any) -> list[bytes]:
+    """Return a digest of each item to the bit, without the places of shards."""
+    return [
+        digest_of(
+            {name: value for name, value in item.items() if name != "__url__"} if isinstance(item, dict) else item
+        )
+        for item in items
+    ]
 
 
 def images(pipe: Pipeline) -> Pipeline:
@@ -129,7 +118,7 @@ def test_batches_are_those_of_the_disk(here, there, s3, scheme, source):
     remote, local = (SOURCES[source](at).loader(workers=0, threads=1) for at in (base, here))
     assert len(remote) == len(local)
     for _ in range(2):
-        assert digest(remote) == digest(local)
+        assert digests(remote) == digests(local)
     assert remote.state_dict() == local.state_dict()
 
 
@@ -261,17 +250,17 @@ def asked(monkeypatch) -> list[str]:
 @pytest.mark.usefixtures("small_parts")
 def test_a_cache_changes_nothing_but_what_is_downloaded(here, there, tmp_path, asked, source):
     local = SOURCES[source](here).loader(workers=0)
-    expected = [digest(local) for _ in range(4)]
+    expected = [digests(local) for _ in range(4)]
     loader = SOURCES[source](f"s3://{there}").loader(workers=0, **kept(tmp_path / "kept"))
-    assert [digest(loader) for _ in range(2)] == expected[:2]
+    assert [digests(loader) for _ in range(2)] == expected[:2]
     wait(kept_by(loader))
     asked.clear()
-    assert digest(loader) == expected[2]
+    assert digests(loader) == expected[2]
     assert len([url for url in asked if url.endswith(".tar")]) <= 4  # `tail: drop`: samples that were not read before
     other = SOURCES[source](f"s3://{there}").loader(workers=0, **kept(tmp_path / "kept"))
     asked.clear()
     other.set_epoch(3)
-    assert digest(other) == expected[3]
+    assert digests(other) == expected[3]
     assert len([url for url in asked if url.endswith(".tar")]) <= 8  # plus the version of each shard
 
 
@@ -305,9 +294,9 @@ def test_statistics_say_what_was_fetched(s3, there, tmp_path, workers):
     list(loader)
     found = loader.stats()
     assert 0.9 < found.traffic.fetched / found.bytes_read < 1.5
-    loader = pipe.loader(**settings, **kept(tmp_path / "kept"))
-    list(loader)
-    wait_for_parts(tmp_path / "kept", 3)
+    while len([*parts_of(tmp_path / "kept")]) < 3:  # a worker that ends with its epoch may not store all parts
+        list(pipe.loader(**settings, **kept(tmp_path / "kept")))
+    requests.loop_of_this_process("").take_count()  # of parts that came after the epoch
     loader = pipe.loader(**settings, **kept(tmp_path / "kept"))
     list(loader)
     assert loader.stats().traffic.fetched < 5_000  # offsets
@@ -317,22 +306,22 @@ def test_workers_share_what_is_kept(here, there, s3, tmp_path):
     expected = SOURCES["columns"](here).loader(workers=0)
     loader = SOURCES["columns"](f"{s3}/{there}").loader(workers=2, threads=2, **kept(tmp_path / "kept"))
     for _ in range(3):
-        assert digest(loader) == digest(expected)
+        assert digests(loader) == digests(expected)
     wait_for_parts(tmp_path / "kept", 3)
 
 
 @pytest.mark.usefixtures("small_parts")
 def test_a_damaged_part_is_fetched_again(here, there, tmp_path, caplog):
     pipe = SOURCES["columns"](f"s3://{there}")
-    expected = digest(SOURCES["columns"](here).loader(workers=0))
+    expected = digests(SOURCES["columns"](here).loader(workers=0))
     loader = pipe.loader(workers=0, **kept(tmp_path / "kept"))
-    assert digest(loader) == expected
+    assert digests(loader) == expected
     wait(kept_by(loader))
     for part in parts_of(tmp_path / "kept"):
         data = bytearray(part.path.read_bytes())
         data[len(data) // 3] ^= 1
         part.path.write_bytes(data)
-    assert digest(pipe.loader(workers=0, **kept(tmp_path / "kept"))) == expected
+    assert digests(pipe.loader(workers=0, **kept(tmp_path / "kept"))) == expected
     assert "of the shard is damaged. It is fetched again." in caplog.text
 
 
@@ -400,40 +389,6 @@ def test_a_run_that_was_killed_goes_on_with_its_cache_on_other_ranks(here, there
     expected = [sorted(int(number) for number in batch) for _ in range(3) for batch in loader]
     assert found == expected
     assert len(list((tmp_path / "kept").glob("*/*.part"))) >= 3
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_nodes_together_download_the_data_about_once_and_with_homes_little_in_the_second_epoch(here, there, tmp_path):
-    """Four nodes of two ranks have a cache folder each and read two epochs, with homes and without. Persistent workers
-    would also fetch parts of the next epoch.
-    """
-    for homes in (1, 8):
-        pipe = Pipeline().exact(f"s3://{there}/numbers/", seed=5, lanes=8, homes=homes).map(number_of).batched(2)
-        local = Pipeline().exact(f"{here}/numbers/", seed=5, lanes=8, homes=homes).map(number_of).batched(2)
-        folders = [tmp_path / f"{homes}-{node}" for node in range(4)]
-        loaders = [
-            pipe.loader(
-                workers=0,
-                rank=rank,
-                world_size=8,
-                ranks_per_node=2,
-                persistent_workers=False,
-                **kept(folders[rank // 2]),
-            )
-            for rank in range(8)
-        ]
-        numbers, sizes = [], []
-        for _ in range(2):
-            numbers.append(sorted(int(number) for loader in loaders for batch in loader for number in batch))
-            for loader in loaders:
-                wait(kept_by(loader))
-            parts = [list(parts_of(folder)) for folder in folders]
-            sizes.append([sum(part.name.stop - part.name.start + 512 for part in each) for each in parts])
-        one = [int(number) for batch in local.loader(workers=0) for number in batch]
-        assert numbers[0] == sorted(one[: len(one) // 16 * 16])
-        size = sum(path.stat().st_size for path in (here / "numbers").glob("*.tar"))
-        assert sum(sizes[0]) <= 1.3 * size
-        assert (sizes[1] == sizes[0]) == (homes == 8)
 
 
 def test_columns_of_a_bucket_are_packed_and_indexed(s3, tmp_path):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import hashlib
 import itertools
 import json
 import operator
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from digests import digest_of
 from folders import ALL
 from leaks import open_things, opened_since
 from places import with_positions
@@ -28,7 +28,7 @@ from shards import index_numbers, png_of, write_shard
 from wdskit import Pipeline
 from wdskit.shards.index import index_folder
 
-NUM_PIPELINES = 200 if ALL else 16
+NUM_PIPELINES = 200 if ALL else 12
 NUM_BREAKS = 9_000 if ALL else 250
 NUM_INTERRUPTS = 1_000 if ALL else 40
 GLOBAL = 12  # samples per step, on 1, 2, 3 or 4 ranks
@@ -67,12 +67,8 @@ def drawn(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {**sample, "drawn": int(rng.integers(1 << 40)), "tokens": torch.arange(len(sample["txt"]) + 1)}
 
 
-def is_kept(sample: dict[str, Any]) -> bool:
-    return len(sample["txt"]) % 3 != 1
-
-
-def random_planned(rng: np.random.Generator, folders: tuple[str, str]) -> tuple[Pipeline, dict[str, Any]]:
-    """Return a random pipeline whose items are dicts, and its settings."""
+def random_pipeline(rng: np.random.Generator, folders: tuple[str, str]) -> Pipeline:
+    """Return a random pipeline whose items are dicts."""
     kind = rng.choice(["exact", "resampled", "sequential"])
     settings: dict[str, Any] = {"seed": int(rng.integers(100))} if kind != "sequential" else {}
     if kind == "exact" and rng.random() < 0.3:
@@ -104,51 +100,16 @@ def random_planned(rng: np.random.Generator, folders: tuple[str, str]) -> tuple[
         num_items = int(rng.integers(1, 9)) * GLOBAL
     if weights is not None or rng.random() < 0.3:
         pipe = pipe.with_epoch(num_items)
-    return pipe, {"errors": {"max_bad": 1000}}
-
-
-def random_stream(rng: np.random.Generator, folders: tuple[str, str]) -> tuple[Pipeline, dict[str, Any]]:
-    """Return a random stream whose items are dicts, and its settings with ranks and workers."""
-    is_resampled = bool(rng.random() < 0.5)
-    world = 1 if not is_resampled else int(rng.integers(1, 3))
-    pipe: Any = Pipeline().stream(folders[1], seed=int(rng.integers(100)), resampled=is_resampled)
-    pipe = pipe.split_by_node().split_by_worker()
-    for stage in rng.permutation(["shuffle", "decode", "select", "shuffle"])[: int(rng.integers(1, 5))]:
-        match stage:
-            case "shuffle":
-                pipe = pipe.shuffle(int(rng.integers(2, 12)))
-            case "decode":
-                pipe = pipe.decode("rgb8").random_resized_crop(8)
-            case "select":
-                pipe = pipe.select(is_kept)
-    if rng.random() < 0.5:
-        pipe = pipe.decode(only="json").map(drawn).to_dict("__key__", "json", "drawn")
-    else:
-        pipe = pipe.to_dict("__key__", "txt")
-    if rng.random() < 0.7:
-        pipe = pipe.batched(int(rng.integers(1, 5)), partial=True)
-    if is_resampled:
-        pipe = pipe.with_epoch(int(rng.integers(3, 20)))
-    workers = int(rng.integers(3))
-    return pipe, {"world": world, "workers": workers, "threads": 1}
+    return pipe
 
 
 def rows(item: dict[str, Any]) -> list[bytes | None]:
     """Return a digest of each sample of an item; None for padding, and for a sample that replaces a bad one."""
     valid = item.pop("__valid__", None)
     if isinstance(item["__key__"], str):
-        return [digest(item) if valid is None or valid else None]
+        return [digest_of(item) if valid is None or valid else None]
     samples = [{name: value[row] for name, value in item.items()} for row in range(len(item["__key__"]))]
-    return [digest(each) if valid is None or valid[row] else None for row, each in enumerate(samples)]
-
-
-def digest(sample: dict[str, Any]) -> bytes:
-    whole = hashlib.sha256()
-    for name, value in sample.items():
-        if isinstance(value, torch.Tensor):
-            value = (str(value.dtype), tuple(value.shape), value.contiguous().numpy().tobytes())
-        whole.update(repr((name, value)).encode())
-    return whole.digest()
+    return [digest_of(each) if valid is None or valid[row] else None for row, each in enumerate(samples)]
 
 
 def run(loaders: list[Any], num_steps: int) -> list[list[bytes | None]]:
@@ -176,13 +137,8 @@ def make_ranks(make: Callable[..., Any], world: int, state: dict[str, Any] | Non
 def test_a_random_pipeline_goes_on_anywhere(folders: tuple[str, str], number: int) -> None:
     """It resumes from any step on other ranks, workers, threads; samples are those of one process that never stops."""
     rng = np.random.default_rng([7, number])
-    is_stream = number % 4 == 3
-    pipe, fixed = (random_stream if is_stream else random_planned)(rng, folders)
-    errors = {"errors": fixed["errors"]} if "errors" in fixed else {}
-    if is_stream:
-        make = functools.partial(pipe.loader, workers=fixed["workers"], threads=fixed["threads"])
-        check_stream(rng, make, fixed)
-        return
+    pipe = random_pipeline(rng, folders)
+    errors = {"errors": {"max_bad": 1000}}
     [whole_loader] = make_ranks(functools.partial(pipe.loader, workers=0, **errors), 1, None)
     is_batched = "batched" in repr(pipe)
     whole = run([whole_loader], EPOCHS * len(whole_loader))
@@ -199,23 +155,6 @@ def test_a_random_pipeline_goes_on_anywhere(folders: tuple[str, str], number: in
         assert all(each == states[0] for each in states)
         state = json.loads(json.dumps(states[0]))
         at += num
-
-
-def check_stream(rng: np.random.Generator, make: Callable[..., Any], fixed: dict[str, int]) -> None:
-    """Check that after a stop each rank starts its epoch again, with draws that depend only on the epoch's number."""
-    world = fixed["world"]
-    for rank in range(world):
-        ahead = {"prefetch": int(rng.integers(1, 7))} if fixed["workers"] else {}
-        loader = make(rank=rank, world_size=world, **ahead)
-        run([loader], int(rng.integers(1, 3 * len(list(make(rank=rank, world_size=world))))))
-        state = json.loads(json.dumps(loader.state_dict()))
-        resumed, fresh = (make(rank=rank, world_size=world) for _ in range(2))
-        resumed.load_state_dict(state)
-        fresh.set_epoch(state["epoch"])
-        loader.close()
-        loader.set_epoch(state["epoch"])
-        found = [[rows(item) for _ in range(EPOCHS) for item in each] for each in (resumed, fresh, loader)]
-        assert found[0] == found[1] == found[2], (rank, state["epoch"])
 
 
 # --- breaks and Ctrl-C
@@ -303,4 +242,4 @@ def test_ctrl_c_leaves_nothing(numbers: str, kind: str) -> None:
     # Python may raise it in the first instructions of a finalizer, before that can block it, or between the return
     # of `os.open` and the assignment, after which no code can close the file.
     assert num_left <= 1
-    assert open_things()["files"] <= before["files"] + NUM_INTERRUPTS // 50
+    assert open_things()["files"] <= before["files"] + max(1, NUM_INTERRUPTS // 50)

@@ -35,36 +35,27 @@ STATS = LoaderStats(
         "decode-crop": StageStats(1.5, 0.987),
     },
 )
-SLOW = replace(STATS, wait_s=50.0, wait_ratio=0.5)
 
 
-def test_the_report_for_people():
-    assert str(replace(STATS, replaced=1)) == (
-        "train, epoch 7: 101 steps, 1010 samples (1 replaced), 10.0 samples/s, 10.0 kB/s; waited 1.0% of 100 s, "
-        "first wait 5 s.\n"
-        " share       mean  stage\n"
-        "  1.3%        20 ms  read\n"
-        " 98.7%   1.5e+03 ms  decode-crop"
-    )
-
-
-def test_a_consumer_that_waits_gets_one_sentence():
-    """The sentence names the largest stage, and the command that finds better settings."""
+def test_report_for_people_names_the_largest_stage_where_the_consumer_waits():
+    figures = "train, epoch 7: 101 steps, 1010 samples (1 replaced), 10.0 samples/s, 10.0 kB/s; waited"
+    stages = " share       mean  stage\n  1.3%        20 ms  read\n 98.7%   1.5e+03 ms  decode-crop"
+    found = replace(STATS, replaced=1)
+    assert str(found) == f"{figures} 1.0% of 100 s, first wait 5 s.\n{stages}"
     sentence = (
         "The consumer waits for the loader: `decode-crop` takes 99% of the stages' time, and "
         "`wdskit bench` finds the workers and threads."
     )
-    assert SLOW.line().endswith(f"; waited 50.0% of 100 s, first wait 5 s. {sentence}")
-    assert str(SLOW).startswith(SLOW.line())
+    slow = replace(found, wait_s=50.0, wait_ratio=0.5)
+    assert str(slow) == f"{figures} 50.0% of 100 s, first wait 5 s. {sentence}\n{stages}"
     without = "The consumer waits for the loader: `wdskit bench` finds the workers and threads."
-    assert replace(SLOW, stages={}).line().endswith(f" 5 s. {without}")
-    assert "bench" not in replace(SLOW, wait_ratio=0.049).line()
+    assert replace(slow, stages={}).line().endswith(f" 5 s. {without}")
+    assert "bench" not in replace(slow, wait_ratio=0.049).line()
 
 
 def test_it_is_frozen_and_plain_json_with_the_names_of_the_fields():
     written = json.loads(json.dumps(STATS.to_dict()))
     assert written == asdict(STATS) | {"traffic": STATS.traffic._asdict()}
-    assert written["stages"]["read"].keys() == {"mean_s", "share_ratio"}
     with pytest.raises(FrozenInstanceError):
         STATS.steps = 1
 

@@ -204,21 +204,6 @@ def test_a_budget_is_the_most_pixels_of_a_global_batch():
         assert size * height * width <= 1 << 22 < (size + 8) * height * width
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"by": "aspect", "global_size": 8}, "`by: aspect` needs `shapes`, and no `edges`"),
-        ({"by": "aspect", "shapes": SHAPES}, "it needs either `global_size` or `budget`"),
-        ({"by": "n", "edges": [3, 2], "global_size": 8}, "or lengths that do not rise"),
-        ({"by": "n", "edges": [64], "budget": 100}, "the budget is too small for `divisor: 8` samples of 64: 1 fit"),
-        ({"by": "aspect", "shapes": [[5, 5], [5, 5]], "global_size": 8}, "`shapes` has an item twice"),
-    ],
-)
-def test_settings_that_make_no_buckets_are_refused(settings: dict[str, Any], told: str):
-    with pytest.raises(ConfigError, match=told):
-        Pipeline().exact("data").bucketed(**settings)
-
-
 def test_what_meets_buckets_and_cannot_is_refused(folder: Path):
     shapes = {"by": "aspect", "shapes": SHAPES, "global_size": 12}
     source = Pipeline().exact(str(folder)).decode("rgb8").resize_to_bucket().to_dict("png")

@@ -14,7 +14,6 @@ from disks import HastyDisk, on
 
 import wdskit
 from wdskit import Pipeline, SelectionError, pack, split
-from wdskit.errors import ConfigError
 from wdskit.order.weighted import WeightedOrder
 from wdskit.stages.sources import Exact, Resampled
 
@@ -191,16 +190,3 @@ def test_every_sample_is_there_as_often_as_repeat_says(folder: Path):
 def test_a_column_of_other_values_is_refused(folder: Path, source: Any, settings: dict[str, Any], told: str):
     with pytest.raises(SelectionError, match=told):
         source(shards=str(folder), **settings).plan()
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "told"),
-    [
-        ("resampled", {"weights": "a", "balance": "b"}, "exclude each other"),
-        ("resampled", {"weights": "a", "lanes": 4}, "`weights` draws samples one by one, without `chunk`, `lanes`"),
-        ("exact", {"repeat": {}}, "at least 1 item"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(name: str, settings: dict[str, Any], told: str):
-    with pytest.raises(ConfigError, match=told):
-        getattr(Pipeline(), name)("data", **settings)

@@ -96,11 +96,7 @@ from functions import digest_of, slowly
 out, sys.stdout = sys.stdout, sys.stderr  # Ray's threads print too
 given = json.loads(sys.argv[1])
 pipe = Pipeline().exact(given["folder"], seed=5, lanes=4, window=50)
-if given["how"] == "script":
-    def function(sample): return sample
-    pipe = pipe.map(function)
-else:
-    pipe = pipe.map(slowly)
+pipe = pipe.map(slowly)
 pipe = pipe.decode("rgb8").random_resized_crop(96).to_tuple("jpg;png", "cls", "__key__").batched(given["batch"])
 loader = pipe.loader(rank=given["rank"], world_size=2, workers=given["workers"], on=given["on"], prefetch=8,
                      timeout=given["timeout"])
@@ -253,25 +249,12 @@ def test_killed_actors_and_nodes_change_no_batch_even_of_two_ranks_that_resume(c
 
 def test_batches_come_through_a_server_of_ray_client(cluster, shards, expected):
     cluster.do("client")
-    out, _ = finished(cluster, shards, on="ray://127.0.0.1:20123", steps=20)
-    lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    assert [line["digest"] for line in lines[:-1]] == expected[0][:20]
-
-
-def finished(cluster: Cluster, shards: Path, **given: Any) -> tuple[str, str]:
-    done = cluster.rank(shards, **given)
-    out, err = done.communicate(timeout=120)
-    assert (done.returncode == 0) == ("how" not in given), err
-    cluster.wait_for_no_actor()
-    return out, err
-
-
-def test_a_function_of_the_script_runs_on_the_nodes(cluster, shards, expected):
-    running = cluster.rank(shards, how="script", steps=1)
+    running = cluster.rank(shards, on="ray://127.0.0.1:20123", steps=20)
     out, err = running.communicate(timeout=120)
     assert running.returncode == 0, err
-    [line, _] = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    assert line["digest"] == expected[0][0]
+    cluster.wait_for_no_actor()
+    lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    assert [line["digest"] for line in lines[:-1]] == expected[0][:20]
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

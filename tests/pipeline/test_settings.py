@@ -11,7 +11,7 @@ import torch
 from shards import index_numbers, number_of
 
 import wdskit
-from wdskit import ConfigError, FolderIndexError, Pipeline, RankError, load_config, make_loader
+from wdskit import ConfigError, Pipeline, RankError, load_config
 from wdskit.pipeline import settings
 from wdskit.pipeline.settings import LoaderSpec, choose_workers
 from wdskit.processes import usable_cores
@@ -106,30 +106,6 @@ def test_a_containers_share_counts(tmp_path, monkeypatch, quota, cores):
     if quota is not None:
         (tmp_path / "cpu.max").write_text(quota)
     assert usable_cores(tmp_path / "cpu.max") == cores
-
-
-@pytest.mark.parametrize(
-    "values",
-    [{"mean": [123.0], "std": [0.5]}, {"mean": [-0.1], "std": [1]}, {"mean": [0.5], "std": [58.4]}],
-)
-def test_normalize_takes_numbers_of_pixels_in_0_to_1(values) -> None:
-    with pytest.raises(ConfigError, match=r"within 0\.\.1, as the pixels are"):
-        load_config({"pipeline": [{"stream": "a.tar"}, {"decode": "rgb8"}, {"normalize": values}]})
-
-
-@pytest.mark.parametrize("source", ["exact", "sequential", "resampled"])
-def test_a_range_beyond_the_samples_is_refused(tmp_path, source) -> None:
-    index_numbers(tmp_path, [20, 23])
-
-    def make(bounds):
-        pipe = {"pipeline": [{source: {"shards": str(tmp_path), "range": bounds}}]}
-        return make_loader(pipe, workers=0)
-
-    for bounds in ([5, 44], [100, 1_000_000]):
-        message = rf"`range` ends at sample {bounds[1]}, but there are 43 samples"
-        with pytest.raises(FolderIndexError, match=message):
-            make(bounds)
-    assert len(make([5, 43])) == len(make([5, "100%"])) == 38
 
 
 @pytest.mark.parametrize("whole", [np.int64, np.uint8, torch.tensor], ids=["int64", "uint8", "tensor"])

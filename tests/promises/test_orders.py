@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from digests import digest_of
 from folders import TESTS
 from formats import png_of, write_tar
 
-from wdskit import Pipeline, Ragged, StateError, index_folder, split
+from wdskit import Pipeline, StateError, index_folder, split
 
 PINS = TESTS / "promises" / "orders.json"
 COUNTS = (31, 7, 19, 1, 26, 12)
@@ -148,33 +148,6 @@ STREAMS: dict[str, Make] = {
 }
 
 SETTINGS: dict[str, dict[str, Any]] = {"replaced": {"errors": {"max_bad": 100}}}
-
-
-def digest_of(value: Any) -> bytes:
-    """Return a digest of a batch's types, shapes and bytes."""
-    digest = hashlib.sha256()
-
-    def add(part: Any) -> None:
-        if isinstance(part, torch.Tensor):
-            part = part.contiguous().numpy()
-        if isinstance(part, np.ndarray):
-            digest.update(f"{part.dtype.str}{part.shape}".encode() + np.ascontiguousarray(part).tobytes())
-        elif isinstance(part, Ragged):
-            add(part.values)
-            add(part.offsets)
-        elif isinstance(part, dict):
-            for name, inner in sorted(part.items()):
-                add(name)
-                add(inner)
-        elif isinstance(part, (list, tuple)):
-            digest.update(b"%d" % len(part))
-            for inner in part:
-                add(inner)
-        else:
-            digest.update(repr(part).encode())
-
-    add(value)
-    return digest.digest()
 
 
 def run(loader: Any) -> tuple[str, dict[str, Any], str]:

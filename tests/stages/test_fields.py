@@ -109,12 +109,6 @@ def test_global_rng_repeats_by_position_whatever_the_workers(six):
     }
 
 
-def test_without_global_rng_the_generators_are_nobodys(six):
-    """The check above can fail: these are the numbers that it would get."""
-    pipe = listed(six, seed=3).map(global_draws)
-    assert sorted(pipe.loader(workers=0)) != sorted(pipe.loader(workers=0))
-
-
 def test_global_rng_is_refused_with_several_threads(six, tmp_path):
     index_folder(Path(six).parent, workers=1)
     pipe = Pipeline().exact(six).map(global_draws, global_rng=True)
@@ -124,16 +118,6 @@ def test_global_rng_is_refused_with_several_threads(six, tmp_path):
         ):
             make()
     assert len(list(pipe.loader(threads=1, workers=0))) == 39
-
-
-def test_a_function_that_forgets_to_return_is_an_error(six):
-    for workers in (0, 1):
-        with pytest.raises(SampleError, match="map failed: the function returned None"):
-            list(listed(six).map(forget).batched(4).loader(workers=workers))
-
-
-def forget(sample):
-    sample["cls"] = 0
 
 
 def test_a_decode_of_fields_that_a_sample_does_not_have_is_an_error(tmp_path):

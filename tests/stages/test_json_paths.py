@@ -130,18 +130,3 @@ def test_multi_hot_has_a_1_for_each_label(folder: str):
     ):
         with pytest.raises(SampleError, match=told):
             batch_of(pipe.multi_hot(**settings).to_tuple("multi_hot"))
-
-
-@pytest.mark.parametrize(
-    ("classes", "message"),
-    [
-        (0, r"classes: Input should be greater than or equal to 1, not 0\.$"),
-        ([1], r"classes\[0\]: Input should be a valid string, not 1"),
-        (None, r"classes: Field required\.$"),
-        ({"a": 1}, r"classes: Input should be a valid integer, not {.a.: 1}\.$"),
-    ],
-)
-def test_wrong_classes_of_multi_hot_have_one_message(classes: Any, message: str) -> None:
-    stages = [{"exact": "x"}, {"multi_hot": {"from": "cls", "classes": classes}}, {"batched": 4}]
-    with pytest.raises(wdskit.ConfigError, match=rf"^config dict: pipeline\[1\]\.multi_hot\.{message}"):
-        wdskit.load_config({"pipeline": stages})

@@ -13,7 +13,7 @@ from images import encoded, photo
 from PIL import Image
 from shards import write_indexed
 
-from wdskit import Pipeline, PipelineError, Ragged, pack
+from wdskit import Pipeline, PipelineError, pack
 from wdskit.codecs.fields import encode_field
 from wdskit.errors import SampleError
 
@@ -49,12 +49,6 @@ def shapes(pipe: Pipeline) -> dict[Any, tuple[int, ...]]:
     return {name: tuple(each.shape[1:]) for name, each in items if isinstance(each, torch.Tensor)}
 
 
-def test_columns_and_samples_make_the_same_of_arrays(folder: str) -> None:
-    base = Pipeline().exact(folder).to_dict("npy", "__key__").decode(only=["npy"])
-    for pipe in (base, base.to_tuple("npy"), base.rename(**{"x.png": "npy"}), base.rename(points="npy")):
-        assert shapes(pipe) == shapes(pipe.map(lambda value: value))
-
-
 @pytest.mark.parametrize(
     "value", [np.zeros(3), np.zeros((1, 2, 3, 4)), torch.zeros(5), np.zeros((), np.uint8)], ids=lambda v: str(v.shape)
 )
@@ -68,16 +62,6 @@ def test_what_has_no_shape_of_an_image_is_an_error_under_its_name_only(source: P
     with pytest.raises(SampleError, match="slot 0 has the shape"):
         batch_of(base.to_tuple("photo").map_tuple(lambda _: value))
     assert shapes(base.map(lambda _: {"heat": value})) == {"heat": tuple(value.shape)}
-
-
-def test_lists_of_json_are_ragged_under_any_name(source: Pipeline) -> None:
-    lengths = iter([1, 3] * 9)
-    base = source.decode().map_dict(json=lambda found: {"boxes": found["boxes"] * next(lengths)})
-    for pipe in (base.to_tuple("json.boxes"), base.rename(b="json.boxes").to_tuple("b"), base.to_dict("json.boxes")):
-        batch = batch_of(pipe)
-        [boxes] = batch.values() if isinstance(batch, dict) else batch
-        assert isinstance(boxes, Ragged)
-        assert boxes.offsets.tolist() == [0, 1, 4]
 
 
 def test_ragged_fields_are_those_of_a_dict_or_of_the_places_of_to_tuple(source: Pipeline) -> None:

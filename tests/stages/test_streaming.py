@@ -5,19 +5,16 @@ from __future__ import annotations
 import io
 import itertools
 import tarfile
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import webdataset
-from shards import draw, even, fail_on_7, listed, nothing, number_of, write_numbers, write_shard
-from tar_corpus import END, GNU, member, pax, record
+from shards import draw, even, listed, nothing, number_of, write_numbers, write_shard
 from torch.utils.data import DataLoader
 
-from wdskit import Pipeline, PipelineError, SampleError, StorageError, pack
-from wdskit.dataset.samples import ShardReader
+from wdskit import Pipeline, PipelineError, StorageError
 from wdskit.errors import ShardError
 
 START_METHODS = ["fork", "spawn", "forkserver"]
@@ -52,56 +49,11 @@ def test_with_epoch_of_all_samples_holds_each_once_whatever_the_buffer(six, size
     assert size == 1 or len({tuple(epoch) for epoch in epochs}) == 4
 
 
-def test_set_epoch_after_the_fact_gives_that_epoch(six):
-    pipe = numbers(six, seed=4).shuffle(10)
-    epochs = epochs_of(pipe, 4, workers=2)
-    loader = pipe.loader(workers=2)
-    for epoch in (2, 0, 3):
-        loader.set_epoch(epoch)
-        assert list(loader) == epochs[epoch]
-
-
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_epochs_are_the_same_under_every_start_method(six, start_method):
     pipe = numbers(six, seed=2).shuffle(6).with_epoch(15)
     workers = 1 if start_method == "spawn" else 2  # a worker takes 2 s to load torch
     assert epochs_of(pipe, 4, workers=workers, start_method=start_method) == epochs_of(pipe, 4, workers=workers)
-
-
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
-@pytest.mark.parametrize("resampled", [False, True])
-def test_with_epoch_yields_n_a_rank_whatever_the_workers(six, workers, resampled):
-    pipe = numbers(six, resampled=resampled).shuffle(5).with_epoch(10)
-    loader = pipe.loader(workers=workers, rank=1, world_size=2)
-    assert len(loader) == 10
-    assert [len(list(loader)) for _ in range(3)] == [10, 10, 10]
-    batches = numbers(six, resampled=resampled).batched(4).with_epoch(5).loader(workers=workers, rank=1, world_size=2)
-    assert len(batches) == 5
-    assert [[len(batch) for batch in batches] for _ in range(2)] == [[4] * 5] * 2
-
-
-def test_after_a_break_the_stream_starts_anew_with_draws_of_the_next_epoch(six):
-    """This holds for any batches that workers have ready, and any place of the stream."""
-    pipe = numbers(six, seed=3).shuffle(7).with_epoch(12)
-    for workers in (0, 2):
-        fresh = pipe.loader(workers=workers)
-        fresh.set_epoch(2)
-        expected = [list(fresh) for _ in range(2)]
-        for nap in (0, 0.2):
-            loader = pipe.loader(workers=workers)
-            list(loader)
-            list(itertools.islice(loader, 5))
-            time.sleep(nap * bool(workers))
-            assert [loader.epoch, list(loader), list(loader), loader.epoch] == [2, *expected, 4]
-
-
-def test_workers_that_are_not_persistent_start_each_epoch_anew(six):
-    pipe = numbers(six, seed=3).shuffle(7).with_epoch(12)
-    loader = pipe.loader(workers=2, persistent_workers=False)
-    for epoch in range(3):
-        fresh = pipe.loader(workers=2)
-        fresh.set_epoch(epoch)
-        assert list(loader) == list(fresh)
 
 
 def test_random_numbers_depend_on_the_position_only(six):
@@ -139,23 +91,6 @@ def test_a_shard_that_is_named_twice_is_read_twice(six):
         assert Counter(numbers([six, six.replace("/six", "/./six")]).loader(workers=workers)) == expected
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_samples_on_which_select_fails_are_skipped_within_the_budget(six, workers):
-    pipe = split(six).select(fail_on_7).map(number_of)
-    with pytest.raises(SampleError, match="select failed: ValueError: seven"):
-        list(pipe.loader(workers=workers, errors={"max_bad": 5}))
-    loader = pipe.loader(workers=workers, errors={"max_bad": 5, "transforms": True})
-    assert 7 not in list(loader)
-    assert loader.stats().replaced == 1
-
-
-def test_lambdas_are_refused_by_name_where_they_cannot_go(six):
-    pipe = split(six).map(lambda sample: sample)
-    with pytest.raises(PipelineError, match="lambda"):
-        pipe.loader(workers=1, start_method="spawn")
-    assert len(list(pipe.loader(workers=1, start_method="fork"))) == 39
-
-
 def test_a_second_iterator_ends_the_first(six):
     loader = numbers(six).loader(workers=0)
     first = iter(loader)
@@ -174,13 +109,6 @@ def test_len_is_refused_where_it_is_unknown_and_must_be_true(six):
         len(numbers(six).loader(workers=0))
     assert len(numbers(six).with_length(39).loader(workers=0)) == 39
     assert len(numbers(six).with_epoch(8).with_length(7).loader(workers=0)) == 7
-
-
-@pytest.mark.parametrize("add", [lambda p: p.batched(2), lambda p: p.map(number_of), lambda p: p.shuffle(3)])
-def test_nothing_follows_with_epoch(six, add):
-    """It counts the items of a rank, so that all ranks take as many steps."""
-    with pytest.raises(PipelineError, match=r"`with_epoch` at \[3\] concerns the output of the whole pipeline"):
-        add(split(six).with_epoch(4)).check()
 
 
 def test_a_stream_that_is_open_when_python_exits_says_nothing(python, tmp_path, six):
@@ -278,40 +206,6 @@ def test_members_of_a_key_that_are_apart_are_an_error_before_the_first_sample(tm
         assert "is in two places" in str(error)
 
 
-UNREADABLE = {
-    "sparse": member("x.bin", b"", kind=b"S", magic=GNU),
-    "sparse by pax": pax(record(b"GNU.sparse.major", b"1")) + member("x.bin", b""),
-    "a link": member("x.bin", b"", kind=b"2", link=b"y"),
-}
-
-
-@pytest.mark.parametrize("kind", UNREADABLE)
-def test_keys_that_continue_after_a_member_that_is_no_file_give_no_part_of_a_sample(tmp_path, kind):
-    names = ["a.cls", "b.cls", "a.txt"]
-    first, second, third = (member(name, b"1") for name in names)
-    path = tmp_path / "s.tar"
-    path.write_bytes(first + second + UNREADABLE[kind] + third + END)
-    samples, error = read(stream(path))
-    assert samples == []
-    assert isinstance(error, ShardError)
-    assert (error.samples_read, error.offset) == (0, len(first + second))
-    one_after_the_other = io.BytesIO(first + UNREADABLE[kind] + third + second + END)  # as read from a store
-    with pytest.raises(ShardError) as caught:
-        samples += ShardReader(one_after_the_other.read, shard="s.tar")
-    assert samples == []
-    assert (caught.value.samples_read, caught.value.offset) == (0, len(first))
-
-
-def test_damage_behind_whole_samples_is_told_behind_them(tmp_path):
-    """Reading ahead does not lose samples before the damage."""
-    path = write_shard(tmp_path / "s.tar", SAMPLES)
-    path.write_bytes(path.read_bytes()[:5000])
-    samples, error = read(stream(path))
-    assert len(samples) == 1
-    assert isinstance(error, ShardError)
-    assert error.samples_read == 1
-
-
 def test_a_shard_is_looked_through_once(tmp_path, monkeypatch):
     path = write_shard(tmp_path / "s.tar", SAMPLES)
     walks: list[str] = []
@@ -347,20 +241,6 @@ def test_a_stream_of_shards_without_samples_is_an_error(tmp_path):
     for endless in ({"resampled": True}, {"shuffle_shards": False}):
         with pytest.raises(StorageError, match="have no sample"):
             list(Pipeline().stream(pattern, **endless).with_epoch(3).loader(workers=0))
-
-
-def test_a_shard_with_an_index_whose_members_were_sorted_anew_gives_no_sample(tmp_path):
-    pack(({"__key__": f"{number}", "a.txt": "x", "b.txt": "y"} for number in range(3)), tmp_path / "d")
-    [path] = (tmp_path / "d").glob("*.tar")
-    num_bytes = path.stat().st_size
-    with tarfile.open(path) as tar:
-        members = [(member, tar.extractfile(member).read()) for member in tar]
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for member, data in sorted(members, key=lambda each: each[0].name.partition(".")[2]):
-            tar.addfile(member, io.BytesIO(data))
-    path.write_bytes(path.read_bytes()[:num_bytes])
-    with pytest.raises(ShardError, match="key '0' is in two places"):
-        next(iter(Pipeline().stream(f"{tmp_path}/d").loader(workers=0)))
 
 
 # --- stages and loaders of others

@@ -49,7 +49,7 @@ def draw(number: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("torchvision") / "data"
-    on(HastyDisk(), pack, [draw(number) for number in range(1000)], folder, max_samples=300)
+    on(HastyDisk(), pack, [draw(number) for number in range(500)], folder, max_samples=300)
     return str(folder)
 
 
@@ -97,8 +97,8 @@ def test_crops_flips_and_resizes_move_boxes_masks_and_keypoints_as_the_image(fol
             left, right = sorted(points[:, 0].clip(0, SIZE))
             top, bottom = sorted(points[:, 1].clip(0, SIZE))
             assert np.abs(np.array([left, top, right, bottom]) - [x, y, x + w, y + h]).max() <= 1.5
-    assert seen == 1000
-    assert with_box > 700
+    assert seen == 500
+    assert with_box > 350
     assert dropped > 0
 
 
