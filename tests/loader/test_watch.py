@@ -12,12 +12,12 @@ import pytest
 from shards import index_numbers, number_of
 
 from wdskit import Pipeline, PipelineError
-from wdskit.stages import progress
+from wdskit.stages import run
 
 
 @pytest.fixture
 def pattern(tmp_path: Path, monkeypatch: Any) -> str:
-    monkeypatch.setattr(progress, "REPORT_S", 0.2)
+    monkeypatch.setattr(run, "REPORT_S", 0.2)
     return index_numbers(tmp_path / "numbers", [40, 40])
 
 

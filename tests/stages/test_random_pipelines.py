@@ -24,7 +24,7 @@ from shards import write_indexed
 
 from wdskit import Pipeline, WdskitError
 from wdskit.codecs.fields import encode_field
-from wdskit.stages import collate, roles
+from wdskit.stages import base, collate
 from wdskit.stages.images import geometry
 
 COUNT = 3000 if ALL else 80
@@ -371,16 +371,16 @@ FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "a layout depends on the size": (
         collate, "_channels_first", lambda right: lambda image: image if image.shape[0] == 3 else right(image)
     ),
-    "a rename forgets": (roles.Roles, "renamed", lambda _: lambda self, _: self),
-    "a function forgets": (roles.Roles, "after_function", lambda _: lambda *_: roles.NO_ROLES),
-    "an image stage forgets": (roles.Roles, "named", lambda _: lambda self, *_: self),
+    "a rename forgets": (base.Roles, "renamed", lambda _: lambda self, _: self),
+    "a function forgets": (base.Roles, "after_function", lambda _: lambda *_: base.NO_ROLES),
+    "an image stage forgets": (base.Roles, "named", lambda _: lambda self, *_: self),
     "a place has no name": (
-        roles.Roles, "names_at", lambda right: lambda self, slot: "" if isinstance(slot, int) else right(self, slot)
+        base.Roles, "names_at", lambda right: lambda self, slot: "" if isinstance(slot, int) else right(self, slot)
     ),
     "a mask is decoded as an image": (
-        roles.Roles, "decoded", lambda right: lambda self, only, _: right(self, only, "colours")
+        base.Roles, "decoded", lambda right: lambda self, only, _: right(self, only, "colours")
     ),
-    "only a name tells an image": (roles.Roles, "is_image", lambda _: lambda _, names: roles.names_image(names)),
+    "only a name tells an image": (base.Roles, "is_image", lambda _: lambda _, names: base.names_image(names)),
 }  # fmt: skip
 
 
