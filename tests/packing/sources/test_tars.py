@@ -66,6 +66,25 @@ def test_a_tar_of_another_program_is_packed(tmp_path: Path) -> None:
     assert result.num_other >= 1
 
 
+@pytest.mark.parametrize("bad", range(3))
+@pytest.mark.parametrize("at", range(2))
+def test_a_sample_with_a_link_is_left_out_whole(tmp_path: Path, bad: int, at: int) -> None:
+    """Also if the link is its first member, which is read before the sample before it is complete."""
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number in range(3):
+            for place, field in enumerate(("txt", "bin")):
+                member = tarfile.TarInfo(f"{number}.{field}")
+                if (number, place) == (bad, at):
+                    member.type, member.linkname = tarfile.SYMTYPE, "0.txt"
+                tar.addfile(member, io.BytesIO())
+    result = pack(tmp_path / "a.tar", tmp_path / "d", skip_bad=True, **QUICK)
+    assert [*read_folder(tmp_path / "d")] == [str(number) for number in range(3) if number != bad]
+    [err] = result.rejected
+    assert str(err).startswith(f"{tmp_path}/a.tar: {bad}: a member is a symbolic link")
+    with pytest.raises(RowError, match=f"a.tar: {bad}: a member is a symbolic link"):
+        pack(tmp_path / "a.tar", tmp_path / "e", **QUICK)
+
+
 def test_keys_that_change_stay_in_json(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", {"a b": {"txt": b"x"}, "c d": {"json": b'{"n":1}'}})
     pack(tmp_path / "a.tar", tmp_path / "d", **QUICK)

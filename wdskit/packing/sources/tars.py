@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -20,7 +19,8 @@ from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import FolderIndexError, PackError, RowError, ShardError
 from wdskit.packing.row import SAME_FIELD, Field, File, Reading, Row, bad_row
 from wdskit.packing.sources.records import Records, Source, add_field, read_object
-from wdskit.storage.urls import LocalFile, is_local, local_path, shown_url
+from wdskit.shards.index import DigestedFile
+from wdskit.storage.urls import LocalFile, is_local, local_path, open_stream, shown_url
 from wdskit.tar.walk import Span
 
 _ARCHIVES = frozenset({"tar", "zip", "gz", "tgz", "tar.gz"})
@@ -47,7 +47,7 @@ class Tars(Source):
     def __init__(self, source: str | Sequence[str], how: Reading) -> None:
         super().__init__(source if isinstance(source, str) else "::".join(source), how)
         self._seen: set[str] = set()  # fields of all samples so far
-        self._faults: dict[str, str] = {}  # keys of samples that are not whole, and why, until they are yielded
+        self._faults: dict[str, str] = {}  # keys of the samples of a tar that are not whole, and why
         self._used: list[NDArray[np.bool_]] | None = None  # which samples of each tar are rows; None for all
         self._records = Records("", how)
         self._num_samples = 0
@@ -63,8 +63,8 @@ class Tars(Source):
 
     def rows(self) -> Iterator[Row | RowError]:
         """Yield one row per sample, in the order of the tars. A key that changes is kept in `json`. A sample with a
-        member that is no field, such as a link, gives a `RowError`. A damaged tar gives the whole samples before the
-        damage, then one `RowError`.
+        member that is no field, such as a link, gives a `RowError` after the tar. A damaged tar gives the whole samples
+        before the damage, then one `RowError`.
 
         Raises:
             ShardError: A key is in two places, or a field is repeated.
@@ -78,63 +78,43 @@ class Tars(Source):
             try:
                 for number, sample in enumerate(self._read(url, place, entry)):
                     key = sample["__key__"]
-                    is_whole = key not in self._faults
-                    yield from self._take_faults(place)
-                    if is_whole and (self._used is None or self._used[at][number : number + 1].any()):
+                    if key not in self._faults and (self._used is None or self._used[at][number : number + 1].any()):
                         yield self.row(f"{place}: {key}", self._fields, key, sample, name=name)
-                yield from self._take_faults(place)
             except ShardError as err:
                 problem = f"{err.problem} ({err.samples_read} samples read), and everything after it is lost"
                 yield bad_row(f"{place}, byte {err.offset}", problem)
+            yield from (bad_row(f"{place}: {key}", problem) for key, problem in self._faults.items())
+            self._faults.clear()
         self._finish()
 
     def _note_fault(self, _: int, key: str, problem: str) -> None:
         self._faults.setdefault(key, problem)
 
-    def _take_faults(self, place: str) -> Iterator[RowError]:
-        faults, self._faults = self._faults, {}
-        for key, problem in faults.items():
-            yield bad_row(f"{place}: {key}", problem)
-
     def _read(self, url: str, place: str, entry: ShardEntry | None) -> Iterator[dict[str, Any]]:
         """Yield the samples of a tar. Of a local tar only headers are read: the fields are parts of it.
 
-        FolderIndexError: After the last sample: the tar has other bytes, samples or fields than its index entry.
+        FolderIndexError: After the last sample: the tar has other bytes or samples than its index entry.
         """
-        digest, names = hashlib.sha256(), set[str]()
-        with contextlib.ExitStack() as stack:
-            if is_local(url):
-                file = stack.enter_context(contextlib.closing(LocalFile(place)))
+        shard = DigestedFile(open_stream(url, takes_pipe=False))
+        with contextlib.closing(shard.file) as file:
+            if isinstance(file, LocalFile):
                 status = os.fstat(file.fd)
-                num_bytes = status.st_size
                 reader: ShardReader = HeaderReader(file, shard=place, on_fault=self._note_fault)
             else:
-                from wdskit.storage.objects import ObjectStream  # needs obstore
-
-                stream = stack.enter_context(contextlib.closing(ObjectStream(url)))
-                num_bytes = stream.num_bytes
-
-                def read(size: int) -> bytes:
-                    data = stream.read(size)
-                    digest.update(data)
-                    return data
-
-                reader = ShardReader(read, shard=place, on_fault=self._note_fault)
+                reader = ShardReader(shard.read, shard=place, on_fault=self._note_fault)
             try:
                 for sample in reader:
                     for name, data in sample.items():
                         if type(data) is Span:
-                            sample[name] = File(place, data.offset, data.size, num_bytes, status.st_mtime_ns)
-                    names.update(sample)
+                            sample[name] = File(place, data.offset, data.size, status.st_size, status.st_mtime_ns)
+                    self._seen.update(sample)
                     yield sample
             finally:
-                names -= {"__key__", "__url__"}
-                self._seen |= names
+                self._seen -= {"__key__", "__url__"}
                 self.num_other += reader.num_ignored
-        if entry is None:
-            return
-        is_same = (num_bytes, reader.num_samples) == (entry.num_bytes, entry.num_samples) and names <= {*entry.fields}
-        if not is_same or (not is_local(url) and digest.hexdigest() != entry.sha256):
+            num_bytes = shard.num_bytes or status.st_size
+        sha256 = shard.sha256.hexdigest() if shard.num_bytes or entry is None else entry.sha256
+        if entry and (num_bytes, reader.num_samples, sha256) != (entry.num_bytes, entry.num_samples, entry.sha256):
             raise FolderIndexError(f"{place}: it is not the shard that the index lists.", folder=split_url(url)[0])
 
     def _fields(self, key: str, sample: Mapping[str, Any]) -> tuple[str, dict[str, Field]]:
