@@ -96,7 +96,6 @@ def test_rejected_rows_and_other_files_are_told(run, photos):
     ("words", "code", "message"),
     [
         (["nothing", "out"], 1, "nothing: there is no such folder, nor a file with a known suffix (.jsonl, "),
-        (["photos", "out", "--part", "2/2"], 1, "part: 2/2 is none of the parts 0/2 to 1/2."),
         (["photos", "out", "--max-bytes", "x"], 1, "max_bytes: it is no size such as 200MB or 1.5GiB, not 'x'."),
         (["photos", ""], 1, "DEST is an empty path. Write . for the current folder."),
         (["photos", "http://host/out"], 1, "http://host/out: only buckets of s3://, gs://, az:// can be listed or"),

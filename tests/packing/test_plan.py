@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wdskit import PackError, RowError, pack
+from wdskit.codecs.fields import encode_field
 from wdskit.packing import folder as folder_module
 from wdskit.packing import plan as plan_module
 from wdskit.packing.plan import NO_LIMIT, Limits, Plan
@@ -157,6 +158,11 @@ def test_keys_are_unique_and_equal_hashes_are_no_equal_keys(
 
 # Values.
 
+
+def values_of(array: np.ndarray[Any, Any]) -> Values:
+    return Values(encode_field("npy", array))
+
+
 DTYPES = ["<i8", "<i4", "<u1", "<f4", "<f8", "|b1"]
 
 
@@ -164,7 +170,7 @@ DTYPES = ["<i8", "<i4", "<u1", "<f4", "<f8", "|b1"]
 @given(st.lists(st.sampled_from(DTYPES), min_size=1, max_size=5))
 def test_arrays_of_a_column_get_the_dtype_that_holds_all_of_them(tmp_path: Path, dtypes: list[str]) -> None:
     arrays = [np.arange(2).astype(dtype) for dtype in dtypes]
-    rows = [Row(f"k{n}", {"npy": Values(array), "txt": b"x"}, "") for n, array in enumerate(arrays)]
+    rows = [Row(f"k{n}", {"npy": values_of(array), "txt": b"x"}, "") for n, array in enumerate(arrays)]
     plan = planned(tmp_path, [*rows])
     assert plan.dtypes == {"npy": np.result_type(*arrays)}
     found = [plan_module.with_dtypes(row, plan.dtypes).fields["npy"] for row in plan.rows(np.arange(len(rows)))]
@@ -176,6 +182,6 @@ def test_arrays_of_a_column_get_the_dtype_that_holds_all_of_them(tmp_path: Path,
 
 
 def test_a_whole_number_that_a_float_column_would_round_is_an_error(tmp_path: Path) -> None:
-    row = Row("a", {"npy": Values(np.array([2**53 + 1]))}, "row 7")
+    row = Row("a", {"npy": values_of(np.array([2**53 + 1]))}, "row 7")
     with pytest.raises(RowError, match=r"^row 7: its field 'npy' has whole numbers that would be rounded"):
         plan_module.with_dtypes(row, {"npy": np.dtype("<f8")})

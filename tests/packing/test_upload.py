@@ -207,8 +207,8 @@ def test_a_run_killed_between_put_and_entry_goes_on_and_the_index_is_last(
     there = objects_at(url)
     assert ("index.json" in there) == ((at, place) == (7, "after"))
     assert "index.json" not in there or verify(url).is_clean
-    entries = [json.loads(path.read_bytes()) for path in (tmp_path / "cache").rglob("*.json")]
-    uploaded = {name for entry in entries if "etags" in entry for name in entry["etags"]}
+    notes = [json.loads(path.read_bytes().splitlines()[0]) for path in (tmp_path / "cache").rglob("*.put")]
+    uploaded = {name for note in notes for name in note["etags"]}
     sent: list[str] = []
     upload = buckets._upload
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -27,16 +28,17 @@ def run_packing(function: Callable[..., PackResult], context: typer.Context) -> 
     options = {name: value for name, value in context.params.items() if value is not None}
     as_json = options.pop("json")
     options["map"] = find_function(options.pop("map_name", None), options.pop("plugin", None))
+    start = time.perf_counter()
     with show_packing() as show:
         result = function(**options, progress=show)
+    seconds = time.perf_counter() - start
     if as_json:
-        print_json(to_json(result))
+        print_json({**to_json(result), "seconds": seconds})
     else:
-        part = options.get("part")
-        print_summary(_details(result, part=part), _notes(result))
+        print_summary(_details(result, seconds, part=options.get("part")), _notes(result))
 
 
-def _details(result: PackResult, *, part: str | None) -> Iterator[tuple[str, str]]:
+def _details(result: PackResult, seconds: float, *, part: str | None) -> Iterator[tuple[str, str]]:
     yield "folder", str(result.folder)
     written = _written(result)
     yield "would write" if result.dry_run else "shards", format_names(written)
@@ -55,8 +57,8 @@ def _details(result: PackResult, *, part: str | None) -> Iterator[tuple[str, str
     if result.num_other:
         yield "not packed", plural(result.num_other, "other file")
     if not result.dry_run and not result.was_done:
-        rate = f"{format_count(round(result.num_samples / result.seconds))} samples/s"
-        yield "time", f"{result.seconds:.1f} s, {rate}, {format_bytes(result.num_bytes / result.seconds)}/s"
+        rate = f"{format_count(round(result.num_samples / seconds))} samples/s"
+        yield "time", f"{seconds:.1f} s, {rate}, {format_bytes(result.num_bytes / seconds)}/s"
     if result.entries and part is None and not result.was_done:
         yield "next", f"wdskit view {shlex.quote(str(result.folder))}"
 
@@ -88,8 +90,8 @@ def format_names(shards: Sequence[ShardEntry | PlannedShard]) -> str:
 
 
 def to_json(result: PackResult) -> dict[str, object]:
-    """Return the result as the object that `--json` prints."""
-    names = ("dry_run", "was_done", "num_samples", "num_bytes", "num_cleaned", "num_other", "seconds")
+    """Return the result as the object that `--json` prints, which also has `seconds`."""
+    names = ("dry_run", "was_done", "num_samples", "num_bytes", "num_cleaned", "num_other")
     columns = ("name", "num_samples", "num_bytes", "sha256")  # a planned shard has no digest
     return {
         **{name: getattr(result, name) for name in names},

@@ -79,5 +79,7 @@ def check_magic(field: str, data: Buffer) -> None:
     wanted, found = promised_format(field), image_format(data)
     if found != wanted:
         start = f"it starts with {bytes(data[:8])!r}" if len(data) else "the file is empty"
-        what = f"a {found} file" if found else f"not an image of a known format; {start}"
+        what = f"not an image of a known format; {start}"
+        if found:
+            what = f"a {found} file. `pack --format` writes images anew"
         raise DecodeError(f"the name says {wanted}, but it is {what}", field=field)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wdskit.codecs.fields import encode_field
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.lock import share_lock
@@ -25,7 +24,7 @@ from wdskit.errors import DecodeError, FolderIndexError, KeyRuleError, RowError
 from wdskit.files import DISK, Disk, describe_foreign, publish, publish_bytes, read_own
 from wdskit.packing.change import Change
 from wdskit.packing.plan import Rows, with_dtypes
-from wdskit.packing.row import Field, File, Label, LabelledJson, Row, SourceFiles, Values, bad_row
+from wdskit.packing.row import Field, File, Label, LabelledJson, Row, SourceFiles, bad_row
 from wdskit.shards.make_columns import ColumnBuilder, reader_of
 from wdskit.tar.writer import TarWriter
 
@@ -82,9 +81,7 @@ class Filler:
 
     def digest_options(self) -> bytes:
         """Return, as bytes, all options that decide the bytes of a shard."""
-        dtypes = {name: dtype.str for name, dtype in self.dtypes.items()}
-        columns = {name: dict(source) for name, source in self.columns.items()}
-        options = [_NOTE_VERSION, self.change.to_json(), dict(self.class_numbers), dtypes, columns]
+        options = [_NOTE_VERSION, self.change.to_json(), self.class_numbers, self.dtypes, self.columns]
         return json.dumps(options, sort_keys=True, default=str).encode()
 
     def read(self, row: Row, files: SourceFiles) -> dict[str, bytes]:
@@ -111,10 +108,8 @@ class Filler:
 
     def _encode(self, row: Row, data: Field) -> bytes:
         """Return the bytes of a field that is not a file."""
-        if type(data) is bytes:
+        if isinstance(data, bytes) and type(data) is not LabelledJson:
             return data
-        if isinstance(data, Values):
-            return encode_field("npy", data.array)
         label = row.fields[CLASS_FIELD]
         assert isinstance(label, Label)
         number = str(self.class_numbers.get(label.value, label.value)).encode()
@@ -132,40 +127,36 @@ class Filler:
         return found
 
     def fill(self, job: ShardJob) -> Filled:
-        """Fill a shard, unless it is filled already. A shared lock on the folder `work` is held meanwhile.
+        """Fill a shard. A shared lock on the folder `work` is held meanwhile.
 
         Raises:
             RowError: A row cannot be packed.
             OSError: The folder cannot be written.
             SelectionError: A sample has no valid value for a column.
-            FolderIndexError: An entry of this job is damaged.
         """
-        with share_lock(self.work):
-            return read_filled(self.work, job.name, job.digest) or self._fill(job)
-
-    def _fill(self, job: ShardJob) -> Filled:
         tar = self.work / f"{job.digest}.tar"
         names, offsets, columns = set[str](), [0], ColumnBuilder(self.columns, job.name)
-        with contextlib.closing(SourceFiles()) as files, publish(tar, disk=self.disk) as temp:
-            writer = TarWriter(temp.write)
-            for row in job.rows:
-                fields = self.read(row, files)
-                names |= fields.keys()
-                for name, data in fields.items():
-                    writer.add(f"{row.key}.{name}", data)
+        with share_lock(self.work), contextlib.closing(SourceFiles()) as files:
+            with publish(tar, disk=self.disk) as temp:
+                writer = TarWriter(temp.write)
+                for row in job.rows:
+                    fields = self.read(row, files)
+                    names |= fields.keys()
+                    for name, data in fields.items():
+                        writer.add(f"{row.key}.{name}", data)
+                        if self.columns:
+                            columns.add(name, len(data), reader_of(data))
                     if self.columns:
-                        columns.add(name, len(data), reader_of(data))
-                if self.columns:
-                    columns.end(row.key)
-                offsets.append(writer.offset)
-            writer.finish()
-            sha256 = temp.sha256
-        publish_bytes(tar.with_suffix(".idx"), idx_bytes(offsets), disk=self.disk)
-        fields_found, idx_sha256 = tuple(sorted(names)), digest_offsets(offsets)
-        entry = ShardEntry(job.name, len(offsets) - 1, writer.offset, sha256, fields_found, idx_sha256)
-        filled = Filled(job.digest, entry, columns.values())
-        publish_note(tar.with_suffix(".json"), {"entry": asdict(entry), "columns": filled.columns}, disk=self.disk)
-        return filled
+                        columns.end(row.key)
+                    offsets.append(writer.offset)
+                writer.finish()
+                sha256 = temp.sha256
+            publish_bytes(tar.with_suffix(".idx"), idx_bytes(offsets), disk=self.disk)
+            fields_found, idx_sha256 = tuple(sorted(names)), digest_offsets(offsets)
+            entry = ShardEntry(job.name, len(offsets) - 1, writer.offset, sha256, fields_found, idx_sha256)
+            filled = Filled(job.digest, entry, columns.values())
+            publish_note(tar.with_suffix(".json"), {"entry": asdict(entry), "columns": filled.columns}, disk=self.disk)
+            return filled
 
 
 def _failed(row: Row, name: str, err: Exception) -> RowError:
@@ -203,9 +194,9 @@ def is_whole(tar: Path, idx: Path, entry: ShardEntry) -> bool:
 
 
 def publish_note(path: Path, values: Mapping[str, Any], *, disk: Disk) -> None:
-    """Publish a JSON file with its own digest, for `parse_note`. OSError: An operation of `disk` fails."""
-    document = {"version": _NOTE_VERSION, **values}
-    publish_bytes(path, json.dumps({**document, "check": _check_of(document)}).encode(), disk=disk)
+    """Publish a file of two lines: a JSON object, and its digest, for `parse_note`. OSError: `disk` fails."""
+    text = json.dumps(values).encode()
+    publish_bytes(path, b"%b\n%b" % (text, _check_of(text)), disk=disk)
 
 
 def parse_note(data: bytes | None, path: Path) -> dict[str, Any] | None:
@@ -216,12 +207,12 @@ def parse_note(data: bytes | None, path: Path) -> dict[str, Any] | None:
     """
     if data is None:
         return None
-    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        document: dict[str, Any] = json.loads(data)
-        if document.pop("check") == _check_of(document) and document.pop("version") == _NOTE_VERSION:
-            return document
-    raise FolderIndexError(describe_foreign(path, "is damaged, or of another version"), folder=str(path.parent))
+    text, _, check = data.partition(b"\n")
+    if check != _check_of(text):
+        raise FolderIndexError(describe_foreign(path, "is damaged, or of another version"), folder=str(path.parent))
+    values: dict[str, Any] = json.loads(text)
+    return values
 
 
-def _check_of(document: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+def _check_of(text: bytes) -> bytes:
+    return hashlib.sha256(b"%d %b" % (_NOTE_VERSION, text)).hexdigest().encode()

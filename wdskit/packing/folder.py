@@ -2,7 +2,8 @@
 
 A run fills shards in `DEST/.wdskit/`, in files named by the digests of their jobs. `commit` writes
 `.wdskit/commit.json`, with the final names and the new index: from now on the run will be completed. Then the files get
-their names, and `index.json` last. After a kill, `open_folder` completes the moves. Every step can be repeated.
+their names, and `index.json` last. After a kill, `open_folder` completes the moves. Every step can be repeated. With
+`--append`, the new index lists the old shards, too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, read_classes
+from wdskit.dataset.classes import CLASSES_NAME, read_classes
 from wdskit.dataset.columns import COLUMNS_NAME, Columns, NewColumn, Texts, is_column_file, write_columns
 from wdskit.dataset.index import INDEX_NAME, Index, ShardEntry, has_index, index_json, read_index
 from wdskit.dataset.keys import hash_key
@@ -32,7 +33,7 @@ from wdskit.dataset.shard import offsets_path
 from wdskit.errors import FolderIndexError, PackError
 from wdskit.files import DISK, Disk, describe_foreign, make_folders, publish_bytes, read_own, remove_temp_files
 from wdskit.packing.fill import Filled, is_whole, parse_note, publish_note, read_filled
-from wdskit.packing.plan import SPOOL_PREFIX, PlannedShard
+from wdskit.packing.plan import PlannedShard
 from wdskit.shards.make_columns import pack_columns
 from wdskit.storage.urls import LocalFile
 
@@ -42,7 +43,7 @@ REJECTED_NAME = "rejected.jsonl"
 _COMMIT_NAME = "commit.json"
 _SHARD = re.compile(r"(.+)-([0-9]+)\.tar", re.DOTALL)
 _OWN = re.compile(
-    r"[0-9a-f]{32}\.(tar|idx|json)|rows\.[0-9a-f]{8}|(index|commit|classes|columns)\.json|run|"
+    r"[0-9a-f]{32}\.(tar|idx|json)|(index|commit|classes|columns)\.json|run|"
     r"rejected\.jsonl|.+\.put|.+\.[0-9a-f]{16}\.npy|\..*\.wdskit-temp"
 )
 """Names of the files that wdskit makes in the folder `.wdskit`."""
@@ -75,11 +76,6 @@ class Folder:
         """Return the number of the next shard with this prefix. The numbers follow those of the folder's shards."""
         found = (_SHARD.fullmatch(entry.name) for entry in self.entries)
         return max((int(match[2]) + 1 for match in found if match and match[1] == prefix), default=0)
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether a sample has the field `cls`, according to the index."""
-        return any(CLASS_FIELD in entry.fields for entry in self.entries)
 
     def _read(self, name: str) -> bytes | None:
         """Return the bytes of a file of the folder; None if it does not exist."""
@@ -126,10 +122,7 @@ class Folder:
 
     def key_hashes(self) -> NDArray[np.uint64]:
         """Return the hashes of all keys of the shards, uint64 (n,)."""
-        hashes = bytearray()
-        for _, key in self._keys():
-            hashes += hash_key(key)
-        return np.frombuffer(bytes(hashes), np.uint64)
+        return np.fromiter((int.from_bytes(hash_key(key), "little") for _, key in self._keys()), np.uint64)
 
     def find_key(self, key: str) -> str | None:
         """Return the name of the shard that has a sample with this key; None for no such shard."""
@@ -234,14 +227,12 @@ class Folder:
             self.disk.link(source, target)  # OSError if another file has the name
 
     def clean(self) -> None:
-        """Remove the work folder with all files that wdskit made there."""
+        """Remove all files that wdskit made in the work folder."""
         self.disk.remove(self.work / _COMMIT_NAME)
         self.disk.fsync_folder(self.work)  # it must be gone for certain before the files that it names
         for path in sorted(self.work.iterdir()):
             if _OWN.fullmatch(path.name):
                 self.disk.remove(path)
-        self.disk.remove_folder(self.work)
-        self.disk.fsync_folder(self.path)
 
 
 LISTS = frozenset({CLASSES_NAME, COLUMNS_NAME, REJECTED_NAME})
@@ -252,10 +243,8 @@ ENDS = ((".tar", ""), (".idx", ".idx"))
 
 
 def is_same(source: Path, target: Path) -> bool:
-    """Return whether two paths lead to one file, or to files with the same bytes."""
-    return (
-        source.exists() and target.exists() and (source.samefile(target) or filecmp.cmp(source, target, shallow=False))
-    )
+    """Return whether both files exist and have the same bytes. One file under two names is not read."""
+    return source.exists() and target.exists() and filecmp.cmp(source, target)
 
 
 @contextlib.contextmanager
@@ -286,15 +275,12 @@ def open_folder(path: Path, *, is_part: bool, disk: Disk) -> Iterator[Folder]:
             wait_for_workers(work)
             remove_temp_files(path, disk=disk)
             remove_temp_files(work, disk=disk)
-            for spool in work.glob(f"{SPOOL_PREFIX}*"):
-                disk.remove(spool)
             folder.roll_forward()
-            make_folders(work, disk=disk)
             folder = Folder(path, work, disk)
         try:
             yield folder
         finally:
-            disk.remove_folder(work)  # if nothing is filled
+            disk.remove_folder(work)  # if no shard waits for a commit
 
 
 def check_work(work: Path) -> None:

@@ -24,7 +24,6 @@ NO_CLASS = -1
 """Class number of a sample without a class, as in data sets of Hugging Face."""
 
 _FRACTION = re.compile(r"\s*[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*", re.ASCII)
-_SHOWN_CHARS = 60
 
 
 def read_label(value: Any) -> Label | None:
@@ -47,7 +46,7 @@ def read_label(value: Any) -> Label | None:
     if isinstance(plain, str):
         plain.encode()  # UnicodeEncodeError: the bytes of a table were not UTF-8
     elif type(plain) is not int or not -(1 << 63) <= plain < 1 << 63:
-        raise ValueError(f"the label {repr(value)[:_SHOWN_CHARS]} is neither a name nor a whole number of 64 bits")
+        raise ValueError(f"the label is neither a name nor a whole number of 64 bits: {value!r}")
     return Label(plain)
 
 
@@ -67,8 +66,7 @@ class ClassNames:
         self.where = where
         wrong = [name for number, name in enumerate(names) if not name.strip() or self.numbers[name] != number]
         if wrong or not names:
-            shown = repr(wrong[0]) if wrong else "nothing"
-            raise PackError(f"{where}: each number needs a class name of its own, but here is {shown}.")
+            raise PackError(f"{where}: each number needs a class name of its own, but here is {''.join(wrong[:1])!r}.")
         self._has_number = any(isinstance(plain_value(name), int) for name in names)
 
     def number(self, label: Label) -> int:

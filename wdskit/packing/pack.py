@@ -1,4 +1,9 @@
-"""`pack` and `reshard`: rows -> plan -> jobs -> shards -> commit. `fill_folder` does it for the rows of any source."""
+"""`pack` and `reshard`: rows -> plan -> jobs -> shards -> commit. `fill_folder` does it for the rows of any source.
+
+No run is recorded. A killed run that is started again, also with other options or rows, keeps each filled shard whose
+job still has the same digest (`fill.read_filled`), and fills the others. `leave_out_bad` is `--skip-bad`. `name_shards`
+names and numbers the shards, also those of `--append`.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +11,17 @@ import contextlib
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict, Unpack
 
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, classes_json
 from wdskit.dataset.index import ShardEntry
-from wdskit.errors import PackError, RowError, WdskitError
+from wdskit.errors import PackError, RowError
 from wdskit.files import Disk, describe_os_error, disk_in_use, read_own
 from wdskit.limits import MAX_SHARD_BYTES
 from wdskit.packing.change import Change, MapFunction
@@ -30,7 +34,6 @@ from wdskit.packing.row import SAME_FIELD, OnProgress, Reading
 from wdskit.packing.sources import find_source
 from wdskit.packing.sources.records import Source, parse_pairs
 from wdskit.packing.sources.tars import Shards
-from wdskit.packing.upload import open_bucket
 from wdskit.pipeline.ray_connection import ADDRESS
 from wdskit.shards.make_columns import parse_columns, parse_names
 from wdskit.shards.parallel import choose_workers, map_shards
@@ -63,7 +66,6 @@ class PackResult:
         notes: Sentences for the user.
         dry_run: True if nothing was written because of `dry_run`.
         was_done: True if an earlier run wrote all of these shards, and this call wrote nothing.
-        seconds: Duration of the call in seconds.
     """
 
     folder: Path | str
@@ -79,20 +81,15 @@ class PackResult:
     notes: tuple[str, ...]
     dry_run: bool
     was_done: bool
-    seconds: float
-
-
-def parse_size(size: int | str) -> int:
-    """Return the bytes of a shard, such as 200MB. ValueError: The text is not a size, or the size is out of range."""
-    num_bytes = parse_bytes(size) if isinstance(size, str) else size
-    if not _MIN_BYTES <= num_bytes < MAX_SHARD_BYTES:
-        raise ValueError(f"it is not from {_MIN_BYTES} to {MAX_SHARD_BYTES - 1} bytes")
-    return num_bytes
 
 
 Count = Annotated[int, BeforeValidator(as_int), Field(strict=True, ge=1)]
 Seed = Annotated[int, BeforeValidator(as_int), Field(strict=True, ge=0, le=(1 << 63) - 1)]
-Size = Annotated[int | str, AfterValidator(parse_size)]
+Size = Annotated[
+    int | str,
+    BeforeValidator(lambda size: parse_bytes(size) if isinstance(size, str) else as_int(size)),
+    Field(ge=_MIN_BYTES, lt=MAX_SHARD_BYTES),
+]
 Part = Annotated[str, Field(pattern="^[0-9]{1,9}/[1-9][0-9]{0,8}$")]
 Address = Annotated[str, Field(pattern=f"^{ADDRESS.pattern}$")]
 
@@ -246,7 +243,7 @@ def reshard(
 
     The bytes of the fields are copied, not decoded; `wdskit verify` finds changed bytes in the sources. The new shards
     have the bytes that `pack` writes for the same samples, and the `classes.json` of the sources. Sources with an index
-    are compared with it: size, samples and fields; of a store also the sha256. A key that some reader would refuse is
+    are compared with it: size and number of samples; of a store also the sha256. A key that some reader would refuse is
     cleaned, and kept in `json`.
 
     Args:
@@ -287,7 +284,6 @@ def fill_folder(
     skip_bad: bool = False,
 ) -> PackResult:
     """Pack the rows of a source into a folder. Arguments and errors are those of `pack`."""
-    start = time.perf_counter()
     dest = os.fsdecode(dest)
     if not dest.strip():
         raise PackError("DEST is an empty path. Write . for the current folder.")
@@ -296,8 +292,6 @@ def fill_folder(
     on_progress, append = run.get("progress") or (lambda *_: None), run.get("append")
     is_part = run.get("part") is not None
     part, num_parts = map(int, (run.get("part") or "0/1").split("/"))
-    if part >= num_parts:
-        raise PackError(f"part: {part}/{num_parts} is none of the parts 0/{num_parts} to {num_parts - 1}/{num_parts}.")
     limits = find_limits(run, change)
     columns: Mapping[str, Mapping[str, Any]] = parse_columns(run.get("columns", ()))
     split = run.get("split")
@@ -314,8 +308,8 @@ def fill_folder(
             given = given if classes is None else find_class_names(classes)
             allowed = given if given or source.copies else own
             plan.read(source.rows(), allowed, reads_labels=not source.copies, on_progress=on_progress)
-            has_both = append and folder.has_labels and CLASS_FIELD in plan.fields
-            if has_both and plan.class_numbers != (own.numbers if own else {}):
+            has_both = CLASS_FIELD in plan.fields and any(CLASS_FIELD in each.fields for each in folder.entries)
+            if append and has_both and plan.class_numbers != (own.numbers if own else {}):
                 raise PackError(f"{folder.shown}: its classes are not those of the new rows: a label would mean two.")
             if append and folder.entries:
                 asked, columns = columns, folder.column_sources()
@@ -329,7 +323,8 @@ def fill_folder(
                 first = "".join(f"\n  {err.where}: {err.problem}" for err in rejected[:_SHOWN])
                 raise PackError(f"{source.path or 'the rows'}: there is nothing to pack: no row is valid.{first}")
             options = filler.digest_options()
-            digest = plan.digest_all(options + json.dumps([*limits, run.get("shuffle"), split], default=str).encode())
+            order = json.dumps([*limits, run.get("shuffle"), split], default=str)
+            digest = plan.digest(plan.kept, options + order.encode())
             entries = folder.done(digest)
             was_done = bool(entries)
             if not was_done:
@@ -366,7 +361,6 @@ def fill_folder(
         notes=tuple(source.notes),
         dry_run=run.get("dry_run", False),
         was_done=was_done,
-        seconds=time.perf_counter() - start,
     )
 
 
@@ -377,6 +371,8 @@ def open_destination(dest: str, run: RunOptions, disk: Disk) -> contextlib.Abstr
         return look_at(Path(dest)) if run.get("dry_run") else open_folder(Path(dest), is_part=is_part, disk=disk)
     if run.get("append") or is_part:
         raise PackError(f"{dest}: append and part are for local folders. Pack into a new folder of the bucket.")
+    from wdskit.packing.upload import open_bucket  # loads obstore
+
     return open_bucket(dest, disk=disk)
 
 
@@ -409,8 +405,6 @@ def leave_out_bad(plan: Plan, filler: Filler, workers: int | None, on_progress: 
     workers = workers or choose_workers(len(starts), plan.num_bytes)
     with contextlib.closing(map_shards(filler.find_bad, batches, workers=workers, user=filler.change.map)) as found:
         for start, errors in zip(starts, found, strict=True):
-            if isinstance(errors, WdskitError):
-                raise errors
             for at, err in errors.items():
                 plan.reject(int(kept[start + at]), err)
             on_progress("checking", min(start + _CHECK_ROWS, len(kept)), len(kept))
@@ -437,9 +431,7 @@ def fill_all(
     with contextlib.closing(filling):
         for filled in known:
             on_progress("packing", done, total)
-            made = filled or next(filling)
-            if isinstance(made, WdskitError):
-                raise made
+            made = folder.keep(filled or next(filling))
             done += made.entry.num_samples
-            yield folder.keep(made)
+            yield made
     on_progress("packing", done, total)

@@ -1,8 +1,9 @@
 """The plan of a run: all rows of a source in one file, the spool, and the rows of each shard. It is complete before the
 first shard is filled.
 
-From the spool follow: unique keys, the numbers of class names, one dtype for each `npy` column, the division into
-shards, and the digest of everything that decides the bytes of a shard.
+From the spool follow: unique keys (`check_keys`), the numbers of class names and one dtype for each `npy` column
+(`read`), the splits and the division into shards (`divide`), and the digest of a job, which identifies everything that
+decides the bytes of its shard (`digest`).
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from wdskit.codecs.fields import encode_field
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.keys import find_repeated, hash_key
 from wdskit.errors import PackError, RowError
-from wdskit.files import DISK, Disk, write_all
+from wdskit.files import DISK, TEMP_PREFIX, TEMP_SUFFIX, Disk, write_all
 from wdskit.limits import BLOCK_BYTES
 from wdskit.order.keys import permutation
 from wdskit.packing.labels import NO_CLASS, ClassNames, read_label
 from wdskit.packing.row import File, Label, LabelledJson, OnProgress, Row, SourceFiles, Values, bad_row, size_of
 from wdskit.shards.shares import SPLIT_SEED, choose_splits, make_draw
 from wdskit.tar.writer import END_BYTES, member_bytes
+from wdskit.text import plural
 
 Ints = NDArray[np.int64]
 
-SPOOL_PREFIX = "rows."
 MAX_SAMPLES = 10_000  # the default limits of a shard
 MAX_BYTES = 1_000_000_000
 NO_LIMIT = 1 << 62
@@ -114,11 +116,10 @@ class Plan:
     """
 
     def __init__(self, folder: Path, shares: Mapping[str, Fraction], *, skips_bad: bool, disk: Disk = DISK) -> None:
-        self._path = folder / f"{SPOOL_PREFIX}{secrets.token_hex(4)}"
+        self._path = folder / f"{TEMP_PREFIX}rows.{secrets.token_hex(4)}{TEMP_SUFFIX}"
         self._disk = disk
         self._fd = disk.open(self._path)
         self._pending = bytearray()
-        self._digest = hashlib.sha256()
         self._ends, self._blocks, self._hashes = array("q", [0]), array("I"), array("Q")
         self._shares, self._draws, self._draw = shares, bytearray(), make_draw(SPLIT_SEED)
         self._skips_bad = skips_bad
@@ -218,7 +219,6 @@ class Plan:
         places, content = row.encode()
         self.fields.update(row.fields)
         digest = xxhash.xxh3_128_digest(content)
-        self._digest.update(digest)
         self._pending += _HEAD.pack(digest, len(places))
         self._pending += places
         self._pending += content
@@ -256,9 +256,7 @@ class Plan:
         hashes = np.frombuffer(self._hashes, np.uint64)
         repeated = find_repeated(hashes[self.kept] if self.rejected else hashes, existing)
         first_with: dict[str, int] = {}
-        for number in np.flatnonzero(np.isin(hashes, repeated)).tolist():
-            if number in self.rejected:
-                continue
+        for number in sorted({*np.flatnonzero(np.isin(hashes, repeated)).tolist()} - self.rejected.keys()):
             row = self.row(number)
             earlier = first_with.setdefault(row.key, number)
             place = self.row(earlier).where if earlier != number else find(row.key)
@@ -285,14 +283,9 @@ class Plan:
         """Return one row."""
         return next(iter(self.rows(np.array([number]))))
 
-    def digest_all(self, options: bytes) -> str:
-        """Return 32 hex digits that identify the options and the content of all rows that are not left out."""
-        digest = self._digest.copy()
-        digest.update(repr(sorted(self.rejected)).encode() + options)
-        return digest.hexdigest()[:32]
-
     def digest(self, numbers: Ints, options: bytes) -> str:
-        """Return 32 hex digits that identify the bytes of a shard: the options, and the content of its rows in order.
+        """Return the digest of a job, 32 hex digits that identify the bytes of its shard: of the options, and of the
+        content of its rows in order. The digest of all rows identifies a run.
 
         Raises:
             OSError: The spool cannot be read.
@@ -319,35 +312,44 @@ class Plan:
 
         Raises:
             RowError: A row is larger than `max_bytes` allows.
-            PackError: A split gets no row, or there are fewer rows than shards.
+            PackError: A split, or the whole, has fewer rows than shards.
         """
         self._hashes = array("Q")  # freed: divided arrays take as much
-        blocks = np.frombuffer(self._blocks, np.uint32)
-        blocks[[*self.rejected]] = 0
-        largest = int(blocks.argmax())
-        if blocks[largest] > limits.max_blocks:
-            size = int(blocks[largest]) * BLOCK_BYTES + END_BYTES
-            problem = f"even alone in its shard it takes {size} bytes, more than max_bytes {limits.max_bytes}"
-            raise bad_row(self.row(largest).where, problem)
         parts = {"": self.kept}
         if self._shares:
             chosen = choose_splits(np.frombuffer(self._draws, "<u8"), self._shares)
             chosen[[*self.rejected]] = -1
             parts = {name: np.flatnonzero(chosen == number) for number, name in enumerate(self._shares)}
-            empty = next((name for name, numbers in parts.items() if not len(numbers)), None)
-            if empty is not None:
-                raise PackError(f"split: none of the {len(self) - len(self.rejected)} samples is in {empty!r}.")
             del chosen  # 80 MB for ten million rows
         divided = {}
         for split, part in parts.items():
+            if len(part) < (num_shards := limits.num_shards or 1):
+                where = f"split: {split}" if split else "num_shards"
+                raise PackError(f"{where}: {len(part)} samples cannot fill {plural(num_shards, 'shard')}.")
             numbers = part if shuffle is None else part[permutation(len(part), "pack-shuffle", shuffle)]
-            ends = blocks[numbers].astype(np.int64)
-            np.cumsum(ends, out=ends)  # in place: `dtype=` would double the memory
             divided[split] = [
-                PlannedShard(names(split, at), numbers[start:stop], size, self.digest(numbers[start:stop], options))
-                for at, (start, stop, size) in enumerate(limits.divide(ends))
+                PlannedShard(names(split, at), rows, size, self.digest(rows, options))
+                for at, (rows, size) in enumerate(self._cut(numbers, limits))
             ]
         return divided
+
+    def _cut(self, numbers: Ints, limits: Limits) -> Iterator[tuple[Ints, int]]:
+        """Yield the rows of each shard, and the bytes of its file."""
+        ends = np.frombuffer(self._blocks, np.uint32)[numbers].astype(np.int64)
+        np.cumsum(ends, out=ends)  # in place: `dtype=` would double the memory
+        max_blocks = (limits.max_bytes - END_BYTES) // BLOCK_BYTES
+        start = done = at = 0
+        while start < len(ends):
+            most = limits.max_samples
+            if limits.num_shards is not None:
+                most = -(-(len(ends) - start) // (limits.num_shards - at))  # rounded up
+            stop = start + int(ends[start : start + most].searchsorted(done + max_blocks, side="right"))
+            size = (int(ends[max(start, stop - 1)]) - done) * BLOCK_BYTES + END_BYTES
+            if stop == start:
+                problem = f"even alone in its shard it takes {size} bytes, more than max_bytes {limits.max_bytes}"
+                raise bad_row(self.row(int(numbers[start])).where, problem)
+            yield numbers[start:stop], size
+            start, done, at = stop, int(ends[stop - 1]), at + 1
 
 
 class Limits(NamedTuple):
@@ -363,26 +365,6 @@ class Limits(NamedTuple):
     max_bytes: int
     num_shards: int | None
 
-    @property
-    def max_blocks(self) -> int:
-        """Most blocks of 512 bytes of the samples in a shard."""
-        return (self.max_bytes - END_BYTES) // BLOCK_BYTES
-
-    def divide(self, ends: Ints) -> Iterator[tuple[int, int, int]]:
-        """Yield (start, stop, bytes of the file) of each shard. `ends` has the blocks of rows 0 to i together, int64
-        (n,); no row has more than `max_blocks`.
-        """
-        least, more = divmod(len(ends), self.num_shards or 1)
-        if not least:
-            raise PackError(f"num_shards: {len(ends)} samples cannot fill {self.num_shards} shards.")
-        start = done = number = 0
-        while start < len(ends):
-            most = self.max_samples if self.num_shards is None else least + (number < more)
-            stop = start + int(ends[start : start + most].searchsorted(done + self.max_blocks, side="right"))
-            last = int(ends[stop - 1])
-            yield start, stop, (last - done) * BLOCK_BYTES + END_BYTES
-            start, done, number = stop, last, number + 1
-
 
 def with_dtypes(row: Row, dtypes: Mapping[str, np.dtype[Any]]) -> Row:
     """Return the row with the arrays of its `npy` columns in the dtypes of the columns.
@@ -393,10 +375,10 @@ def with_dtypes(row: Row, dtypes: Mapping[str, np.dtype[Any]]) -> Row:
     fields = row.fields
     for name, dtype in dtypes.items():
         data = fields.get(name)
-        if isinstance(data, Values) and data.array.dtype != dtype:
-            array = data.array.astype(dtype)
-            if not np.array_equal(array.astype(data.array.dtype), data.array, equal_nan=True):
+        if type(data) is Values and (given := data.array).dtype != dtype:
+            array = given.astype(dtype)
+            if not np.array_equal(array.astype(given.dtype), given, equal_nan=True):
                 problem = f"its field {name!r} has whole numbers that would be rounded: other rows have fractions"
                 raise bad_row(row.where, problem)
-            fields = {**fields, name: Values(array)}
+            fields = {**fields, name: Values(encode_field("npy", array))}
     return row if fields is row.fields else row._replace(fields=fields)

@@ -17,8 +17,8 @@ _MAX_TRIES = 4
 _CANCEL_S = 10  # the wait for cancelled tasks
 
 
-def fill_on_ray(jobs: Iterable[ShardJob], filler: Filler, on: str) -> Generator[Filled | WdskitError, None, None]:
-    """Fill shards on a Ray cluster. Yield each filled shard, or the error that prevented it, in order.
+def fill_on_ray(jobs: Iterable[ShardJob], filler: Filler, on: str) -> Generator[Filled, None, None]:
+    """Fill shards on a Ray cluster. Yield each filled shard, in order.
 
     If the worker of a shard dies, the shard is tried again, up to four tries in total. If the generator is closed, the
     tasks that still run are cancelled.
@@ -26,6 +26,7 @@ def fill_on_ray(jobs: Iterable[ShardJob], filler: Filler, on: str) -> Generator[
     Raises:
         PackError: Ray is not installed, the cluster cannot be reached, a node cannot run wdskit, or the worker of a
             shard died four times.
+        WdskitError: A shard cannot be filled.
     """
     ray, is_new = connect(on, PackError, starts_cluster=True)
     task = ray.remote(max_retries=_MAX_TRIES - 1, num_cpus=1)(fill_on_node)
@@ -39,6 +40,8 @@ def fill_on_ray(jobs: Iterable[ShardJob], filler: Filler, on: str) -> Generator[
                 msg = f"{filler.work.parent}: {name}: a node of the cluster cannot fill it: {last_line(err)}."
                 raise PackError(f"{msg}\n  Run the same command again to continue.") from err
             running.popleft()
+            if isinstance(filled, WdskitError):
+                raise filled
             yield filled
     finally:
         for _, result in running:

@@ -1,8 +1,9 @@
 """A row is what is packed as one sample: its key, its fields, and its place for messages.
 
-A field is bytes, or stands for bytes that are known later: a part of a file, a label that the plan numbers, or an array
-whose dtype the whole column decides. `Row.encode` writes a row as two byte strings: the places, and everything that
-decides the bytes of the sample. Only the second byte string enters the digest of a shard.
+`Row.make` cleans, refuses or hashes the key, as `--keys` says. A field is bytes, or stands for bytes that are known
+later: a part of a file, a label that the plan numbers, or an array whose dtype the whole column decides. `Row.encode`
+writes a row as two byte strings: the places, and everything that decides the bytes of the sample. Only the second byte
+string enters the digest of a shard.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from wdskit.codecs.fields import decode_field, encode_field
+from wdskit.codecs.fields import decode_field
 from wdskit.dataset.keys import check_field, check_member_name, clean_key, hashed_key
 from wdskit.errors import RowError
 from wdskit.limits import MAX_READ_BYTES, MAX_USTAR_SIZE_BYTES
@@ -78,13 +79,17 @@ class LabelledJson(bytes):
     """JSON in which a NUL stands for the number of the row's class. No other NUL can be in JSON."""
 
 
-class Values(NamedTuple):
-    """An array for an `npy` field. The plan gives all arrays of a column one dtype."""
+class Values(bytes):
+    """An `npy` file of a column of arrays. The plan gives all arrays of the column one dtype."""
 
-    array: NDArray[Any]
+    @property
+    def array(self) -> NDArray[Any]:
+        """The array."""
+        return np.asarray(decode_field("npy", self))
 
 
-Field: TypeAlias = bytes | LabelledJson | File | Label | Values
+Field: TypeAlias = bytes | File | Label
+_KINDS = (bytes, LabelledJson, Values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,23 +177,16 @@ class Row(NamedTuple):
         for name, value, *more in encoded:
             if len(more) == 3:
                 fields[name] = File(next(at), value, *more)
-            elif more:
-                is_json = more[0] is None
-                fields[name] = LabelledJson(value) if is_json else Values(np.asarray(decode_field("npy", value)))
             else:
-                fields[name] = value if isinstance(value, bytes) else Label(value)
+                fields[name] = _KINDS[more[0]](value) if more else Label(value)
         return cls(key, fields, where)
 
 
 def _encode(data: Field) -> tuple[Any, ...]:
-    """Return offset, sizes and time of a file; a label; an array and its dtype; JSON and None; or bytes."""
+    """Return offset, sizes and time of a file; a label; or bytes and their kind."""
     if isinstance(data, File):
         return data[1:]
-    if isinstance(data, Label):
-        return (data.value,)
-    if isinstance(data, Values):
-        return encode_field("npy", data.array), data.array.dtype.str
-    return (bytes(data), None) if isinstance(data, LabelledJson) else (data,)
+    return (data.value,) if isinstance(data, Label) else (bytes(data), _KINDS.index(type(data)))
 
 
 def bad_row(where: str, problem: str) -> RowError:
@@ -209,9 +207,7 @@ def size_of(data: Field) -> int:
     """Return the bytes of a field. A label counts as one byte: every number fits the same block of a tar."""
     if isinstance(data, File):
         return data.num_bytes
-    if isinstance(data, Label):
-        return 1
-    return len(encode_field("npy", data.array)) if isinstance(data, Values) else len(data)
+    return 1 if isinstance(data, Label) else len(data)
 
 
 class SourceFiles:
@@ -239,11 +235,11 @@ class SourceFiles:
                 os.close(self._fds.pop(next(iter(self._fds))))
             fd = self._fds[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         data = os.pread(fd, min(num_bytes, MAX_READ_BYTES), offset)
-        if len(data) < num_bytes:  # one read may return less: a network disk, or over `MAX_READ_BYTES`
-            memory = bytearray(data)
-            while more := os.pread(fd, min(num_bytes - len(memory), MAX_READ_BYTES), offset + len(memory)):
-                memory += more
-            data = bytes(memory)
+        while len(data) < num_bytes:  # one read may return less: on a network disk, or over `MAX_READ_BYTES`
+            more = os.pread(fd, min(num_bytes - len(data), MAX_READ_BYTES), offset + len(data))
+            if not more:
+                break
+            data += more
         status = os.fstat(fd)
         if (len(data), status.st_size, status.st_mtime_ns) != (num_bytes, file_bytes, mtime_ns):
             raise ValueError(f"{path}: the file was changed after packing began")

@@ -3,8 +3,6 @@
 The run works in a local folder of the user's cache. A note there, `SHARD.put`, has the digest of the job of a shard
 before its upload, and the ETags of its objects after it. So a run that was killed knows which objects are its own, also
 if its shards get other names. It replaces no other object.
-
-Functions import `storage.buckets`, so that a run into a local folder does not load obstore.
 """
 
 from __future__ import annotations
@@ -16,13 +14,13 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from wdskit.dataset.index import INDEX_NAME, join_url, read_index
-from wdskit.dataset.patterns import split_url
 from wdskit.dataset.remote import user_cache
 from wdskit.errors import PackError
 from wdskit.files import Disk, make_folders, publish_bytes, read_own
 from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.packing.fill import Filled, parse_note, publish_note, read_filled
 from wdskit.packing.folder import ENDS, LISTS, RUN_NAME, Folder, open_folder
+from wdskit.storage.buckets import check_bucket, list_objects, upload
 from wdskit.storage.urls import read_bytes
 
 _PUT = ".put"
@@ -48,8 +46,6 @@ class Bucket(Folder):
         self.entries = read_index(url).entries if INDEX_NAME in self._objects else ()
 
     def _list(self) -> None:
-        from wdskit.storage.buckets import list_objects
-
         self._objects = {unquote(each.url.rpartition("/")[2]): each for each in list_objects(self.shown)}
 
     def _url(self, name: str) -> str:
@@ -103,8 +99,6 @@ class Bucket(Folder):
 
     def _upload(self, files: Mapping[str, Path]) -> dict[str, str | None]:
         """Put files under their names, one after the other. Return the ETag of each object."""
-        from wdskit.storage.buckets import upload
-
         return {name: upload(self._url(name), path) for name, path in files.items()}
 
     def _finish(self, shards: Sequence[Filled], names: Sequence[str], index: bytes, done: Mapping[str, object]) -> None:
@@ -117,8 +111,7 @@ class Bucket(Folder):
         self._list()
         lost = [each.entry.name for each in shards if not self._is_put(each.entry.name, each.digest)]
         if lost or INDEX_NAME in self._objects:
-            msg = f"{self.shown}: another writer has changed {(*lost, INDEX_NAME)[0]} during this run."
-            raise PackError(f"{msg} Wait until it ends.")
+            raise PackError(f"{self.shown}: another writer has changed {(*lost, INDEX_NAME)[0]} during this run.")
         files = {name: self.work / name for name in names}
         files |= {RUN_NAME: self.work / "run", INDEX_NAME: self.work / INDEX_NAME}
         publish_bytes(files[INDEX_NAME], index, disk=self.disk)
@@ -136,12 +129,8 @@ def open_bucket(url: str, *, disk: Disk) -> Iterator[Bucket]:
         StorageError: The bucket cannot be read, or the local folder cannot be locked.
         OSError: The local folder cannot be written.
     """
-    from wdskit.storage.buckets import check_bucket
-
     url = url.rstrip("/")
-    check_bucket(url)
-    folder, name = split_url(f"{url}/")
-    if folder.count("/") < 3 or name:
+    if not check_bucket(url).key:
         raise PackError(f"{url}: the URL does not name a folder of a bucket. Write s3://BUCKET/FOLDER.")
     local = user_cache() / "uploads" / hashlib.sha256(url.encode()).hexdigest()[:16]
     make_folders(local, disk=disk)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -51,10 +50,11 @@ def choose_workers(num_shards: int, num_bytes: int | None) -> int:
 
 def map_shards(
     function: Callable[[S], T], shards: Iterable[S], *, workers: int, user: object = None
-) -> Generator[T | WdskitError, None, None]:
-    """Call `function` on each shard. Yield its result, or the `WdskitError` that it raised, in the order of the shards.
+) -> Generator[T, None, None]:
+    """Call `function` on each shard. Yield its results in the order of the shards.
 
-    If the generator is closed early, it cancels the calls that no process has received, and waits for the others.
+    If the generator is closed early, or `function` raises an error, it cancels the calls that no process has received,
+    and waits for the others.
 
     Args:
         function: Takes an element of `shards`. With several workers, function, argument and result must be picklable.
@@ -67,14 +67,13 @@ def map_shards(
     Raises:
         WdskitError: The processes cannot import the user's function, or would run the calling line again.
         WdskitError: A process was killed (by a signal, or because memory ran out), so results are missing.
-        Exception: Any other exception of `function`.
+        Exception: `function` raised it for the first of the shards that have an error.
     """
-    attempt = functools.partial(_catch_error, function)
     waiting = iter(shards)
     ahead = 4 * workers if workers > 1 else 0  # keeps all workers busy; a million futures at once would take gigabytes
     first = [*itertools.islice(waiting, ahead)]
     if len(first) < 2:
-        yield from map(attempt, itertools.chain(first, waiting))
+        yield from map(function, itertools.chain(first, waiting))
         return
     if user is not None:
         _check_script(user)
@@ -83,12 +82,12 @@ def map_shards(
         try:
             skips = without_script() if user is None else contextlib.nullcontext()
             with block_sigint(), skips:  # all workers start here
-                pending: deque[Future[T | WdskitError]] = deque(pool.submit(attempt, shard) for shard in first)
+                pending: deque[Future[T]] = deque(pool.submit(function, shard) for shard in first)
         except OSError as err:
             raise WdskitError(f"worker processes cannot start: {err.strerror or err}.\n  Use 1 worker.") from err
         while pending:
             result = pending.popleft().result()
-            pending.extend(pool.submit(attempt, shard) for shard in itertools.islice(waiting, 1))
+            pending.extend(pool.submit(function, shard) for shard in itertools.islice(waiting, 1))
             yield result
     except BrokenProcessPool as err:
         raise WdskitError("a worker process was killed, perhaps because memory ran out.") from err
@@ -107,13 +106,6 @@ def _check_script(user: object) -> None:
     if line:
         msg = f"{line}: each worker process would run this line again."
         raise WdskitError(f"{msg}\n  Put the line under {GUARD}, or use 1 worker.")
-
-
-def _catch_error(function: Callable[[S], T], shard: S) -> T | WdskitError:
-    try:
-        return function(shard)
-    except WdskitError as err:
-        return err
 
 
 def _start_worker() -> None:
@@ -148,8 +140,6 @@ def read_shards(
     num_done = 0
     with contextlib.closing(map_shards(function, shards, workers=num_workers)) as results:
         for size, result in zip(sizes, results, strict=True):
-            if isinstance(result, WdskitError):
-                raise result
             num_done += getattr(result, "num_bytes", 0) if size is None else size
             if progress:
                 progress(num_done, num_bytes)

@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.patterns import split_parts
 from wdskit.errors import PackError, RowError
+from wdskit.limits import MAX_COCO_BYTES
 from wdskit.packing.row import SAME_FIELD, Field, File, Reading, Row, field_of
 from wdskit.packing.sources.coco import Coco
 from wdskit.packing.sources.folder import ImageFolder, list_names
 from wdskit.packing.sources.parquet import Parquet
-from wdskit.packing.sources.records import Source, add_field, make_field, read_document
+from wdskit.packing.sources.records import Source, add_field, make_field, read_json
 from wdskit.packing.sources.table import SUFFIXES, Table
 from wdskit.packing.sources.tars import Tars
 from wdskit.storage.urls import is_local
@@ -53,7 +54,10 @@ def find_source(source: Any, how: Reading) -> Source:
 
 
 def _table_or_coco(path: str, how: Reading) -> Source:
-    document = read_document(path)
+    try:
+        document = read_json(File.whole(path), limit=MAX_COCO_BYTES)
+    except (OSError, ValueError) as err:
+        raise PackError(f"{path}: {str(err).removeprefix(f'{path}: ')}.") from err
     return Table(path, how, items=document) if isinstance(document, list) else Coco(path, how, document)
 
 

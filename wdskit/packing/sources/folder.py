@@ -36,7 +36,7 @@ class ImageFolder(Source):
         self._sidecar = re.compile(rf"(?is)(.+?)\.({ends})") if ends else None
         self._main = frozenset(SAME_FIELD.get(extension, extension) for extension in how.files)
         self._seen: set[str] = set()  # extensions of the sidecars so far
-        self._classes: dict[str, str] = {}  # a main file of each class, directly in its folder if it has one
+        self._classes: dict[str, str] = {}  # of each class a main file, the highest in its folder; "": of no class
 
     def rows(self) -> Iterator[Row | RowError]:
         """Yield one row per main file.
@@ -46,17 +46,15 @@ class ImageFolder(Source):
                 sub-folders, or the sub-folders are not classes: they have the names of splits or of parts of samples,
                 or the images of a class lie deeper than in its folder.
         """
-        at_top = ""
         for path, sidecars in self._walk("", ()):
-            name, slash, _ = path.partition("/")
-            if not slash:
-                at_top = at_top or path
-            elif path.count("/") < self._classes.setdefault(name, path).count("/"):
+            name = path.partition("/")[0] if "/" in path else ""
+            if path.count("/") < self._classes.setdefault(name, path).count("/"):
                 self._classes[name] = path
             yield self.row(os.path.join(self.path, path), self._fields, path, sidecars)
-            if at_top and self._classes:
-                raise PackError(f"{os.path.join(self.path, at_top)}: it is beside class folders: {min(self._classes)}.")
-        if not at_top:
+            if "" in self._classes and len(self._classes) > 1:
+                other = os.path.join(self.path, self._classes[""])
+                raise PackError(f"{other}: it is beside class folders: {max(self._classes)}.")
+        if "" not in self._classes:
             self._check_classes()
         unused = {*self.how.sidecars} - self._seen
         if unused:

@@ -19,7 +19,7 @@ from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, NPY_FIELDS, TEXT_FIELD
 from wdskit.codecs.formats import field_of_bytes, is_image_field
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import DecodeError, KeyRuleError, PackError, RowError
-from wdskit.limits import MAX_COCO_BYTES, MAX_ROW_BYTES
+from wdskit.limits import MAX_ROW_BYTES
 from wdskit.packing.labels import read_label
 from wdskit.packing.row import Field, File, LabelledJson, Reading, Row, SourceFiles, Values, bad_row, field_of, size_of
 from wdskit.shards.make_columns import parse_names
@@ -103,14 +103,6 @@ def read_json(field: Field, *, limit: int = MAX_ROW_BYTES) -> Any:
         raise ValueError(f"{name}: its JSON: {err}") from err
 
 
-def read_document(path: str) -> Any:
-    """Return the value of a file of JSON. PackError: The file cannot be read, or is not JSON."""
-    try:
-        return read_json(File.whole(path), limit=MAX_COCO_BYTES)
-    except (OSError, ValueError) as err:
-        raise PackError(f"{path}: {str(err).removeprefix(f'{path}: ')}.") from err
-
-
 def read_object(fields: Mapping[str, Field]) -> dict[str, Any]:
     """Return the object in the field `json` of a row; an empty object without the field.
 
@@ -142,13 +134,11 @@ def labelled_json(own: Mapping[str, Any], about: Mapping[str, str], *, has_label
 
 
 def keep_key(row: Row, given: str) -> Row:
-    """Return the row with the key that the source gave as the member `key` of its `json`, if its own key was changed.
+    """Return the row with the key that the source gave as the member `key` of its `json`.
 
     Raises:
         OSError, ValueError: The row's `json` is not an object, or has another `key`.
     """
-    if not row.is_cleaned:
-        return row
     both = labelled_json(read_object(row.fields), {"key": given}, has_label=False)
     return row._replace(fields=dict(sorted({**row.fields, "json": both}.items())))
 
@@ -179,7 +169,8 @@ def make_field(name: str, value: Any) -> Field | None:
         return bytes(value)
     if kind in NPY_FIELDS:
         array = value if isinstance(value, np.ndarray) else to_array(value)
-        return Values(array) if array.dtype.kind in "biufc" else encode_field(name, array)
+        data = encode_field(name, array)
+        return Values(data) if array.dtype.kind in "biufc" else data
     if kind in INT_FIELDS:
         label = read_label(value)
         return None if label is None else encode_field(name, label.value)
@@ -267,7 +258,7 @@ class Source(ABC):
         try:
             key, fields = make(*args)
             row = Row.make(key, fields, where, keys=self.how.keys, source=self.name if name is None else name)
-            return keep_key(row, key) if self.keeps_keys else row
+            return keep_key(row, key) if self.keeps_keys and row.is_cleaned else row
         except KeyError as err:
             return bad_row(where, f"it has no {err}")
         except OSError as err:
@@ -354,8 +345,7 @@ class Records:
             return {found: value}
         name = field_of(value) if isinstance(value, str) else ""
         if not is_image_field(name):
-            shown = repr(value)[:100]
-            raise ValueError(f"{shown} is not the path of one image with the extension of a format that wdskit reads")
+            raise ValueError(f"its image is not the path of a file with an image's extension: {value!r}")
         return {name: self._file(value)}
 
     def _file(self, path: str) -> File:

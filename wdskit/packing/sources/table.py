@@ -1,11 +1,11 @@
-"""Rows from a table of text: .csv, .tsv, .jsonl or .ndjson, also with .gz, or a .json with a list of objects."""
+"""Rows from a table of text: .csv, .tsv, .jsonl or .ndjson, also with .gz, or a .json with a list of objects. Which
+columns are image, key and fields of a row is decided in `records`.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import gzip
-import io
 import itertools
 import os
 import zlib
@@ -46,14 +46,11 @@ class Table(Source):
         lower = self.path.lower()
         suffix = os.path.splitext(lower.removesuffix(".gz"))[1]
         try:
-            with contextlib.ExitStack() as stack:
-                file: Any = stack.enter_context(open(self.path, "rb"))
-                if lower.endswith(".gz"):
-                    file = stack.enter_context(gzip.GzipFile(fileobj=file))
-                # A line of JSON ends only at \n. The csv module decides where a line of CSV ends.
-                newline = "\n" if suffix in _JSON_SUFFIXES else ""
-                # Invalid UTF-8 becomes surrogates, so that it is an error of its row only.
-                lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+            open_text: Any = gzip.open if lower.endswith(".gz") else open
+            # A line of JSON ends only at \n. The csv module decides where a line of CSV ends.
+            newline = "\n" if suffix in _JSON_SUFFIXES else ""
+            # Invalid UTF-8 becomes surrogates, so that it is an error of its row only.
+            with open_text(self.path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline) as lines:
                 yield from self._json(lines) if suffix in _JSON_SUFFIXES else self._csv(lines, is_tsv=suffix == ".tsv")
         except (OSError, EOFError, zlib.error) as err:
             raise PackError(f"{self.path}: cannot be read: {err}.") from err
