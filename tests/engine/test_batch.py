@@ -268,7 +268,7 @@ def test_a_cancelled_job_decodes_no_further_images(
     monkeypatch.setattr(batch_module, "CHUNK", 4)
     pipe = Pipeline().exact(pictures).decode("rgb8").random_resized_crop(8).to_tuple("jpg;png", "cls").batched(SIZE)
     program = program_of(pipe, threads=threads)
-    assert program.first is not None
+    assert program.writer is not None
     factory = BatchMaker(program)
     steps = steps_of(program)
     outcome = factory(factory.open(Job(0, steps, 0, len(steps))), FRESH, lambda: bool(prepared))

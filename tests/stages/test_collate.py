@@ -16,8 +16,8 @@ from PIL import Image
 from shards import npy, write_indexed, write_pictures
 
 from wdskit import ConfigError, Pipeline, PipelineError, Ragged, SampleError, WdskitError
-from wdskit.stages.base import Roles
 from wdskit.stages.collate import FRESH, Collate, as_tensors, make_ragged
+from wdskit.stages.run import Roles
 
 LAST = torch.channels_last
 ALIKE = ". Use to_tuple or to_dict to choose fields that all have"

@@ -22,9 +22,7 @@ from wdskit.errors import PROCESS_ERRORS, FolderIndexError, SampleError, ShardEr
 from wdskit.order.base import take_one
 from wdskit.order.steps import AnySteps
 from wdskit.processes import Outcome
-from wdskit.stages.base import names_image
 from wdskit.stages.collate import FRESH, Collate, Memory, as_tensors, empty_images
-from wdskit.stages.images.fused import FusedStep
 from wdskit.stages.run import Origin, RejectedSample, Slot, Timings, add_advice
 
 BUCKET = "__bucket__"
@@ -185,11 +183,7 @@ def _make(
     if columns is not None:
         _, positions, _, shards, numbers = locations
         by_columns = columns.make(job.reader, positions, shards, numbers, job.bounds, memory, epoch=job.job.epoch)
-    if columns is not None and by_columns is None and len(job.bounds) > 1:
-        for number in range(len(job.bounds)):  # each batch alone: not all need to be made sample by sample
-            _make(program, job.part(number), memory, is_cancelled, batches, slot)
-        return
-    name, first = "read-to-batched", len(batches)
+    name = "read-to-batched"
     collated: Iterator[_Collated] = itertools.starmap(_Collated, by_columns or ())
     if by_columns is None:
         samples = _Samples(program, job, memory, slot)
@@ -206,7 +200,7 @@ def _make(
     if timings is not None:
         total.merge(timings)
     total.traffic = job.reader.take_traffic()
-    batches[first] = batches[first]._replace(timings=total)
+    batches[0] = batches[0]._replace(timings=total)
 
 
 def _finish(
@@ -259,12 +253,13 @@ class _Samples:
         self._made: list[tuple[Any, Origin]] = []
         self._bad: dict[int, SampleError] = {}  # errors of samples that are replaced, by row
         self._error: BaseException | None = None  # of the row after `_made`
-        self._images: NDArray[Any] | None = None  # of all samples; None without `writer`
-        self._rows: dict[int, NDArray[Any]] = {}  # parts of `_images`, by row
+        self._images: Any = None  # of all samples; None without `writer`
+        self._rows: list[NDArray[Any]] = []  # the parts of `_images`
         if program.writer is not None:
             assert program.writer.out_shape is not None
-            shape = (len(self._locations), *program.writer.out_shape)
-            self._images = empty_images(memory, shape, program.writer.dtype)
+            num = len(self._locations)
+            self._images = empty_images(memory, (num, *program.writer.out_shape), program.writer.dtype)
+            self._rows = [self._images[row : row + 1] for row in range(num)]
 
     def make(self, is_cancelled: Callable[[], bool], total: Timings) -> None:
         """Make all samples, up to the first that fails: `collate` raises its error. Add the timings to `total`.
@@ -288,89 +283,82 @@ class _Samples:
 
     def _make_chunk(self, rows: range, is_cancelled: Callable[[], bool], timings: Timings | None) -> None:
         """Make the samples in `rows`. Raise the error of the first one that cannot be made or replaced."""
-        decoded: dict[int, tuple[Any, Origin]] = {}
-        for at in rows:
+        if is_cancelled():
+            raise _Cancelled
+        read = self._read_chunk(rows, timings)
+        decoded = self._decode_chunk(read, timings)
+        for row in rows:
             if is_cancelled():
                 raise _Cancelled
-            if at == rows.start and self._program.first is not None:
-                decoded = self._decode_chunk(self._program.first, rows, timings)
-            position, shard, sample = self._locations[at]
+            position, shard, sample = self._locations[row]
             self._slot[1] = position
             try:
-                if at in decoded:
-                    value, origin = decoded.pop(at)
-                    stages = self._program.stages[origin.part]
-                    made = stages.apply(value, origin, self._out(at), timings, 1), origin
+                if row in decoded:
+                    value, origin = decoded.pop(row)
+                    made = self._program.stages[origin.part].apply(value, origin, timings=timings, start=1), origin
+                elif row in read:
+                    made = self._make_one(row, *read.pop(row), timings)
                 else:
-                    made = self._read_and_make(at, position, shard, sample, timings)
+                    made = self._read_and_make(row, position, shard, sample, timings)
             except SampleError as err:
                 if not self._forgives(err):
                     add_advice(err)
                     raise
-                made = self._substitute(at, err.with_traceback(None), timings)
+                made = self._substitute(row, err.with_traceback(None), timings)
             self._made.append(made)
 
-    def _decode_chunk(self, first: FusedStep, rows: range, timings: Timings | None) -> dict[int, tuple[Any, Origin]]:
-        """Read the samples in `rows` and apply the first stage, which decodes an image.
-
-        Return {row: (sample after the stage, origin)}. Rows that fail are missing: they are made again one by one,
-        which raises their errors.
+    def _read_chunk(self, rows: range, timings: Timings | None) -> dict[int, tuple[Any, Origin]]:
+        """Return {row: (sample, origin)} of the samples in `rows`. Rows that cannot be read are missing: they are read
+        again one by one, which raises their errors.
         """
         # All samples are read, then all are prepared, then all pixels are decoded. Sample by sample, all of this would
         # run with CPU caches that a decoder has filled, and hold Python's lock three to five times as long.
-        prepared, read, decoded = [], [], {}
-        locations, chunk = self._job.locations, slice(rows.start, rows.stop)
         self._slot[1] = self._locations[rows.start][0]
-        samples = self._reader.read_many(locations.shards[chunk], locations.samples[chunk])
-        for at in rows:
-            position, shard, sample = self._locations[at]
+        chunk = slice(rows.start, rows.stop)
+        samples = self._reader.read_many(self._job.locations.shards[chunk], self._job.locations.samples[chunk])
+        read = {}
+        for row in rows:
+            position, shard, sample = self._locations[row]
             self._slot[1] = position
             with contextlib.suppress(Exception):
-                one = samples[at - rows.start] if samples else self._reader.read(shard, sample, names_image)
-                path, key, part, fields = one
-                read.append((at, Origin(path, key, 0, position, part, epoch=self._job.job.epoch), fields))
+                found = samples[row - rows.start] if samples else self._reader.read(shard, sample)
+                read[row] = self._sample(position, *found)
         if timings is not None:
             timings.lap("read", len(rows))
-        for at, origin, fields in read:
-            with contextlib.suppress(Exception):
-                prepared.append((at, first.prepare({"__key__": origin.key, "__url__": origin.url, **fields}, origin)))
+        return read
+
+    def _decode_chunk(
+        self, read: dict[int, tuple[Any, Origin]], timings: Timings | None
+    ) -> dict[int, tuple[Any, Origin]]:
+        """Decode the images of read samples into the batch, in C. Return {row: (sample after the first stage, origin)}
+        without the rows that C leaves.
+        """
+        decoder = self._program.decoder
+        if decoder is None:
+            return {}
+        prepared = []
+        for row, (value, origin) in read.items():
+            with contextlib.suppress(Exception):  # raised again when the sample is made
+                prepared.append((row, decoder.prepare(value, origin)))
         if timings is not None:
-            timings.lap("headers", len(rows))
-        label = self._program.stages[0].steps[0].label
-        images = self._images if first is self._program.writer else None
-        left = prepared
-        if images is not None and first.is_native:
-            written = first.carry_out_many(
-                [each for _, each in prepared], images, [at for at, _ in prepared], self._slot
-            )
-            left = []
-            for (at, each), is_written in zip(prepared, written, strict=True):
-                if is_written and each.field is not None:
-                    each.values[each.field] = self._image(at)
-                    decoded[at] = each.values, each.origin
-                else:
-                    left.append((at, each))
-            if timings is not None and decoded:
-                timings.lap(label, len(decoded))
-        for at, each in left:
-            self._slot[1] = self._locations[at][0]
-            with contextlib.suppress(Exception):
-                decoded[at] = first.carry_out(each, self._image(at) if images is not None else None), each.origin
-                if timings is not None:
-                    timings.lap(label)
+            timings.lap("headers", len(read))
+        rows = [row for row, _ in prepared]
+        written = decoder.carry_out_many([each for _, each in prepared], self._images, rows, self._slot)
+        decoded = {}
+        for (row, each), is_written in zip(prepared, written, strict=True):
+            if is_written:
+                each.values[each.field] = self._rows[row]
+                decoded[row] = each.values, each.origin
+        if timings is not None and decoded:
+            timings.lap(self._program.stages[0].steps[0].label, len(decoded))
         return decoded
 
-    def _image(self, row: int) -> NDArray[Any]:
-        """Return the memory of a row's image in the batch, (1, channels, height, width)."""
-        assert self._images is not None
-        image = self._rows.get(row)
-        if image is None:
-            image = self._rows[row] = self._images[row : row + 1]
-        return image
-
-    def _out(self, row: int) -> tuple[FusedStep, NDArray[Any]] | None:
-        writer = self._program.writer
-        return None if writer is None else (writer, self._image(row))
+    def _sample(
+        self, position: int, path: str, key: str, part: int, fields: dict[str, bytes]
+    ) -> tuple[dict[str, Any], Origin]:
+        """Return a read sample before its stages, and its origin. `position` decides its random numbers."""
+        origin = Origin(path, key, 0, position, part, epoch=self._job.job.epoch)
+        return {"__key__": key, "__url__": path, **fields}, origin
 
     def _read_and_make(
         self, row: int, position: int, shard: int, sample: int, timings: Timings | None
@@ -382,12 +370,16 @@ class _Samples:
             StorageError, FolderIndexError: The shard cannot be opened or read.
             SampleError: A stage failed.
         """
-        path, key, part, fields = self._reader.read(shard, sample)
+        found = self._reader.read(shard, sample)
         if timings is not None:
             timings.lap("read")
-        origin = Origin(path, key, 0, position, part, epoch=self._job.job.epoch)
-        value = {"__key__": key, "__url__": path, **fields}
-        return self._program.stages[part].apply(value, origin, self._out(row), timings), origin
+        return self._make_one(row, *self._sample(position, *found), timings)
+
+    def _make_one(self, row: int, value: Any, origin: Origin, timings: Timings | None) -> tuple[Any, Origin]:
+        """Return a read sample after all one-to-one stages, and its origin. SampleError: A stage failed."""
+        writer = self._program.writer
+        out = None if writer is None else (writer, self._rows[row])
+        return self._program.stages[origin.part].apply(value, origin, out, timings), origin
 
     def _forgives(self, err: SampleError) -> bool:
         """Return True if the error budget covers the error of a sample, so that another sample replaces it. The caller
@@ -468,17 +460,14 @@ class _Samples:
         batched, writer = self._program.collate, self._program.writer
         if batched is None:
             return values[0], origins[0]
-        if writer is None or self._images is None:
-            return batched.collated(values, origins, self._memory, {})
+        if writer is None:
+            return batched.collated(values, origins, self._memory)
         rows = range(bound.start, bound.stop)
-        place = _place_of(values[0], self._image(bound.start))
-        is_written = place is not None and all(
-            _has(value, place, self._image(row)) for value, row in zip(values, rows, strict=True)
-        )
-        if not is_written:
-            values = [self._owned(row)[0] for row in rows]
-        ready = {place: self._images[bound]} if is_written else {}
-        return batched.collated(values, origins, self._memory, ready)
+        places = {_place_of(value, self._rows[row]) for value, row in zip(values, rows, strict=True)}
+        place = places.pop() if len(places) == 1 else None
+        if place is None:
+            return batched.collated([self._owned(row)[0] for row in rows], origins, self._memory)
+        return batched.collated(values, origins, self._memory, {place: self._images[bound]})
 
     def _owned(self, row: int, made: tuple[Any, Origin] | None = None) -> tuple[Any, Origin]:
         """Return a sample and its origin, with the image in the form that the user gets in place of the memory of the
@@ -488,7 +477,7 @@ class _Samples:
         writer = self._program.writer
         if writer is None or not isinstance(value, (dict, tuple)):
             return value, origin
-        image = self._image(row)
+        image = self._rows[row]
         if isinstance(value, dict):
             return {name: writer.value_of(image) if item is image else item for name, item in value.items()}, origin
         return tuple(writer.value_of(image) if item is image else item for item in value), origin
@@ -532,14 +521,6 @@ def _place_of(sample: Any, image: NDArray[Any]) -> int | str | None:
     items = sample.items() if isinstance(sample, dict) else enumerate(sample) if isinstance(sample, tuple) else ()
     places = [place for place, value in items if value is image]
     return places[0] if len(places) == 1 else None
-
-
-def _has(sample: Any, place: Any, image: NDArray[Any]) -> bool:
-    """Return whether a sample has an image at a place."""
-    try:
-        return sample[place] is image
-    except (KeyError, IndexError, TypeError):
-        return False
 
 
 def _signature(sample: Any) -> Any:

@@ -14,10 +14,9 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.engine.reader import ColumnarSamples, SampleReader
 from wdskit.errors import SampleError, WdskitError
 from wdskit.order.base import Ints
-from wdskit.stages.base import NOTHING
 from wdskit.stages.collate import Batcher, Collate, Memory, Ragged, has_torch_dtype, offsets_of
 from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple
-from wdskit.stages.run import Origin, SampleStages, add_advice
+from wdskit.stages.run import NOTHING, Origin, SampleStages, add_advice
 
 FieldColumn: TypeAlias = NpyColumn | list[Any]
 """One field of all samples: the bytes that were read (a `RawColumn`), arrays in these bytes, or a list of values."""
@@ -54,7 +53,7 @@ class BatchColumns:
         """Return an iterator over (batch, origin). The origin's `members` are those of its first and last sample.
 
         Return None if the batches must be made sample by sample, because C cannot read the samples together: they
-        differ in their fields, or have a header that is not plain.
+        differ in their fields, one has a header that is not plain, or a shard is damaged.
 
         Args:
             reader: Reads the samples.
@@ -66,16 +65,12 @@ class BatchColumns:
             epoch: Number of the epoch, for the origins.
 
         Raises:
-            ShardError: A shard is damaged.
-            StorageError, FolderIndexError: A shard cannot be opened.
             SampleError: From the iterator: a stage failed on a sample, or the samples cannot be collated.
         """
         try:
             found = reader.read_columns(shards, samples)
-        except (WdskitError, OSError):
-            if len(bounds) == 1:
-                raise
-            return None  # each batch alone: those before the damaged shard are made
+        except (WdskitError, OSError):  # raised again by its sample, after the batches before it
+            return None
         if found is None:
             return None
 

@@ -88,14 +88,6 @@ class OpenJob(NamedTuple):
     bounds: list[slice]
     labels: list[Any] | None = None
 
-    def part(self, number: int) -> OpenJob:
-        """Return the job with only the batch `number` of this job."""
-        columns: Any = self.locations
-        rows = self.bounds[number]
-        locations = SampleLocations(*(column[rows] for column in columns))
-        labels = None if self.labels is None else self.labels[number : number + 1]
-        return self._replace(locations=locations, bounds=[slice(0, len(locations.positions))], labels=labels)
-
 
 @dataclass(frozen=True, eq=False)
 class Program:
@@ -118,7 +110,7 @@ class Program:
             all ranks count. 0 fetches nothing in advance.
         columns: Makes batches field by field. None if the stages do not allow it or differ between parts, if bad
             samples are replaced, if a shard is remote, or without native code.
-        first: The first stage, if it decodes images; None otherwise, or if parts differ.
+        decoder: `writer`, if it is the first stage of all samples and C decodes its images; None otherwise.
         writer: The stage that writes its image straight into the batch; None without such a stage, if parts differ, or
             if `batched` has a collate function of the user.
         mask_place: The place of `__valid__` in the tuples of `to_tuple`; None if no `to_tuple` names it.
@@ -138,7 +130,7 @@ class Program:
     num_ahead: int = 0
     mask_place: int | None = None
     columns: BatchColumns | None = field(init=False)
-    first: FusedStep | None = field(init=False)
+    decoder: FusedStep | None = field(init=False)
     writer: FusedStep | None = field(init=False)
     chunk_pace: TimingSampler = field(init=False, default_factory=TimingSampler)
     pace: TimingSampler = field(init=False, default_factory=TimingSampler)
@@ -149,12 +141,13 @@ class Program:
         is_uniform = all(each == self.stages[0] for each in self.stages)
         collates = self.collate is not None and isinstance(self.collate.collate, Collate)
         has_columns = is_uniform and is_native and not self.reader.is_remote and not self.forgives
-        first = steps[0].function if steps and is_uniform else None
         writers = [_writer(each.steps) for each in self.stages] if collates else [None]
+        writer = writers[0] if all(each is writers[0] for each in writers) else None
+        is_first = writer is not None and is_uniform and steps[0].function is writer
         found = {
             "columns": columns_of(self.stages[0], self.collate) if has_columns else None,
-            "first": first if isinstance(first, FusedStep) else None,
-            "writer": writers[0] if all(each is writers[0] for each in writers) else None,
+            "decoder": writer if is_native and is_first else None,
+            "writer": writer,
         }
         for name, value in found.items():
             object.__setattr__(self, name, value)

@@ -162,16 +162,12 @@ class SampleReader:
         table = self.tables[at]
         return at, table, shard - self._stop_list[at] + len(table)
 
-    def read(
-        self, shard: int, sample: int, viewed: Callable[[str], bool] | None = None
-    ) -> tuple[str, str, int, dict[str, Any]]:
+    def read(self, shard: int, sample: int) -> tuple[str, str, int, dict[str, bytes]]:
         """Return (path, key, part, fields) of one sample. `part` is the number of the shard's part of the mixture.
 
         Args:
             shard: Number of the shard.
             sample: Number of the sample among the samples of the shard that the source uses.
-            viewed: Takes a field's name. If it returns True, the field is a memoryview, without a copy. Other fields
-                are bytes. None: all fields are bytes.
 
         Raises:
             ShardError: The shard is damaged.
@@ -180,12 +176,9 @@ class SampleReader:
         at, table, inner = self._find_table(shard)
         local = self._shard(shard)
         key, fields = local.read(table.number(inner, sample))
-        if viewed is None:
-            return local.path, key, self.parts[at], {name: bytes(view) for name, view in fields.items()}
-        given = {name: view if viewed(name) else bytes(view) for name, view in fields.items()}
-        return local.path, key, self.parts[at], given
+        return local.path, key, self.parts[at], {name: bytes(view) for name, view in fields.items()}
 
-    def read_many(self, shards: Ints, samples: Ints) -> list[tuple[str, str, int, dict[str, Any]]] | None:
+    def read_many(self, shards: Ints, samples: Ints) -> list[tuple[str, str, int, dict[str, bytes]]] | None:
         """Return (path, key, part, fields) of each sample, read in C. All fields are bytes.
 
         Return None if any shard of the reader is remote, if the C code is missing or cannot read a sample, or

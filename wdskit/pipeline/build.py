@@ -13,11 +13,11 @@ from wdskit.engine.reader import SampleReader
 from wdskit.engine.stream import StreamPipeline
 from wdskit.errors import PipelineError
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, describe_small_cache, measure_cache
-from wdskit.stages.base import Context, FunctionLookup, bind_steps, lives, merged
+from wdskit.stages.base import Context, FunctionLookup, bind_steps, lives
 from wdskit.stages.epoch import plan_epoch
 from wdskit.stages.images.fused import fuse
 from wdskit.stages.registry import resolve
-from wdskit.stages.run import RankInfo, Run, SampleStages
+from wdskit.stages.run import RankInfo, Run, SampleStages, merged
 from wdskit.stages.streaming import Stream, StreamRun
 from wdskit.stages.vision import Torchvision
 

@@ -16,9 +16,8 @@ from numpy.typing import DTypeLike, NDArray
 from typing_extensions import TypeIs
 
 from wdskit.errors import PipelineError
-from wdskit.stages.base import NO_ROLES, Roles
 from wdskit.stages.fields import list_fields
-from wdskit.stages.run import Origin, Run, stage_error
+from wdskit.stages.run import NO_ROLES, Origin, Roles, Run, stage_error
 
 if TYPE_CHECKING:
     import torch

@@ -29,8 +29,8 @@ from wdskit.config.types import (
 )
 from wdskit.errors import DecodeError, PipelineError, WdskitError
 from wdskit.limits import MAX_PIXELS
-from wdskit.stages.base import NOTHING, Context, Function, Live, PerSampleStage, Roles
-from wdskit.stages.run import NO_ORIGIN, Origin, ValueFunction
+from wdskit.stages.base import Context, Function, PerSampleStage
+from wdskit.stages.run import NO_ORIGIN, NOTHING, Live, Origin, Roles, ValueFunction
 
 _MAX_EXACT = 1 << 53  # float64 is exact for whole numbers up to this number
 

@@ -15,10 +15,10 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from wdskit.config.types import refuse, show
 from wdskit.errors import PipelineError, WdskitError
-from wdskit.stages.base import Context, Live, PerSampleStage, Roles
+from wdskit.stages.base import Context, PerSampleStage
 from wdskit.stages.fields import check_dict, pick
 from wdskit.stages.images.transforms import only_image
-from wdskit.stages.run import Origin, Run
+from wdskit.stages.run import Live, Origin, Roles, Run
 from wdskit.text import install_extra
 
 FieldKind = Annotated[

@@ -7,10 +7,10 @@ import pytest
 from image_kinds import OTHERS, make
 
 from wdskit.errors import PipelineError, WdskitError
-from wdskit.stages.base import Context, Roles
+from wdskit.stages.base import Context
 from wdskit.stages.images import transforms
 from wdskit.stages.images.transforms import CenterCrop, Normalize, RandomFlip, RandomResizedCrop, Resize, ToTensor
-from wdskit.stages.run import Origin, RankInfo, Run
+from wdskit.stages.run import Origin, RankInfo, Roles, Run
 
 
 def bound(spec, image_fields=frozenset(), seed=0):

@@ -21,7 +21,7 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.structure import colour_jpeg_header
 from wdskit.errors import DecodeError
 from wdskit.native import native
-from wdskit.stages.base import Context, Live, PerSampleStage, Roles, bind_steps, lives
+from wdskit.stages.base import Context, PerSampleStage, bind_steps, lives
 from wdskit.stages.fields import Decode, FieldDecoder
 from wdskit.stages.images import geometry
 from wdskit.stages.images.transforms import (
@@ -36,7 +36,7 @@ from wdskit.stages.images.transforms import (
     draw_crop,
     pair,
 )
-from wdskit.stages.run import Origin, Slot, Step, stage_error
+from wdskit.stages.run import Live, Origin, Roles, Slot, Step, stage_error
 
 
 class FusedStages(PerSampleStage):
@@ -147,8 +147,8 @@ class Prepared(NamedTuple):
 
     Attributes:
         origin: Origin of the sample.
-        values: All fields of the sample: the image as bytes or a memoryview, the other fields decoded. If `field` is
-            None, the sample as it was.
+        values: All fields of the sample: the image as bytes, the other fields decoded. If `field` is None, the sample
+            as it was.
         field: The image field; None if the stages must process the sample one after the other.
         plan: What the code in C makes of the image; None if it cannot make this image.
     """
@@ -212,8 +212,7 @@ class FusedStep:
         prepare several samples before the first image is decoded.
 
         Args:
-            sample: A dict of fields as bytes; in a sample that was just read, images may be memoryviews. The dict is
-                not changed.
+            sample: A dict of fields as bytes. The dict is not changed.
             origin: Origin of the sample.
 
         Returns:
@@ -222,13 +221,12 @@ class FusedStep:
         if not isinstance(sample, dict):
             return Prepared(origin, sample)
         field = self._field_of(sample)
-        values = {name: value if name == field else _as_bytes(value) for name, value in sample.items()}
         if field is not None:
             with contextlib.suppress(Exception):  # the single stages raise it again, in the order of the fields
-                others = {name: self.decode.decode_one(name, value) for name, value in values.items() if name != field}
-                return Prepared(origin, values | others, field, self._plan(values[field], origin))
-            values[field] = bytes(values[field])
-        return Prepared(origin, values)
+                one = self.decode.decode_one
+                values = {name: value if name == field else one(name, value) for name, value in sample.items()}
+                return Prepared(origin, values, field, self._plan(sample[field], origin))
+        return Prepared(origin, sample)
 
     def carry_out(self, prepared: Prepared, out: NDArray[Any] | None = None) -> Any:
         """Return the sample after all stages: its fields decoded and its image cropped.
@@ -252,7 +250,6 @@ class FusedStep:
                 return sample
         steps = self.single_steps
         if field is not None:  # the other fields are decoded
-            sample[field] = bytes(sample[field])
             pixels = replace(self.decode, images="rgb8", only=frozenset({field}))
             steps = (Step("decode", pixels), *steps[1:])
         for step in steps:
@@ -351,7 +348,7 @@ class FusedStep:
             field = next((name for name in self._field.split(";") if name in sample), None)
         if field is None or not is_image_field(field) or not self.decode.takes(field, b""):
             return None
-        return field if isinstance(sample[field], (bytes, memoryview)) else None
+        return field if isinstance(sample[field], bytes) else None
 
 
 def factors_of(normalize: Normalize | None) -> bytes:
@@ -362,7 +359,3 @@ def factors_of(normalize: Normalize | None) -> bytes:
         return b""
     numbers = np.concatenate(geometry.affine_numbers(*normalize.numbers, 255.0))
     return np.repeat(numbers, 6 // len(numbers)).tobytes()
-
-
-def _as_bytes(value: Any) -> Any:
-    return bytes(value) if isinstance(value, memoryview) else value

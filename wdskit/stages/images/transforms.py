@@ -26,10 +26,10 @@ from wdskit.config.types import (
     refuse,
 )
 from wdskit.errors import PipelineError, WdskitError
-from wdskit.stages.base import Context, Live, PerSampleStage, Roles
+from wdskit.stages.base import Context, PerSampleStage
 from wdskit.stages.fields import find, list_fields
 from wdskit.stages.images import geometry
-from wdskit.stages.run import Origin, Run
+from wdskit.stages.run import Live, Origin, Roles, Run
 
 Sample: TypeAlias = dict[str, Any]
 
