@@ -34,7 +34,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "loader.gather": ("gather_valid",),
     "loader.make": ("make_loader",),
-    "loader.stats": ("LoaderStats", "StageStats"),
+    "loader.stats": ("LoaderStats",),
     "packing.pack": ("PackResult", "pack", "reshard"),
     "page": ("view",),
     "pipeline.builder": ("Pipeline",),

@@ -25,7 +25,6 @@ from wdskit.errors import WdskitError as WdskitError
 from wdskit.loader.gather import gather_valid as gather_valid
 from wdskit.loader.make import make_loader as make_loader
 from wdskit.loader.stats import LoaderStats as LoaderStats
-from wdskit.loader.stats import StageStats as StageStats
 from wdskit.packing.pack import PackResult as PackResult
 from wdskit.packing.pack import pack as pack
 from wdskit.packing.pack import reshard as reshard
@@ -77,7 +76,6 @@ __all__ = [
     "ShardError",
     "ShardRow",
     "SplitReport",
-    "StageStats",
     "StateError",
     "StorageError",
     "Summary",

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +15,6 @@ from shards import number_of, write_numbers, write_shard
 from simplejpeg import encode_jpeg
 
 from wdskit import Pipeline, PipelineError, gather_valid
-from wdskit.loader import loader as planned
-from wdskit.loader.device import Pin, ToDevice
 from wdskit.shards.index import index_folder
 
 NUM, BATCH, SIDE = 640, 64, 224
@@ -83,65 +80,23 @@ def test_batches_on_the_gpu_have_the_numbers_of_the_cpu(photographs, ending, way
             assert torch.equal(images.cpu(), expected)
 
 
-# --- the order of work on two CUDA streams
+# --- page-locked memory
 
 
-class NotAwaited(ToDevice):
-    """A mutant: the consumer's stream does not wait for the copy."""
-
-    def receive(self, sent: Any) -> Any:
-        return sent[0]
-
-
-class NotRecorded(ToDevice):
-    """A mutant: the memory of a batch is free when the consumer drops the batch, although its stream still reads it."""
-
-    def receive(self, sent: Any) -> Any:
-        torch.cuda.current_stream().wait_event(sent[1])
-        return sent[0]
-
-
-def sums_behind_slow_work(folder: str, monkeypatch, kind: type[ToDevice], slow: str) -> bool:
-    """Return whether the sums of all batches are right, if slow work comes before each copy or before each sum."""
-
-    def make_mover(_: Any) -> Pin:
-        mover = kind(torch.device("cuda", 0))
-        send = mover.send
-
-        def slowly(value: Any) -> Any:
-            if slow == "copy":
-                with torch.cuda.stream(mover._stream):
-                    torch.cuda._sleep(CYCLES)
-            return send(value)
-
-        mover.send = slowly  # type: ignore[method-assign]
-        return mover
-
-    pipe = pipeline(folder, "uint8")
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_batch_is_whole_when_it_is_read_and_until_it_was_read(photographs, slow):
+    """Slow work on the consumer's stream comes before each copy and before each sum."""
+    pipe = pipeline(photographs, "uint8")
     expected = [images.double().sum((1, 2, 3)) for images, _ in pipe.loader(workers=0)]
-    with monkeypatch.context() as patch:
-        patch.setattr(planned, "make_mover", make_mover)
-        loader = pipe.loader(workers=2, threads=4)
-    torch.cuda.empty_cache()  # the memory of other tests would hide that a batch's memory is used again
-    found = []
-    for images, _ in loader:
-        if slow == "sum":
-            torch.cuda._sleep(4 * CYCLES)
-        found.append(images.double().sum((1, 2, 3)))
-        del images, _
-    return all(torch.equal(one.cpu(), other) for one, other in zip(found, expected, strict=True))
-
-
-@pytest.mark.parametrize("slow", ["copy", "sum", ""])
-def test_a_batch_is_whole_when_it_is_read_and_until_it_was_read(photographs, monkeypatch, slow):
-    assert sums_behind_slow_work(photographs, monkeypatch, ToDevice, slow)
-    with torch.cuda.stream(torch.cuda.Stream()):
-        assert sums_behind_slow_work(photographs, monkeypatch, ToDevice, slow)
-
-
-@pytest.mark.parametrize(("kind", "slow"), [(NotAwaited, "copy"), (NotRecorded, "sum")])
-def test_the_check_finds_a_wrong_order(photographs, monkeypatch, kind, slow):
-    assert not sums_behind_slow_work(photographs, monkeypatch, kind, slow)
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            found = []
+            for images, _ in pipe.loader(device="cuda", workers=2, threads=4):
+                if slow:
+                    torch.cuda._sleep(4 * CYCLES)
+                found.append(images.double().sum((1, 2, 3)))
+                del images, _
+            assert all(torch.equal(one.cpu(), other) for one, other in zip(found, expected, strict=True))
 
 
 def test_no_more_memory_than_a_few_batches(photographs):

@@ -74,8 +74,8 @@ def test_dcp_refuses_another_sequence_by_name(shards, tmp_path):
     folder = str(tmp_path / "checkpoint")
     save(exact(shards).with_epoch(3), folder, 2)
     for other, told in (
-        (exact(shards), "with_epoch is None here and 3 in the state"),
-        (exact(shards, window=5).with_epoch(3), "window is 5 here and 4096 in the state"),
+        (exact(shards), "with_epoch is None here and 3 there"),
+        (exact(shards, window=5).with_epoch(3), "window is 5 here and 4096 there"),
     ):
         with pytest.raises(StateError, match=told):
             load(other, folder, 1)

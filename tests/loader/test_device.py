@@ -12,7 +12,7 @@ import pytest
 import torch
 from leaks import open_things, opened_since
 from shards import fail_on_7, number_of
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from wdskit import Pipeline, PipelineError, Ragged, SampleError
 from wdskit.engine.batch import Batch
@@ -111,7 +111,7 @@ TYPES = {
 @pytest.mark.parametrize("name", TYPES)
 def test_a_batch_keeps_its_type_on_its_way_to_a_device(name):
     value = TYPES[name](torch.ones(2, 3))
-    moved = map_tensors(value, lambda tensor: tensor.to("meta"), own=lambda each: each.to("meta"))
+    moved = map_tensors(value, lambda tensor: tensor.to("meta"))
     assert type(moved) is type(value)
     assert {each.type for each in tensors_of(value)} == {"cpu"}
     assert {each.type for each in tensors_of(moved)} == {"meta"}
@@ -121,9 +121,14 @@ def test_a_batch_keeps_its_type_on_its_way_to_a_device(name):
 
 def tensors_of(value: Any) -> list[torch.device]:
     found: list[torch.device] = []
-    map_tensors(
-        value, lambda tensor: found.append(tensor.device) or tensor, own=lambda each: found.append(each[0].device)
-    )
+
+    def note(tensor: Any) -> Any:
+        found.extend([tensor.values.device] if isinstance(tensor, Ragged) else [])
+        found.extend([tensor[0].device] if isinstance(tensor, PackedSequence) else [])
+        found.extend([tensor.device] if isinstance(tensor, torch.Tensor) else [])
+        return tensor
+
+    map_tensors(value, note)
     return found
 
 

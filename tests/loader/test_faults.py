@@ -143,7 +143,7 @@ def test_a_worker_that_does_not_start_names_the_guard(python, six, tmp_path, sta
     done = python.run(tmp_path / "train.py", LATE.format(loader=loader, in_worker=in_worker))
     if "sleep" in in_worker:
         assert (done.returncode, done.stdout) == (0, "39\n")
-        late = r"worker 0 \(pid \d+\) has not started within \d s\. It may be running the script's own code"
+        late = r"worker 0 \(pid \d+\) for \d s\. It has not started. It may still run the script's own code"
         assert re.search(late, done.stderr)
     else:
         assert done.returncode == 1
@@ -393,6 +393,45 @@ def test_what_cannot_reach_workers_is_refused_when_the_loader_is_made(six, start
         pipe.loader(workers=1, start_method=start_method)
     assert len(list(pipe.loader(workers=1, start_method="fork"))) == 39
     assert len(list(pipe.loader(workers=0))) == 39
+
+
+# --- the end of the program
+
+
+AT_EXIT = """
+import queue, threading, time
+import wdskit
+
+def slow(sample):
+    time.sleep(0.02)
+    return sample
+
+class Background(threading.Thread):
+    def __init__(self, source):
+        super().__init__(daemon=True)
+        self.source, self.queue = source, queue.Queue(2)
+        self.start()
+
+    def run(self):
+        for item in self.source:
+            self.queue.put(item)
+
+if __name__ == "__main__":
+    thread = Background(wdskit.Pipeline().exact({folder!r}).map(slow).batched(3).loader(**{settings!r}))
+    for _ in range(4):
+        thread.queue.get()
+"""
+
+
+@pytest.mark.parametrize("settings", WAYS[:2], ids=str)
+def test_a_daemon_thread_that_reads_at_the_end_of_the_program_prints_nothing(six, tmp_path, settings):
+    """The workers end while the thread waits for a batch of them."""
+    folder = str(Path(six).parent)
+    index_folder(folder, workers=1)
+    script = tmp_path / "train.py"
+    script.write_text(AT_EXIT.format(folder=folder, settings=settings))
+    done = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # --- leaks

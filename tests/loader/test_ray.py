@@ -132,8 +132,9 @@ def test_a_job_that_ends_each_worker_is_an_error(numbers, ray):
 def test_too_small_a_cluster_ends_with_the_numbers_after_the_timeout(numbers, ray):
     ray.num_cpus = 0
     message = (
-        r"^no batch came within 0.2 s \(timeout\): one of 4 workers on ray \(2 CPUs each\) has not started within "
-        r"[01] s. The cluster has 0 CPUs, 0 of them free.\n  Correct what hangs, or raise `timeout`; 0 is no limit.$"
+        r"^no batch came within 0.2 s \(timeout\): no batch has come from one of 4 workers on ray \(2 CPUs each\) for "
+        r"0 s. It has not started. The cluster has 0 CPUs, 0 of them free.\n  Correct what hangs, or raise `timeout`; "
+        r"0 is no limit.$"
     )
     with pytest.raises(PipelineError, match=message):
         list(exact(numbers).batched(3).loader(workers=4, threads=2, on="ray", timeout=0.2))

@@ -10,7 +10,7 @@ from dataclasses import FrozenInstanceError, asdict, replace
 import pytest
 from shards import index_numbers, number_of, write_pictures, write_shard
 
-from wdskit import LoaderStats, Pipeline, StageStats
+from wdskit import LoaderStats, Pipeline
 from wdskit.shards.index import index_folder
 from wdskit.stages.run import Timings, TimingSampler
 from wdskit.storage.traffic import Traffic
@@ -31,8 +31,8 @@ STATS = LoaderStats(
     bytes_per_s=1e4,
     traffic=Traffic(),
     stages={
-        "read": StageStats(0.02, 0.013),
-        "decode-crop": StageStats(1.5, 0.987),
+        "read": 0.02,
+        "decode-crop": 1.5,
     },
 )
 
@@ -141,8 +141,7 @@ def consistent(found):
     assert found.first_wait_s > 0
     assert found.bytes_read > 0
     assert found.bytes_per_s == pytest.approx(found.bytes_read / found.samples * found.samples_per_s)
-    assert sum(stage.share_ratio for stage in found.stages.values()) == pytest.approx(1)
-    assert all(stage.mean_s > 0 for stage in found.stages.values())
+    assert all(mean_s > 0 for mean_s in found.stages.values())
     assert str(found).count("\n") == 1 + len(found.stages)
 
 
@@ -218,7 +217,7 @@ def test_a_slow_stage_is_the_one_that_the_report_names(folder, workers, threads)
     )
     list(loader)
     found = loader.stats()
-    assert found.stages["map"].mean_s >= 0.01
-    assert found.stages["map"].share_ratio > 0.5
+    assert found.stages["map"] >= 0.01
+    assert found.stages["map"] > sum(found.stages.values()) / 2
     assert found.wait_ratio > 0.5
     assert "`map` takes " in found.line()

@@ -230,6 +230,6 @@ def test_a_state_of_another_order_is_refused_with_the_reason(data: dict[str, str
     loader = loader_of(data, "exact", 1, 0, 0)
     with pytest.raises(StateError) as found:
         loader.load_state_dict(state)
-    assert "order_version is 2 here and 1 in the state" in str(found.value)
+    assert "order_version is 2 here and 1 there" in str(found.value)
     loader.load_state_dict(state, strict=False)
     assert pins["resampled, rank 0 of 1, 0 workers"]["state"]["fingerprint"]["order_version"] == 1

@@ -85,7 +85,7 @@ API_GROUPS = {
     "Pack": ["pack", "PackResult", "reshard"],
     "Train": ["Pipeline", "make_loader", "load_config", "register", "thread_safe", "gather_valid",
               "Ragged",
-              "LoaderStats", "StageStats", "plan", "EpochPlan", "bench", "BenchResult"],
+              "LoaderStats", "plan", "EpochPlan", "bench", "BenchResult"],
     "Look at shards": ["info", "Summary", "ShardRow", "SampleRow", "view", "LocalShard", "cat"],
     "Check, index and split": ["verify", "VerifyResult", "Finding", "index_folder", "IndexReport", "columns", "Columns",
                                "TextColumn", "split", "SplitReport"],

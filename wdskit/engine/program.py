@@ -178,12 +178,11 @@ class Program:
         return [part for part in found if part is not None]
 
     def describe(self, major: int, minor: int) -> str:
-        """Return the name of the sample or batch on which a thread works: its shard, and the key of its sample.
+        """Return the name of the sample or batch on which a thread works: the number and the shard of its sample. No
+        shard is read, because the disk may be what hangs.
 
-        The key is read from the shard. For a remote shard, the name has the sample's number in place of the key.
         `major` and `minor` are the values of the thread's slot of the `Board`: `major` is `WHOLE_BATCH` for a batch,
-        and `minor` is a position in the order's endless sequence. Raises ShardError, StorageError or FolderIndexError
-        if a local shard cannot be opened or read.
+        and `minor` is a position in the order's endless sequence.
         """
         [shard], [sample] = self.order.take(np.array([minor]))
         name = f"sample {self.reader.describe(int(shard), int(sample))}"

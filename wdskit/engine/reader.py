@@ -198,16 +198,9 @@ class SampleReader:
         ]
 
     def describe(self, shard: int, sample: int) -> str:
-        """Return the name of a sample for messages: its shard and key, or its shard and number if the shard is remote.
-
-        Raises ShardError, StorageError or FolderIndexError if a local shard cannot be opened or read.
-        """
+        """Return the name of a sample for messages: its number in its shard, from 0, and the shard."""
         _, table, inner = self._find_table(shard)
-        path, number = table.path(inner), table.number(inner, sample)
-        if table.is_remote_shard(inner):
-            return f"{number} of {shown_url(path)}"
-        with LocalShard(path) as local:
-            return f"{path}: {local.key(number)}"
+        return f"{table.number(inner, sample)} of {shown_url(table.path(inner))}"
 
     def mean_bytes(self, shards: Ints) -> int:
         """Estimate the bytes of several samples together: the sum of the mean sample sizes of their shards.

@@ -7,10 +7,10 @@ import copy
 import itertools
 import json
 import logging
-import os
+import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
@@ -22,12 +22,10 @@ from wdskit.loader.budget import Budget
 from wdskit.loader.device import make_mover, move_ahead
 from wdskit.loader.memory import keep_freed_memory
 from wdskit.loader.pools import LocalPool, Pool, ProcessPool
-from wdskit.loader.state import EpochCounter, Pass, plain_state
+from wdskit.loader.state import EpochCounter, Pass, differences
 from wdskit.loader.stats import LoaderStats, Meter
-from wdskit.loader.watch import Watch
 from wdskit.pipeline.ranks import group_rank, group_store, initialised_rank
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
-from wdskit.processes import refuse_fork
 from wdskit.stages.run import RankInfo
 from wdskit.text import as_int, plural
 
@@ -58,6 +56,8 @@ class Loader(ABC):
         process_group: The group with which each iteration compares rank and world size; None for the default group.
         is_rank_given: True if rank and world size come only from the caller's arguments. They are then not compared.
     """
+
+    _counter: Any  # of the epochs
 
     batch_sampler = None
     """Always None. Lightning reads this attribute of each loader that has a `sampler`."""
@@ -106,30 +106,32 @@ class Loader(ABC):
         return None
 
     @property
-    @abstractmethod
     def epoch(self) -> int:
         """Number of the running epoch. Between two iterations: number of the epoch that the next iteration runs.
 
         The number of the next epoch is set just before the last item is yielded, or when an iteration is left early. If
         a stream has no known length, the number is set after the last item.
         """
+        epoch: int = self._counter.epoch
+        return epoch
 
     @property
-    @abstractmethod
     def remaining(self) -> int:
         """Number of items of the running or next epoch (see `epoch`) that the consumer has not received yet.
 
         Raises:
             TypeError: The stages of a stream do not define the length of an epoch.
         """
+        remaining: int = self._counter.remaining
+        return remaining
 
-    @abstractmethod
     def __len__(self) -> int:
-        """Return the number of items of a whole epoch on this rank.
+        """Return the number of items of a whole epoch on this rank. Every rank has as many.
 
         Raises:
             TypeError: The stages of a stream do not define the length of an epoch.
         """
+        return len(self._counter)
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -152,8 +154,8 @@ class Loader(ABC):
                 another order of samples. The message names the difference.
         """
 
-    @abstractmethod
-    def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None: ...
+    def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None:
+        self._counter.set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
 
     @abstractmethod
     def _close_pool(self) -> None:
@@ -253,7 +255,6 @@ class Loader(ABC):
         self._check_rank()
         items = self._running = self._items()
         self._is_in_epoch, self._next_epoch = True, None
-        error: Exception | None = None
         try:
             for item in items:
                 if self._running is not items:
@@ -261,16 +262,18 @@ class Loader(ABC):
                 yield item
                 del item
         except Exception as err:
+            if not threading.main_thread().is_alive():
+                raise SystemExit from err  # the workers end with the program, but a daemon thread still waits for them
             if self._running is items:
                 raise
-            error = err  # the pool was closed during a wait
+            # Otherwise the pool was closed during a wait.
         finally:
             is_ended = self._running is not items
             items.close()
             if not is_ended:
                 self._end_running()
         if is_ended:
-            raise PipelineError(_ENDED) from error
+            raise PipelineError(_ENDED)
         logger.info("%s", self._meter.stats().line())
 
     def _check_rank(self) -> None:
@@ -355,40 +358,18 @@ class PlannedLoader(Loader):
             errors or ErrorsSpec(), name=self._meter.name, rank=rank, num_samples=layout.num_samples // world_size
         )
         self._pool = self._make_pool()
-        self._owner: int | None = None  # the process that has the threads and processes of the pool
         self._steps_per_job, self._num_ahead = jobs_ahead(spec, program)
         self._waiting: deque[tuple[Job, Any]] = deque()  # started jobs and their tickets
         self._made: deque[Batch] = deque()  # of the current job, not yielded yet
         self.most_ahead = self._num_ahead * self._steps_per_job + self._steps_per_job - 1
 
     def _make_pool(self) -> Pool:
-        program, spec = self.program, self.spec
         keep_freed_memory()
-        watch = Watch(program.describe, spec.timeout or 0.0)
-        if spec.on is not None:
+        if self.spec.on is not None:
             from wdskit.loader.ray import RayPool
 
-            return RayPool(program, spec.workers, spec.on, watch)
-        return ProcessPool(program, spec, watch) if spec.workers else LocalPool(program, watch)
-
-    @property
-    def epoch(self) -> int:
-        """Number of the running epoch. Between two iterations: number of the epoch that the next iteration runs. The
-        number of the next epoch is set just before the last item is yielded, or when an iteration is left early.
-        """
-        return self._counter.epoch
-
-    @property
-    def remaining(self) -> int:
-        """Number of items of the running or next epoch (see `epoch`) that the consumer has not received yet."""
-        return self._counter.remaining
-
-    def __len__(self) -> int:
-        """Return the number of items of a whole epoch on this rank. Every rank has as many."""
-        return len(self._counter)
-
-    def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None:
-        self._counter.set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
+            return RayPool(self.program, self.spec)
+        return (ProcessPool if self.spec.workers else LocalPool)(self.program, self.spec)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the consumer as plain JSON, the same on every rank except `bad` and `bad_rank`.
@@ -417,8 +398,7 @@ class PlannedLoader(Loader):
             StateError: `state` is not a state of a planned source, or `strict` is True and the state belongs to another
                 sequence of samples. The message names the difference.
         """
-        self._counter.load_state_dict(state, strict=strict)
-        state = plain_state(state)
+        state = self._counter.load_state_dict(state, strict=strict)
         self._is_in_epoch = False
         self._budget = copy.copy(self._budget)  # a running iteration keeps the old budget
         self._budget.count = state["bad"] if state.get("bad_rank") == [*self._rank_info[:2]] else 0
@@ -446,18 +426,22 @@ class PlannedLoader(Loader):
                 yield value
                 del value
                 self._meter.asked()
+        except GeneratorExit:  # the consumer has left the epoch
+            raise
+        except BaseException:
+            self._close_pool()
+            raise
         finally:
             self._counter.end(running)
             if not self.spec.persistent_workers:
                 self._close_pool()
             self._forget(self._waiting if step < num_steps else deque())
 
-    def _batches(self, running: Pass) -> Iterator[Batch]:
+    def _batches(self, running: Pass) -> Generator[Batch, None, None]:
         """Yield the batches of a pass. Jobs are started ahead of the consumer, at the end also jobs of the next pass.
 
         Raises:
-            BaseException: The error of a batch, after the batches before it. Or an error of the pool, which is closed
-                then.
+            BaseException: The error of a batch, after the batches before it. Or an error of the pool.
         """
         jobs = self._jobs(running)
         started = [job for job, _ in self._waiting]
@@ -465,12 +449,10 @@ class PlannedLoader(Loader):
             self._forget(self._waiting)
             jobs = self._jobs(running)
         for left in reversed(range(-(-len(running.steps) // self._steps_per_job))):
-            with self._closing_after_error():
-                self._start_jobs(jobs, 1)
-                _, ticket = self._waiting.popleft()
-                self._start_jobs(jobs, min(self._num_ahead, left + _MOST_FOLLOWING))
-                outcome = self._pool.take(ticket)
-            del ticket
+            self._start_jobs(jobs, 1)
+            _, ticket = self._waiting.popleft()
+            self._start_jobs(jobs, min(self._num_ahead, left + _MOST_FOLLOWING))
+            outcome = self._pool.take(ticket)
             self._made, outcome.value = deque(outcome.value or ()), None
             while self._made:
                 yield self._made.popleft().with_tensors()  # no reference is kept here
@@ -491,36 +473,17 @@ class PlannedLoader(Loader):
 
     def _is_ready(self) -> bool:
         """Return True if the next batch comes without a wait."""
-        with self._closing_after_error():
-            return bool(self._made) or (bool(self._waiting) and self._pool.is_ready(self._waiting[0][1]))
-
-    @contextlib.contextmanager
-    def _closing_after_error(self) -> Iterator[None]:
-        """Return a context for calls of the pool. After an error, even a KeyboardInterrupt, the pool is closed. In a
-        forked process, which does not have the threads and processes, the error is a PipelineError.
-        """
-        if self.spec.workers or self.program.run.num_threads > 1:
-            self._owner = self._owner or os.getpid()
-            refuse_fork(self._owner)
-        try:
-            yield
-        except BaseException:
-            self._close_pool()
-            raise
+        return bool(self._made) or (bool(self._waiting) and self._pool.is_ready(self._waiting[0][1]))
 
     def _forget(self, waiting: deque[tuple[Job, Any]]) -> None:
-        """Drop batches that were not yielded, cancel started jobs, and let the pool free its memory. Do nothing to the
-        pool in a forked process.
-        """
+        """Drop batches that were not yielded, cancel started jobs, and let the pool free its memory."""
         self._made.clear()
-        if self._owner in (None, os.getpid()):
-            self._pool.forget([ticket for _, ticket in waiting])
-            waiting.clear()
+        self._pool.forget([ticket for _, ticket in waiting])
+        waiting.clear()
 
     def _close_pool(self) -> None:
         self._pool.close()
         self._waiting.clear()
-        self._owner = None
 
     def _compare_ranks(self) -> None:
         """Raise RankError if the rank of the process group that was first in this iteration reads other samples.
@@ -532,16 +495,13 @@ class PlannedLoader(Loader):
             return
         self._num_iterations += 1
         layout = self.program.epoch
-        own = {**self._counter.state_dict(), **layout.fingerprint, "batch": layout.batch, "tail": layout.tail}
-        del own["fingerprint"]
-        found = own
+        own = {**self._counter.state_dict(), "batch": layout.batch, "tail": layout.tail}
+        found = own = {**own, **own.pop("fingerprint")}
         with contextlib.suppress(RuntimeError):  # the rank that has the store has ended
             key = f"{self._meter.name}/{self._number}/{self._num_iterations}"
             found = json.loads(store.compare_set(key, "", json.dumps(own)))
-        names = [name for name in own if own[name] != found.get(name)]
-        if names:
-            differing = "; ".join(f"{name} is {own[name]!r} here and {found.get(name)!r} there" for name in names)
-            msg = f"{self._meter.name}: this rank and another one read different samples: {differing}."
+        if differing := differences(own, found):
+            msg = f"{self._meter.name}: this rank and another one read different samples: {'; '.join(differing)}."
             raise RankError(f"{msg}\n  Give all ranks the same settings, data, epoch and state.")
 
 

@@ -32,6 +32,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from wdskit.processes import Outcome
+
 MIN_BYTES = 1 << 12
 """Smallest array that is in an arena. Smaller arrays use malloc, and are part of the pickle of a batch."""
 
@@ -67,20 +69,16 @@ class Block:
         self.memory = map_memory(num_bytes, self._file)
         self.address = ctypes.addressof(self.memory)
 
-    @property
-    def is_sent(self) -> bool:
-        """True if `send` was called."""
-        return not self._closing.alive
-
     def send(self, connection: Connection) -> None:
         """Send the descriptor to the process at the other end of `connection`, and close the descriptor in this
-        process. A block can be sent only once.
+        process. Do nothing if it was sent before.
         """
         # Not by multiprocessing's `send_handle`: since Python 3.14 it waits for an answer, and would read the first
         # byte of a request as the answer.
-        with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as channel:
-            socket.send_fds(channel, [b"f"], [self._file])
-        self._closing()
+        if self._closing.alive:
+            with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+                socket.send_fds(channel, [b"f"], [self._file])
+            self._closing()
 
     def free_pages(self) -> None:
         """Give the pages back to the operating system. The block can be used again, but its content is undefined. Do
@@ -114,7 +112,7 @@ def map_memory(num_bytes: int, file: int = -1) -> Any:
     return memory
 
 
-def receive_memory(connection: Connection, num_bytes: int) -> Any:
+def receive_memory(connection: Connection) -> Any:
     """Receive a block that the other process sends with `Block.send`, and return its mapped memory.
 
     Raises:
@@ -128,7 +126,7 @@ def receive_memory(connection: Connection, num_bytes: int) -> Any:
     if not files:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the kernel dropped it
     try:
-        return map_memory(num_bytes, files[0])
+        return map_memory(os.fstat(files[0]).st_size, files[0])
     finally:
         os.close(files[0])
 
@@ -246,13 +244,11 @@ class Message(NamedTuple):
     Attributes:
         pickled: The pickle of the value; empty if the last of `parts` is the pickle.
         block: Number of the block with the parts; -1 if there are none.
-        block_bytes: Size of the block.
         parts: (start, size) of each large array in the block.
     """
 
     pickled: bytes
     block: int = -1
-    block_bytes: int = 0
     parts: tuple[tuple[int, int], ...] = ()
 
 
@@ -281,16 +277,12 @@ def _channels_first(images_bhwc: NDArray[Any]) -> Any:
     return images_bhwc.transpose(0, 3, 1, 2)
 
 
-def pack(value: Any, arena: Arena) -> Message:
-    """Pack a value for another process, which calls `unpack`.
+def pack(outcome: Outcome[Any], arena: Arena) -> Message:
+    """Pack an outcome for another process, which calls `unpack`. If it cannot be pickled, pack the error of pickling.
 
     Large arrays and tensors in the arena are not copied. Others, and a large pickle, are copied into the arena; if it
     has no room, they are a part of the message. The caller keeps `Arena.bytes` until the other process has returned the
     block.
-
-    Raises:
-        OSError: No memory or no file descriptor is left.
-        BaseException: Pickling a part of `value` raised this error.
     """
     parts: list[tuple[int, int]] = []
 
@@ -311,11 +303,14 @@ def pack(value: Any, arena: Arena) -> Message:
         return not is_placed(np.frombuffer(buffer.raw(), np.uint8))
 
     file = io.BytesIO()
-    BatchPickler(file, protocol=5, buffer_callback=take).dump(value)
-    pickled = b"" if is_placed(np.frombuffer(file.getbuffer(), np.uint8)) else file.getvalue()
+    try:
+        BatchPickler(file, protocol=5, buffer_callback=take).dump(outcome)
+        pickled = b"" if is_placed(np.frombuffer(file.getbuffer(), np.uint8)) else file.getvalue()
+    except BaseException as err:  # noqa: BLE001 (the consumer receives every error of a worker)
+        return Message(pickle.dumps(Outcome(error=err, where=outcome.where)))
     if arena.block is None or not parts:
         return Message(pickled)
-    return Message(pickled, arena.block.number, arena.block.num_bytes, tuple(parts))
+    return Message(pickled, arena.block.number, tuple(parts))
 
 
 def unpack(message: Message, block: Bytes | None) -> Any:

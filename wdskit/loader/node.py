@@ -8,22 +8,31 @@ import pickle
 import platform
 import socket
 import threading
+from dataclasses import dataclass
 from importlib import metadata
-from typing import NamedTuple
 
 from wdskit import __version__
 from wdskit.engine.batch import BatchMaker
 from wdskit.engine.program import Job
 from wdskit.errors import PipelineError
-from wdskit.loader.memory import Arena, Arenas, Bytes, Message, keep_freed_memory
-from wdskit.loader.worker import pack_outcome, seed_worker
+from wdskit.loader.memory import Arena, Arenas, Bytes, Message, keep_freed_memory, pack
+from wdskit.loader.worker import seed_worker
 from wdskit.native import describe_native, native
 
 
-class ActorStart(NamedTuple):
-    """What an actor knows besides its program.
+def describe_versions() -> str:
+    """Return the versions that must be equal on all nodes. The version of torch has no build (`+cu121`)."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    torch = metadata.version("torch").partition("+")[0]
+    return f"wdskit {__version__} {describe_native()}, Python {python}, torch {torch}"
 
-    Attributes:
+
+@dataclass
+class NodeWorker:
+    """Makes batches on a node, as a Ray actor. Ray calls its methods in several threads, and makes a new object after
+    the process has died. So each call has the program, as bytes from cloudpickle.
+
+    Args:
         number: Number of the worker, from 0.
         num_workers: Number of all workers.
         host: Name of the machine of the training process.
@@ -37,21 +46,7 @@ class ActorStart(NamedTuple):
     cwd: str
     versions: str
 
-
-def describe_versions() -> str:
-    """Return the versions that must be equal on all nodes. The version of torch has no build (`+cu121`)."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    torch = metadata.version("torch").partition("+")[0]
-    return f"wdskit {__version__} {describe_native()}, Python {python}, torch {torch}"
-
-
-class NodeWorker:
-    """Makes batches on a node, as a Ray actor. Ray calls its methods in several threads, and makes a new object after
-    the process has died. So each call has the program, as bytes from cloudpickle.
-    """
-
-    def __init__(self, start: ActorStart) -> None:
-        self._start = start
+    def __post_init__(self) -> None:
         self._arenas = Arenas()
         self._opening = threading.Lock()
         self._maker: BatchMaker | None = None
@@ -71,21 +66,18 @@ class NodeWorker:
         """Return the maker of the batches; the first call unpickles the program. The caller holds `_opening`."""
         if self._maker is not None:
             return self._maker
-        start = self._start
-        if "without native code" in start.versions:  # native code would make slightly other pixels
+        if "without native code" in self.versions:  # native code would make slightly other pixels
             os.environ["WDSKIT_NATIVE"] = "0"
             native.cache_clear()
-        if (versions := describe_versions()) != start.versions:
-            raise PipelineError(f"{socket.gethostname()} has {versions}, but {start.host} has {start.versions}")
+        if (versions := describe_versions()) != self.versions:
+            raise PipelineError(f"{socket.gethostname()} has {versions}, but {self.host} has {self.versions}")
         with contextlib.suppress(OSError):  # only relative paths need this folder
-            os.chdir(start.cwd)
+            os.chdir(self.cwd)
         program = pickle.loads(pickled.data)  # noqa: S301 (from our own training process)
         keep_freed_memory()
-        run = program.run
-        run.worker, run.num_workers = start.number, start.num_workers
-        seed_worker(program, start.number, start.num_workers)
-        self._where = f"worker {start.number} on {socket.gethostname()}"
-        self._making = threading.Semaphore(run.num_threads)
+        seed_worker(program, self.number, self.num_workers)
+        self._where = f"worker {self.number} on {socket.gethostname()}"
+        self._making = threading.Semaphore(program.run.num_threads)
         self._maker = BatchMaker(program)
         return self._maker
 
@@ -98,6 +90,6 @@ class NodeWorker:
             arena = Arena(self._arenas)
             outcome = maker(opened, arena, lambda: False)
         outcome.where = self._where
-        message = pack_outcome(outcome, arena)
+        message = pack(outcome, arena)
         used = max((start + size for start, size in message.parts), default=0)
         return message, None if arena.bytes is None else arena.bytes[:used]  # Ray copies the bytes

@@ -32,10 +32,11 @@ class StartMethod(NamedTuple):
     needs_torch: bool = True
 
 
-def start_method_of(
+def prepare_start(
     stages: Iterable[Any], setting: str | None, *, reads_store: bool = False, needs_torch: bool = True
 ) -> StartMethod:
-    """Return how worker processes start, and check that all stages can be sent to them.
+    """Return how worker processes start, check that all stages can be sent to them, and start the fork server if they
+    need it, so that it is ready for the first batch.
 
     Call this function when the loader is made, so that errors come early, and each time that workers start, because
     CUDA may have been initialised meanwhile.
@@ -68,22 +69,22 @@ def start_method_of(
     except Exception as err:
         msg = f"a stage cannot reach workers under {method!r}{why and f', as {why}'}: {error_text(err)}."
         raise PipelineError(f"{msg}\n  Define the function at the top of a module, or use workers: 0.") from err
-    return StartMethod(method, runs_script=has_user_code, needs_torch=has_user_code or needs_torch)
+    needs_torch = has_user_code or needs_torch
+    if method == "forkserver" and not multiprocessing.current_process().daemon:  # daemons cannot start processes
+        _start_fork_server(needs_torch=needs_torch)
+    return StartMethod(method, runs_script=has_user_code, needs_torch=needs_torch)
 
 
-def start_fork_server(method: StartMethod) -> None:
-    """Start the fork server if it does not run, so that it is ready for the first batch. Do nothing if the start method
-    is not "forkserver", or if this process is a daemon.
+def _start_fork_server(*, needs_torch: bool) -> None:
+    """Start the fork server if it does not run.
 
     The server imports wdskit once for all workers, and torch too if the first loader of the program needs torch. If the
     program has set its own list of modules to preload, the server imports only the modules of this list.
     """
-    if method.name != "forkserver" or multiprocessing.current_process().daemon:  # daemons cannot start processes
-        return
     modules = getattr(forkserver._forkserver, "_preload_modules", None)  # noqa: SLF001 (multiprocessing has no getter)
     # With the default, the server runs the main script since Python 3.14. If the script hung, no message could say so.
     if modules == ["__main__"]:
-        multiprocessing.set_forkserver_preload(["wdskit.loader.preload", *["wdskit.loader.make"] * method.needs_torch])
+        multiprocessing.set_forkserver_preload(["wdskit.loader.preload", *["wdskit.loader.make"] * needs_torch])
     forkserver.ensure_running()
 
 

@@ -175,8 +175,8 @@ class EpochCounter:
             "fingerprint": add_digest(self._layout.fingerprint),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Start the next pass at the position of a state.
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
+        """Start the next pass at the position of a state. Return the state as plain JSON.
 
         Args:
             state: From `state_dict`, of this pipeline on any number of ranks and workers.
@@ -197,17 +197,15 @@ class EpochCounter:
         self._anchor = (self.epoch, start, samples)
         self._is_loaded = True
         self._running = self._left = None
+        return state
 
 
 def plain_state(state: Any) -> dict[str, Any]:
     """Return a copy of a state as plain JSON. StateError: `state` is not plain JSON."""
     try:
-        plain = json.loads(json.dumps(_with_whole_numbers(state)))
+        return dict(json.loads(json.dumps(_with_whole_numbers(state))))
     except (TypeError, ValueError, RecursionError) as err:
-        raise StateError(f"this is not the state of a loader, which is plain JSON: {err}.") from err
-    if not isinstance(plain, dict):
-        raise StateError(f"this is not the state of a loader, but {type(state).__name__}.")
-    return plain
+        raise StateError(f"this is not the state of a loader, a dict of plain JSON: {err}.") from err
 
 
 def _check_numbers(state: Any) -> list[int]:
@@ -223,8 +221,7 @@ def _check_numbers(state: Any) -> list[int]:
         if type(number) is not int or not 0 <= number < _MAX_NUMBER:
             raise StateError(f"state: {name} is {number!r}, not a whole number from 0 to 2**62 - 1.")
     if state["consumed"] > state["epoch_samples"]:
-        msg = f"state: consumed is {state['consumed']}, more than the {state['epoch_samples']} samples of its epoch."
-        raise StateError(f"{msg}\n  The state is damaged.")
+        raise StateError(f"state: consumed is {state['consumed']}, more than epoch_samples, {state['epoch_samples']}.")
     if not isinstance(state.get("fingerprint"), Mapping):
         raise StateError("state: fingerprint is missing.")
     return [state[name] for name in _NUMBERS]
@@ -276,25 +273,30 @@ def compare_fingerprints(own: Mapping[str, Any], saved: Mapping[str, Any], *, st
     Raises:
         StateError: The fingerprints differ, and `strict` is True.
     """
-    differing = _differences(own, saved)
-    if differing and strict:
-        raise StateError(f"this state belongs to a different sequence of samples: {'; '.join(differing)}.\n  {_ADVICE}")
+    differing = _differing(own, saved)
     if differing:
-        logger.warning("the loaded state belongs to a different sequence of samples: %s", "; ".join(differing))
+        msg = f"this state belongs to a different sequence of samples: {'; '.join(differing)}."
+        if strict:
+            raise StateError(f"{msg}\n  {_ADVICE}")
+        logger.warning("%s", msg)
     return not differing
 
 
-def _differences(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """Return a text for each item in which two mappings differ."""
+    return [
+        f"{name} is {here.get(name)!r} here and {there.get(name)!r} there"
+        for name in dict.fromkeys([*here, *there])
+        if here.get(name) != there.get(name)
+    ]
+
+
+def _differing(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
     """Return a text for each field in which two fingerprints differ; an empty list if no field differs.
 
     Digests are compared only if all other fields are equal; a digest that one fingerprint lacks counts as equal.
     """
-    here, there = _bare(own), _bare(saved)
-    differing = [
-        f"{name} is {here.get(name)!r} here and {there.get(name)!r} in the state"
-        for name in dict.fromkeys([*here, *there])
-        if here.get(name) != there.get(name)
-    ]
+    differing = differences(_bare(own), _bare(saved))
     if not differing and saved.get(_DIGEST) not in (None, _digest_of(own)):
         differing = ["the state has a setting that this loader lacks, such as `where`, `repeat` or `weights`"]
     if not differing:

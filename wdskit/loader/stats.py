@@ -17,19 +17,6 @@ WAIT_RATIO = 0.05
 
 
 @dataclass(frozen=True)
-class StageStats:
-    """The time that a stage takes, measured on some of the samples.
-
-    Attributes:
-        mean_s: Mean seconds per sample, also for stages that work on batches.
-        share_ratio: Share of the time of all stages, 0 to 1.
-    """
-
-    mean_s: float
-    share_ratio: float
-
-
-@dataclass(frozen=True)
 class LoaderStats:
     """Statistics of a loader and its consumer since the running epoch began.
 
@@ -51,7 +38,8 @@ class LoaderStats:
         bytes_read: Bytes read from shards for these samples.
         bytes_per_s: Mean bytes of a sample times `samples_per_s`.
         traffic: Bytes that came from stores and from the cache, and the number of repeated requests.
-        stages: The time of each stage, in the order of the stages.
+        stages: The mean seconds per sample of each stage, also of stages that work on batches, in the order of the
+            stages. They are measured on some of the samples.
     """
 
     loader: str
@@ -68,7 +56,7 @@ class LoaderStats:
     bytes_read: int
     bytes_per_s: float
     traffic: Traffic
-    stages: Mapping[str, StageStats]
+    stages: Mapping[str, float]
 
     def to_dict(self) -> dict[str, Any]:
         """Return all attributes by name, as plain dicts and numbers, for wandb or TensorBoard."""
@@ -84,13 +72,14 @@ class LoaderStats:
         )
         if self.wait_ratio < WAIT_RATIO:
             return found
-        name, slowest = max(self.stages.items(), key=lambda item: item[1].share_ratio, default=("", None))
-        largest = f"`{name}` takes {slowest.share_ratio:.0%} of the stages' time, and " if slowest else ""
+        name, mean_s = max(self.stages.items(), key=lambda item: item[1], default=("", 0.0))
+        largest = f"`{name}` takes {mean_s / sum(self.stages.values()):.0%} of the stages' time, and " if name else ""
         return f"{found} The consumer waits for the loader: {largest}`wdskit bench` finds the workers and threads."
 
     def __str__(self) -> str:
         """Return `line()` and a table of the stages."""
-        rows = [f"{each.share_ratio:6.1%} {each.mean_s * 1e3:9.3g} ms  {name}" for name, each in self.stages.items()]
+        all_s = sum(self.stages.values())
+        rows = [f"{mean_s / all_s:6.1%} {mean_s * 1e3:9.3g} ms  {name}" for name, mean_s in self.stages.items()]
         return "\n".join([self.line(), *([" share       mean  stage"] if rows else []), *rows])
 
 
@@ -158,8 +147,6 @@ class Meter:
         with self._lock:
             elapsed_s, timings = self._elapsed_s, self._timings
             samples_per_s = (self._samples - self._first_samples) / elapsed_s if elapsed_s else 0.0
-            means = {name: total_s / num for name, (num, total_s) in timings.stages.items()}
-            all_s = sum(means.values()) or 1.0
             return LoaderStats(
                 loader=self.name,
                 rank=self._rank,
@@ -175,5 +162,5 @@ class Meter:
                 bytes_read=timings.bytes_read,
                 bytes_per_s=timings.bytes_read / self._samples * samples_per_s if self._samples else 0.0,
                 traffic=timings.traffic,
-                stages={name: StageStats(mean_s, mean_s / all_s) for name, mean_s in means.items()},
+                stages={name: total_s / num for name, (num, total_s) in timings.stages.items()},
             )

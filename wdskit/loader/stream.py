@@ -18,7 +18,7 @@ from wdskit.engine.stream import StreamPipeline
 from wdskit.errors import PipelineError, StateError
 from wdskit.loader.budget import Budget
 from wdskit.loader.loader import MAX_EPOCH, Loader
-from wdskit.loader.start_method import StartMethod, check_guard, start_method_of
+from wdskit.loader.start_method import StartMethod, check_guard, prepare_start
 from wdskit.loader.state import plain_state, unused_state
 from wdskit.loader.worker import seed_worker
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
@@ -228,7 +228,7 @@ class StreamLoader(Loader):
         if not self.spec.workers:
             return None
         reads_store = not all(map(is_local, self.pipeline.source.urls))
-        return start_method_of(self.pipeline.pipeline, self.spec.start_method, reads_store=reads_store)
+        return prepare_start(self.pipeline.pipeline, self.spec.start_method, reads_store=reads_store)
 
     def _close_pool(self) -> None:
         self._end_workers()

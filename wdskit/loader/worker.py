@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import random
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from wdskit.engine.batch import Batch, BatchMaker
 from wdskit.engine.program import Program
-from wdskit.loader.memory import Arena, Arenas, Message, keep_freed_memory, pack
+from wdskit.loader.memory import Arena, Arenas, keep_freed_memory, pack
 from wdskit.loader.watch import print_stack_on_signal
 from wdskit.processes import Outcome, end_with_parent
 from wdskit.stages.run import Board
@@ -36,23 +35,21 @@ class JobThreads:
     """Threads that make the batches of jobs, in the order of the jobs. Each thread makes one job at a time.
 
     Args:
-        maker: Makes the batches.
+        program: The program of the pipeline.
+        answer: Called in the thread that has made a job, with the ticket, the outcome and the memory of the batches.
+        is_shared: Whether other processes can map the memory of the batches.
+
+    Attributes:
         arenas: The memory of the batches.
-        answer: Called in the thread that has made a job, with the ticket, the outcome and the memory of the batches. It
-            is not called for cancelled jobs.
     """
 
     def __init__(
-        self,
-        maker: BatchMaker,
-        arenas: Arenas,
-        answer: Callable[[Any, Outcome[list[Batch]], Arena], None],
+        self, program: Program, answer: Callable[[int, Outcome[list[Batch]], Arena], None], *, is_shared: bool = False
     ) -> None:
-        self._maker = maker
-        self._arenas = arenas
-        self._answer = answer
-        self._queue: SimpleQueue[tuple[Any, Any] | None] = SimpleQueue()
-        self._live: set[Any] = set()  # tickets of jobs that are neither answered nor cancelled
+        self.arenas = Arenas(is_shared=is_shared)
+        self._maker, self._answer = BatchMaker(program), answer
+        self._queue: SimpleQueue[tuple[int, Any] | None] = SimpleQueue()
+        self._live: set[int] = set()  # tickets of jobs that are neither answered nor cancelled
         self._threads: list[threading.Thread] = []
 
     def start(self, number: int, begin: Callable[[], object] = lambda: None) -> None:
@@ -67,7 +64,7 @@ class JobThreads:
             self._threads.append(threading.Thread(target=run, name=f"wdskit-{at}", daemon=True))
             self._threads[-1].start()
 
-    def submit(self, ticket: Hashable, job: Any) -> None:
+    def submit(self, ticket: int, job: Any) -> None:
         """Open a job, and queue it for the next free thread."""
         self._live.add(ticket)
         self._queue.put((ticket, self._maker.open(job)))
@@ -76,64 +73,33 @@ class JobThreads:
         """Wait for the next job, make it and answer. Return False if the threads have to end."""
         queued = self._queue.get()
         if queued is None:
+            self._queue.put(None)  # for the next thread
             return False
         ticket, opened = queued
         if ticket in self._live:
-            arena = Arena(self._arenas)
-            outcome = self._maker(opened, arena, lambda: ticket not in self._live)
-            if ticket in self._live:
-                self._live.discard(ticket)
-                self._answer(ticket, outcome, arena)
+            arena = Arena(self.arenas)
+            self._answer(ticket, self._maker(opened, arena, lambda: ticket not in self._live), arena)
+            self._live.discard(ticket)
             arena.end()
-            del outcome  # the traceback of its error refers to this frame
         return True
 
-    def cancel(self, tickets: Iterable[Hashable]) -> None:
-        """Cancel jobs: threads that work on them stop after the current sample, and their outcomes are dropped."""
+    def forget(self, tickets: Iterable[int]) -> None:
+        """Cancel jobs, and free the memory that no batch uses. Threads that work on these jobs stop after the current
+        sample, and answer.
+        """
         self._live.difference_update(tickets)
+        self.arenas.free_pages()
 
     def end(self) -> bool:
         """Cancel all jobs and end the threads. Return False if a thread still works on its sample after `JOIN_S`."""
         self._live.clear()
-        for _ in range(len(self._threads) + 1):  # one more for a consumer who makes the jobs
-            self._queue.put(None)
+        self._answer = lambda *_: None  # the traceback of an error that was not received refers to this object
+        self._queue.put(None)
         deadline_s = time.monotonic() + JOIN_S
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline_s - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
-
-
-class Request(NamedTuple):
-    """A message from the main process to a worker. Without a job, it also asks the worker to free the memory that no
-    batch uses.
-
-    Attributes:
-        forgotten: Tickets of cancelled jobs.
-        returned: Numbers of memory blocks that the worker can use again.
-        ticket: Ticket of the new job.
-        job: The new job; None if the message has no new job.
-    """
-
-    forgotten: tuple[int, ...]
-    returned: tuple[int, ...]
-    ticket: int = 0
-    job: Any = None
-
-
-class Reply(NamedTuple):
-    """A message from a worker to the main process. If the main process does not have the block of `message` yet, the
-    block's file descriptor follows.
-
-    Attributes:
-        ticket: Ticket of the job.
-        message: The outcome of the job.
-        dropped: Numbers of memory blocks that the worker has released.
-    """
-
-    ticket: int
-    message: Message
-    dropped: tuple[int, ...]
 
 
 def ignore_signals() -> None:
@@ -148,6 +114,11 @@ def serve(
     connection: Connection, board: Any, program: Program, number: int, num_workers: int, environment: dict[str, str]
 ) -> None:
     """Run a worker process until the main process sends None or ends.
+
+    A request of the main process is (tickets of cancelled jobs, numbers of the memory blocks that the worker can use
+    again, ticket of a new job, the job); without a job, the worker also frees the memory that no batch uses. An answer
+    is (ticket, message with the outcome, numbers of the memory blocks that the worker has released); the file
+    descriptor of a new block follows it.
 
     Args:
         connection: The worker's end of its pipe to the main process.
@@ -164,40 +135,39 @@ def serve(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     print_stack_on_signal()
     keep_freed_memory()
-    run = program.run
-    run.worker, run.num_workers = number, num_workers
-    run.board = Board(board)
+    program.run.board = Board(board)
     seed_worker(program, number, num_workers)
-    arenas, sending = Arenas(is_shared=True), threading.Lock()
+    sending = threading.Lock()
     lent: dict[int, Any] = {}  # the bytes of the blocks that the main process uses
 
+    @_ending_process()
     def answer(ticket: int, outcome: Outcome[list[Batch]], arena: Arena) -> None:
         outcome.where = f"worker {number}"
-        message = pack_outcome(outcome, arena)
-        with _ending_process(), sending, contextlib.suppress(ConnectionError):  # the main process has ended
-            dropped = tuple(arenas.dropped.popleft() for _ in range(len(arenas.dropped)))
+        message = pack(outcome, arena)
+        with sending, contextlib.suppress(ConnectionError):  # the main process has ended
+            dropped = [jobs.arenas.dropped.popleft() for _ in range(len(jobs.arenas.dropped))]
             if message.block >= 0:
                 lent[message.block] = arena.bytes
-            connection.send(Reply(ticket, message, dropped))
-            if arena.block is not None and message.block >= 0 and not arena.block.is_sent:
+            connection.send((ticket, message, dropped))
+            if message.block >= 0 and arena.block is not None:
                 arena.block.send(connection)
 
-    jobs = JobThreads(BatchMaker(program), arenas, answer)
-
+    @_ending_process()
     def receive() -> None:
-        with _ending_process(), contextlib.suppress(EOFError, ConnectionError):  # the main process has ended
+        with contextlib.suppress(EOFError, ConnectionError):  # the main process has ended
             while (request := connection.recv()) is not None:
-                for block in request.returned:
+                forgotten, returned, ticket, job = request
+                for block in returned:
                     del lent[block]
-                jobs.cancel(request.forgotten)
-                if request.job is None:
-                    arenas.free_pages()
+                if job is None:
+                    jobs.forget(forgotten)
                 else:
-                    jobs.submit(request.ticket, request.job)
+                    jobs.submit(ticket, job)
         jobs.end()
 
+    jobs = JobThreads(program, answer, is_shared=True)
     threading.Thread(target=receive, name="wdskit-receive", daemon=True).start()
-    jobs.start(run.num_threads - 1)
+    jobs.start(program.run.num_threads - 1)
     while jobs.make_next():  # in the main thread, as users' functions expect
         pass
     jobs.end()
@@ -213,21 +183,15 @@ def _ending_process() -> Iterator[None]:
         os._exit(1)
 
 
-def pack_outcome(outcome: Outcome[list[Batch]], arena: Arena) -> Message:
-    """Return the outcome of a job as a message. If a batch cannot be pickled, the message has only the error."""
-    try:
-        return pack(outcome, arena)
-    except BaseException as err:  # noqa: BLE001 (the consumer receives every error of a worker)
-        return Message(pickle.dumps(Outcome(error=err, where=outcome.where)))
-
-
 def seed_worker(program: Any, number: int, num_workers: int) -> None:
-    """Seed the generators of `random`, numpy and torch, and set torch's `get_worker_info`, as torch's DataLoader does.
+    """Make this process a worker of `program.run`: seed the generators of `random`, numpy and torch, and set torch's
+    `get_worker_info`, as torch's DataLoader does.
 
     The seeds depend on the seed, the rank and the epoch of `program.run`, and on the number of the worker. Torch is
-    also limited to one thread. All this is left out if torch is not imported and `run.needs_torch` is False.
+    also limited to one thread. Torch is left out if it is not imported and `run.needs_torch` is False.
     """
     run = program.run
+    run.worker, run.num_workers = number, num_workers
     words = np.random.SeedSequence([run.seed, run.rank_info.rank, number, run.epoch]).generate_state(3)
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))  # noqa: NPY002 (users may draw from the global generator)
