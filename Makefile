@@ -100,7 +100,7 @@ long-soak: $(STAMP)
 # The readers, and Ray, have an environment each.
 long-peers: $(STAMP)
 	$(BIN)/python tools/bench/environments.py $(VENV)/peers energon dali timm open_clip wids ray albumentations
-	$(ALL) tests/test_peers.py tests/test_bench_peers.py tests/peers/test_webdataset.py tests/peers/check_*.py
+	$(ALL) tests/test_peers.py tests/peers/test_webdataset.py tests/peers/check_*.py
 
 # A server that cannot be installed is listed, and its tests are skipped by name. Azurite needs npm; nginx is taken from
 # the PATH, or needs apt-get.

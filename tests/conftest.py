@@ -46,7 +46,6 @@ LONG = [
     "stages/test_streaming",
     "packing/test_upload",
     "loader/test_remote",
-    "test_bench_peers",
     "loader/test_soak",
     "loader/test_make",
     "order/test_steps",

@@ -56,18 +56,6 @@ def test_every_page_is_built_and_asks_no_other_host(sources: Path, site: Path) -
     ]
 
 
-@pytest.mark.parametrize(("wrong", "message"), [("", ""), ("[a](nowhere.md)\n\n[a](api.md#nowhere)", "2 issues found")])
-def test_a_dead_link_fails(wrong: str, message: str, repository: Path, tmp_path: Path) -> None:
-    settings = (repository / "zensical.toml").read_text(encoding="utf-8")
-    (tmp_path / "zensical.toml").write_text(re.sub(r"^nav = \[.*?^\]$", "", settings, flags=re.MULTILINE | re.DOTALL))
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "api.md").write_text("# Reference\n")
-    (tmp_path / "docs" / "index.md").write_text(f"# Start\n\n[a](api.md#reference)\n\n{wrong}\n")
-    done = build(tmp_path)
-    assert (done.returncode != 0) == bool(wrong)
-    assert message in done.stdout + done.stderr
-
-
 # In a browser.
 
 PAGES = ["pack", "cli", "stages", "benchmarks", "cluster", "detection"]

@@ -153,26 +153,6 @@ def test_jobs_of_damaged_images_make_the_same_batches_and_list_the_same_samples(
     assert sorted(one.key for _, _, samples in batches for one in samples) == ["k07", "k08", "k15"]
 
 
-@pytest.mark.parametrize("form", ["images and a function", "single samples"])
-def test_random_values_depend_on_the_position_and_on_nothing_else(pictures: str, form: str) -> None:
-    """The second epoch has other draws; a program with another batch size has the same draws at each position."""
-    pipe = FORMS[form](Pipeline().exact(pictures, seed=3))
-    program = program_of(pipe)
-    first, second = (seen(batches_of(run(program, start=start))) for start in (0, NUM))
-    assert first != second
-    assert seen(batches_of(run(program))) == first
-    draws = [
-        [float(draw) for each in batches_of(run(program_of(drawn))) for draw in np.atleast_1d(each.value[0])]
-        for drawn in (
-            Pipeline().exact(pictures, seed=3).map(add_draw).to_tuple("draw"),
-            Pipeline().exact(pictures, seed=3).map(add_draw).to_tuple("draw").batched(1),
-            Pipeline().exact(pictures, seed=3, tail="pad").map(add_draw).to_tuple("draw", "__valid__").batched(NUM),
-        )
-    ]
-    assert draws[0] == draws[1] == draws[2]
-    assert len({*draws[0]}) == NUM
-
-
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Samples with two images, which are lossless, so that fused stages give the same pixels as single ones."""

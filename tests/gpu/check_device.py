@@ -4,8 +4,6 @@ not.
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -115,22 +113,6 @@ def test_no_more_memory_than_a_few_batches(photographs):
 
 
 # --- the loader's other promises
-
-
-def test_it_stops_and_resumes_and_leaves_no_thread(photographs):
-    pipe = pipeline(photographs, "normalized")
-    whole = [labels.tolist() for _, labels in pipe.loader(workers=0)]
-    loader = pipe.loader(device="cuda", workers=2)
-    for stop in range(1, len(whole), 3):
-        loader.set_epoch(0)
-        batches = iter(loader)
-        seen = [next(batches)[1].tolist() for _ in range(stop)]
-        state = loader.state_dict()
-        del batches
-        assert not any(thread.name == "wdskit-device" for thread in threading.enumerate())
-        other = pipe.loader(device="cuda", workers=0, threads=2)
-        other.load_state_dict(json.loads(json.dumps(state)))
-        assert seen + [labels.tolist() for _, labels in other] == whole
 
 
 # --- processes

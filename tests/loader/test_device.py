@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from leaks import open_things, opened_since
-from shards import fail_on_7, number_of
+from shards import number_of
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from wdskit import Pipeline, PipelineError, Ragged, SampleError
+from wdskit import Pipeline, PipelineError, Ragged
 from wdskit.engine.batch import Batch
 from wdskit.loader import loader as planned_module
 from wdskit.loader.device import map_tensors
@@ -70,16 +70,6 @@ def test_it_stands_where_the_consumer_stands_and_leaves_nothing(numbers, monkeyp
         assert not opened_since(before)
         loader.load_state_dict(state)
         assert seen + [(batch // 10).tolist() for batch in loader] == whole
-
-
-def test_an_error_comes_behind_the_batches_before_it(numbers, monkeypatch):
-    pipe = Pipeline().sequential(numbers).map(fail_on_7).batched(3)
-    loader = loader_with(Times10(), monkeypatch, pipe, workers=0, threads=2)
-    seen = []
-    with pytest.raises(SampleError, match="n000007"):
-        for batch in loader:
-            seen += map(int, batch["cls"])
-    assert seen == list(range(6))
 
 
 class Pair(NamedTuple):

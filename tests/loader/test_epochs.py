@@ -153,6 +153,7 @@ def test_epoch_that_a_framework_counts_may_be_one_behind_or_one_ahead(numbers, k
     inside = loader.state_dict()
     list(batches)
     end = loader.state_dict()
+    assert (inside["epoch"], end["epoch"]) == (0, 1)
 
     def resumed(state: dict[str, Any], *counted: int) -> Any:
         loader = loader_of(kind, numbers)

@@ -251,18 +251,6 @@ def test_state_at_the_end_of_its_epoch_has_no_step_left_and_the_next_epoch_is_wh
     assert [sorted(keys_of(batch)) for batch in loader] == whole
 
 
-def test_set_epoch_to_the_epoch_of_a_state_keeps_its_position(data: dict[str, str]) -> None:
-    loader = loader_of(data, "exact")
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
-    rest = [keys_of(batch) for batch in batches]
-    loader = loader_of(data, "exact")
-    loader.load_state_dict(state)
-    loader.set_epoch(0)
-    assert [keys_of(batch) for batch in loader] == rest
-
-
 @pytest.mark.parametrize("name", PIPELINES)
 def test_state_of_another_sequence_is_refused(
     data: dict[str, str], name: str, caplog: pytest.LogCaptureFixture

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from shards import npy, write_indexed, write_pictures
 
-from wdskit import ConfigError, Pipeline, PipelineError, Ragged, SampleError, WdskitError
+from wdskit import ConfigError, Pipeline, PipelineError, Ragged, SampleError
 from wdskit.stages.collate import FRESH, Collate, as_tensors, make_ragged
 from wdskit.stages.run import Roles
 
@@ -259,21 +259,6 @@ def test_a_field_is_found_in_tuples_by_its_name(folder: str) -> None:
         pipe.to_tuple("npy", "cls").batched(2, ragged="json").build(rank=0, world_size=1)
     with pytest.raises(ConfigError, match="`ragged` has no effect with your own `collate`"):
         pipe.batched(2, ragged="npy", collate=list)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"ragged": "jpg"}, "ragged: no field `jpg`; the samples have: cls, one.npy"),
-        ({"ragged": "cls"}, "`cls` is a int in sample 0. Ragged fields are arrays"),
-        ({"ragged": "one.npy"}, "`one.npy` is a ndarray in sample 0"),
-        ({"ragged": "__key__"}, "`__key__` is a str in sample 0"),
-    ],
-)
-def test_what_cannot_be_ragged_is_refused_with_its_name(folder: str, fields: Any, message: str) -> None:
-    pipe = Pipeline().sequential(folder).decode().to_dict("cls", "one.npy", "__key__")
-    with pytest.raises(WdskitError, match=message):
-        next(iter(pipe.batched(4, **fields).loader(workers=0)))
 
 
 def test_arrays_that_differ_in_more_than_their_length_are_refused() -> None:
