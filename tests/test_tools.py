@@ -7,8 +7,6 @@ import re
 import subprocess
 from pathlib import Path
 
-from forking import Interpreter
-
 
 def files_below(folder: Path) -> dict[str, bytes]:
     """Return the contents of all files by relative path."""
@@ -25,41 +23,6 @@ def test_the_same_arguments_make_the_same_photos(tmp_path: Path, photos: Path, l
     assert again == {name: data for name, data in whole.items() if int(Path(name).stem) < 24}
     assert again.keys() == other.keys()
     assert not set(again.values()) & set(other.values())
-
-
-BENCH_WAYS = {
-    "tar": {"webdataset", "wdskit"},
-    "pack": {"tar cf, sync", "ShardWriter", "wdskit pack"},
-    "reshard": {"webdataset", "merge", "shuffle", "drop cls", "where"},
-    "verify": {"sha256sum", "hashlib", "index", "verify --images none", "verify"},
-}
-
-
-def test_each_part_of_the_bench_compares_all_ways_and_leaves_no_file(
-    python: Interpreter, repository: Path, tmp_path: Path
-) -> None:
-    """Every line has four numbers, whose values are not checked."""
-    tools = repository / "tools" / "bench"
-    (tmp_path / "work").mkdir()
-    words = [*BENCH_WAYS, "--quick", "--folder", str(tmp_path / "work")]
-    done = python.run(
-        tmp_path / "script.py",
-        f"""
-import runpy, sys
-sys.path.insert(0, {str(tools)!r})
-sys.argv = ["bench_parts.py", *{words!r}]
-runpy.run_path({str(tools / "bench_parts.py")!r}, run_name="__main__")
-""",
-    )
-    assert done.returncode == 0, done.stderr
-    assert [*(tmp_path / "work").iterdir()] == []
-    found: dict[str, set[str]] = {}
-    for table in done.stdout.strip().split("\n\n"):
-        title, _, *lines = table.splitlines()
-        rows = {name: cells for name, *cells in (re.split(r"\s{2,}", line) for line in lines)}
-        assert all(len(cells) == 4 and float(cells[0].replace(",", "")) > 0 for cells in rows.values())
-        found.setdefault(title.partition(":")[0], set()).update(rows)
-    assert found == BENCH_WAYS
 
 
 def test_each_make_target_can_be_planned_and_is_in_make_help_and_contributing(repository: Path) -> None:

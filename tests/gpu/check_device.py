@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from shards import number_of, write_numbers, write_shard
+from shards import write_shard
 from simplejpeg import encode_jpeg
 
-from wdskit import Pipeline, PipelineError, gather_valid
+from wdskit import Pipeline, gather_valid
 from wdskit.shards.index import index_folder
 
 NUM, BATCH, SIDE = 640, 64, 224
@@ -40,14 +40,6 @@ def photographs(tmp_path_factory) -> str:
             pixels = np.ascontiguousarray((slope + noise).astype(np.uint8))
             samples[f"p{number:04d}"] = {"jpg": encode_jpeg(pixels, quality=90), "cls": b"%d" % number}
         write_shard(folder / f"p-{shard:03d}.tar", samples)
-    index_folder(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def numbers(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("numbers")
-    write_numbers(folder, [20, 0, 13])
     index_folder(folder)
     return str(folder)
 
@@ -116,15 +108,6 @@ def test_no_more_memory_than_a_few_batches(photographs):
 
 
 # --- processes
-
-
-def test_workers_are_not_forked_once_cuda_is_in_use(numbers):
-    pipe = Pipeline().exact(numbers).map(number_of).batched(3)
-    assert sorted(torch.cat(list(pipe.loader(workers=2))).tolist()) == list(range(33))
-    with pytest.raises(PipelineError, match=r"^CUDA is initialised, so workers cannot be forked"):
-        pipe.loader(workers=2, start_method="fork")
-    with pytest.raises(PipelineError, match="leave `device` out and iterate the loader before CUDA is used"):
-        Pipeline().exact(numbers).map(lambda sample: sample).batched(4).loader(workers=2)
 
 
 # --- results of all ranks
