@@ -1,4 +1,4 @@
-"""All limits that protect memory, time or other readers, each with its reason."""
+"""All limits that protect memory, time or other readers, each with its reason. `codecs.images` sets those of Pillow."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ import numpy as np
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.images import make_mask_overlay, make_thumbnail, may_be_mask
+from wdskit.config.types import parse_settings
 from wdskit.dataset.classes import CLASS_FIELD, read_classes
 from wdskit.engine.reader import SampleReader
 from wdskit.errors import DecodeError, PipelineError, StorageError, WdskitError
@@ -32,7 +33,7 @@ from wdskit.limits import MAX_SHOWN_PIXELS
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.shards.listing import class_name
 from wdskit.shards.shares import check_seed
-from wdskit.stages.sources import PlannedData, PlannedSource
+from wdskit.stages.sources import PlannedData, PlannedSource, Sequential
 from wdskit.storage.urls import shown_url
 from wdskit.text import format_bytes, format_count, plural, printable, shorten
 
@@ -102,7 +103,8 @@ def view(
         raise StorageError(f"{target}: the name of a page ends in .html.", url=str(target))
     config, folder = data, ""
     if isinstance(data, str | os.PathLike) and not str(data).endswith((".yaml", ".yml")):
-        config, folder = Pipeline().sequential(str(data), where=where, classes="any"), shown_url(str(data))
+        given = {"shards": str(data), "where": where, "classes": "any"}
+        config, folder = Pipeline([parse_settings(Sequential, given, where="view")]), shown_url(str(data))
     elif seed or where is not None:
         raise PipelineError("`seed` and `where` belong to a folder. Change the source, as in pipeline.exact.where=...")
     name, stages, _ = open_pipeline(config, pipeline, overrides)

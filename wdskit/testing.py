@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from wdskit.files import Disk, use_disk
+from wdskit.text import shorten
 
 __all__ = ["Disk", "assert_resumes_exactly", "use_disk"]
 
@@ -157,7 +158,7 @@ def _difference(found: Any, expected: Any, path: str) -> str:
     mine, other = _parts_of(found), _parts_of(expected)
     if mine is None or other is None:
         is_same = bool(found == expected) or (found != found and expected != expected)  # noqa: PLR0124 (nan is nan here)
-        return "" if is_same else f"{path} is {_short(found)}, but without a stop {_short(expected)}."
+        return "" if is_same else f"{path} is {shorten(repr(found))}, but without a stop {shorten(repr(expected))}."
     if list(mine) != list(other):
         return f"{path} has the parts {list(mine)}, but without a stop {list(other)}."
     return next(filter(None, (_difference(mine[key], other[key], f"{path}[{key!r}]") for key in mine)), "")
@@ -168,8 +169,3 @@ def _parts_of(value: Any) -> Mapping[Any, Any] | None:
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
     return value if isinstance(value, Mapping) else vars(value) if dataclasses.is_dataclass(value) else None
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."

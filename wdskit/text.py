@@ -1,4 +1,4 @@
-"""Format text and numbers for people."""
+"""Format text and numbers for people, hide the secrets of URLs, and say which labels and groups are equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read, write and compare `classes.json`: the class names of a folder of shards, which `pack` writes to the folder."""
+"""Read, write and compare `classes.json`, the class names of a folder of shards. Find the fields that hold labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from wdskit.dataset.index import join_url
+from wdskit.dataset.index import join_url, read_index
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.storage.urls import ABSENT_STATUSES, is_local, read_bytes
 
@@ -85,6 +85,19 @@ class CommonClasses(NamedTuple):
     names: tuple[str, ...] | None
     folder: str
     problem: str
+
+
+def is_label(field: str) -> bool:
+    """Return True if a field of this name has the number of a class: the name is `cls` or ends in `.cls`."""
+    return field.rpartition(".")[2] == "cls"
+
+
+def folder_has_labels(folder: str) -> bool:
+    """Return whether any shard of a folder has a field `cls` or `*.cls`, according to the folder's index. The folder is
+    a path or a URL. Raises FolderIndexError and StorageError as `read_index` does.
+    """
+    index = read_index(folder)
+    return any(is_label(field) for shard in range(len(index)) for field in index.fields(shard))
 
 
 def common_classes(folders: Iterable[str], has_labels: Callable[[str], bool], *, way_out: str) -> CommonClasses:

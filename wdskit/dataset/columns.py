@@ -1,4 +1,4 @@
-"""Columns: values of all samples of a folder, such as width or class, stored as one array per column next to the index.
+"""Columns: values of all samples of a folder, such as width or class, in one array each, bound to its index by digest.
 
 A column is the file `NAME.DIGEST.npy`. DIGEST is the first 16 hex digits of its sha256, so a file in use is never
 replaced. The file has one value per sample, shard after shard in the order of the index: bool, the smallest integer

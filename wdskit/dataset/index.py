@@ -213,19 +213,6 @@ def refuse_commit(folder: Path) -> None:
         raise unfinished(folder)
 
 
-def is_label(field: str) -> bool:
-    """Return True if a field of this name has the number of a class: the name is `cls` or ends in `.cls`."""
-    return field.rpartition(".")[2] == "cls"
-
-
-def folder_has_labels(folder: str) -> bool:
-    """Return whether any shard of a folder has a field `cls` or `*.cls`, according to the folder's index. The folder is
-    a path or a URL. Raises FolderIndexError and StorageError as `read_index` does.
-    """
-    index = read_index(folder)
-    return any(is_label(field) for shard in range(len(index)) for field in index.fields(shard))
-
-
 def write_index(folder: Path, entries: Iterable[ShardEntry], *, disk: Disk = DISK) -> None:
     """Publish the `index.json` of a local folder.
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from wdskit.dataset.index import Index, ShardEntry, has_index, has_run, is_label, join_url, read_index, unfinished
+from wdskit.dataset.classes import is_label
+from wdskit.dataset.index import Index, ShardEntry, has_index, has_run, join_url, read_index, unfinished
 from wdskit.errors import FolderIndexError, StorageError, WdskitError
 from wdskit.files import describe_missing
 from wdskit.limits import MAX_SHARD_NAMES

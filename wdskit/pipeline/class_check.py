@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from wdskit.dataset.classes import check_labels
-from wdskit.dataset.index import folder_has_labels
+from wdskit.dataset.classes import check_labels, folder_has_labels
 from wdskit.dataset.patterns import expand_patterns, find_folders
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.storage.urls import is_local

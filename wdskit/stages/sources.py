@@ -42,8 +42,7 @@ from wdskit.config.types import (
     read_stage,
     refuse,
 )
-from wdskit.dataset.classes import check_labels
-from wdskit.dataset.index import folder_has_labels
+from wdskit.dataset.classes import check_labels, folder_has_labels
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.dataset.subset import Subset
 from wdskit.dataset.weights import SampleWeights, are_whole

@@ -1,4 +1,4 @@
-"""Split the names of members into key and field."""
+"""Split the names of members into key and field, without `./`, or find that a member belongs to no sample."""
 
 from __future__ import annotations
 
