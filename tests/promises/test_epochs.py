@@ -127,18 +127,6 @@ def test_run_that_stops_and_resumes_on_other_ranks_sees_the_samples_of_one_run(
         assert found == expected
 
 
-@pytest.mark.parametrize("name", RESUMED if ALL else ["exact lanes", "sequential"])
-def test_workers_and_threads_change_no_step_and_no_state(data: dict[str, str], name: str) -> None:
-    runs = []
-    for workers, threads in ((0, 1), (0, 2), (1, 1), (2, 2)):
-        loader = loader_of(data, name, workers=workers, threads=threads)
-        steps = [(keys_of(batch), loader.state_dict()) for _ in range(2) for batch in loader]
-        runs.append(steps)
-        loader.close()
-    assert runs[0]
-    assert all(run == runs[0] for run in runs)
-
-
 @pytest.mark.parametrize("name", RESUMED if ALL else ["exact lanes", "mixture", "sequential"])
 def test_loader_resumes_exactly_at_each_step(data: dict[str, str], name: str) -> None:
     assert_resumes_exactly(lambda: loader_of(data, name))

@@ -27,12 +27,6 @@ def other(sample):
     return sample
 
 
-def test_a_function_handed_over_comes_first() -> None:
-    """make_loader(transforms=...) comes before the registry."""
-    assert registry.register("my_augment")(augment) is augment
-    assert registry.resolve("my_augment", {"my_augment": other}) is other
-
-
 @pytest.mark.parametrize("name", ["", "my-augment", "torch.load", "2x", "a b"])
 def test_a_name_is_an_identifier(name) -> None:
     """Import paths and expressions are refused."""
