@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from configs import TEXT, load
 from wdskit.errors import ConfigError, StorageError
+from wdskit.limits import MAX_CONFIG_BYTES
 from wdskit.pipeline.settings import Config, LoaderSpec, load_config
 from wdskit.stages.registry import STAGES, parse_stage
 
@@ -79,7 +80,7 @@ def test_problems_of_a_dict_say_where() -> None:
         "config dict: pipeline[0].stream.seed: Input should be a valid integer, not True."
     )
     assert message({"pipeline": [{"stream": "a", None: 1}], "version": 1}).startswith(
-        "config dict: pipeline[0]: a stage is one name"
+        "config dict: pipeline[0]: {'None': 1, 'stream': 'a'} is not a stage. A stage is one name"
     )
 
 
@@ -90,6 +91,13 @@ def test_an_unreadable_file_is_a_storage_error(path: str, tmp_path: Path, monkey
     with pytest.raises(StorageError, match="the configuration cannot be read") as caught:
         load_config(path)
     assert caught.value.url == path
+
+
+def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
+    """The file is read only so far."""
+    assert load(TEXT + "#" * (MAX_CONFIG_BYTES - len(TEXT)), tmp_path)
+    with pytest.raises(ConfigError, match=f"at most {MAX_CONFIG_BYTES} bytes"):
+        load(TEXT + "#" * (MAX_CONFIG_BYTES - len(TEXT) + 1), tmp_path)
 
 
 WORDS = st.sampled_from(

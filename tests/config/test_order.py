@@ -56,7 +56,7 @@ MISFITS = [
     ("exact stream", 1, "a second source"),
     ("exact with_epoch batched with_epoch", 3, "is already at [1]"),
     ("exact batched decode", 2, "has made batches"),
-    ("exact decode ? batched", 2, "each sample must stay one sample"),
+    ("exact decode ? batched", 2, "call your own function with `map`"),
     *(
         (f"{source} decode {name}", 2, f"`{name}` cannot follow `{source}`")
         for source in ("exact", "resampled", "sequential")
@@ -70,7 +70,7 @@ MISFITS = [
     ),
     ("? decode", 0, "starts with a source of wdskit"),
     ("stream ? split_by_node", 2, "picks shards"),
-    ("stream decode split_by_node", 2, "`decode` before it has already opened them"),
+    ("stream decode split_by_node", 2, "which `decode` at [1] has opened"),
     ("stream with_epoch split_by_worker", 2, "picks shards"),
     ("stream split_by_node split_by_node", 2, "is already at [1]"),
     ("stream with_epoch batched", 2, "it must be last"),

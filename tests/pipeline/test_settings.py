@@ -127,15 +127,15 @@ def test_whole_numbers_of_numpy_and_torch_are_plain_ints(tmp_path, whole) -> Non
     assert loader.spec == plain.spec
     assert json.dumps(loader.state_dict()) == json.dumps(plain.state_dict())
     assert [batch["__key__"] for batch in loader] == [batch["__key__"] for batch in plain]
-    assert written_with(whole) == written_with(int)
+    assert repr(read_with(whole)) == repr(read_with(int))
     found = wdskit.plan(Pipeline().exact(tmp_path).batched(2), world_size=whole(2), epoch=whole(1))
     assert type(found.world_size) is int
 
 
-def written_with(number) -> str:
+def read_with(number) -> tuple[object, ...]:
     part = {"shards": "a", "weight": {number(0): number(3), number(8): 0.5}}
     stages = [{"exact": {"mixture": [part]}}, {"decode": "rgb8"}, {"resize": [number(8), number(9)]}]
-    return load_config({"pipeline": [*stages, {"with_epoch": number(4)}]}).to_yaml()
+    return load_config({"pipeline": [*stages, {"with_epoch": number(4)}]}).pipeline()
 
 
 @pytest.mark.parametrize("value", [np.bool_(True), torch.tensor(True), np.float64(3), np.array([3]), torch.tensor([3])])

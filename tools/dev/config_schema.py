@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
-from wdskit.config.load import VERSION, Sections
-from wdskit.config.types import Stages, StageSpec
+from wdskit.config.types import Settings, Stages, StageSpec
+from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec
 
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 """Schema of text with a variable, such as `${SIZE}`, which may replace a number or a truth value."""
@@ -15,15 +15,15 @@ _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 _REFERENCE = "#/$defs/{model}"
 
 
-_SIDE = {"type": "integer", "minimum": 1, "maximum": 65_535}
+SECTIONS: dict[str, type[Settings]] = {"loader": LoaderSpec, "errors": ErrorsSpec, "cache": CacheSpec}
+
 _NAMES = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
 SHAPES: dict[str, dict[str, Any]] = {
     "_check_bytes": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
     "_split_names": _NAMES,
     "_check_shards": _NAMES,
-    "_check_size": {"anyOf": [_SIDE, {"type": "array", "items": _SIDE, "minItems": 2, "maxItems": 2}]},
     "_check_ordered": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
-    "_check_stages": {"type": "array", "items": {"title": "stage"}},
+    "_check_stage": {"title": "stage"},
 }
 """The schemas of settings that functions check, by the name of the function."""
 
@@ -43,23 +43,23 @@ class _Schemas(GenerateJsonSchema):
         return shape or super().function_after_schema(schema)
 
 
-def json_schema(known: Stages, sections: Sections) -> dict[str, Any]:
+def json_schema(known: Stages) -> dict[str, Any]:
     """Return the JSON schema (draft 2020-12) of configuration files, for editors. The order of stages is not in it."""
-    checked = [(model, "validation") for model in (*known.values(), *sections.values())]
+    checked = [(model, "validation") for model in (*known.values(), *SECTIONS.values())]
     _, made = models_json_schema(checked, ref_template=_REFERENCE, schema_generator=_Schemas)  # type: ignore[arg-type]  # a tuple of a Literal
     defs = {name: _with_variables(schema) for name, schema in made["$defs"].items()}
     bare = [name for name, spec in known.items() if not defs[spec.__name__].get("required")]
     stages = {f"stage.{name}": _stage_schema(spec, defs[spec.__name__]) for name, spec in known.items()}
     shown = {
         name: {"anyOf": [_reference(model.__name__), {"type": "null"}], "description": model.__doc__}
-        for name, model in sections.items()
+        for name, model in SECTIONS.items()
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "wdskit configuration",
         "type": "object",
         "properties": {
-            "version": {"const": VERSION, "description": "Version of the configuration format."},
+            "version": {"const": 1, "description": "Version of the configuration format."},
             "pipeline": _reference("pipeline") | {"description": "The only pipeline."},
             "pipelines": {
                 "type": "object",
@@ -115,7 +115,7 @@ def _with_variables(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     schema = {key: value for key, value in schema.items() if key != "title"}
-    for key in ("anyOf", "oneOf", "items", "additionalProperties"):
+    for key in ("anyOf", "oneOf", "items", "prefixItems", "additionalProperties"):
         if key in schema:
             schema[key] = _with_variables(schema[key])
     if "properties" in schema:

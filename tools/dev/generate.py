@@ -25,7 +25,7 @@ import wdskit
 from wdskit import _PUBLIC as PUBLIC
 from wdskit.config.types import StageSpec
 from wdskit.loader.make import make_loader
-from wdskit.pipeline.settings import SECTIONS, LoaderSpec
+from wdskit.pipeline.settings import LoaderSpec
 from wdskit.stages.registry import STAGES
 
 ROOT = Path(__file__).parents[2]
@@ -243,7 +243,7 @@ def schema() -> str:
     """Return the JSON schema of configuration files: in the package, and for editors under docs/."""
     import config_schema  # next to this script, and found only when it runs
 
-    return json.dumps(config_schema.json_schema(STAGES, SECTIONS), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(config_schema.json_schema(STAGES), indent=2, ensure_ascii=False) + "\n"
 
 
 def package_stub() -> str:

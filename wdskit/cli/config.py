@@ -49,10 +49,9 @@ def check(config: ConfigArgument, overrides: OverridesOption = None, plugins: Pl
 
 @app.command(cls=Command)
 def show(config: ConfigArgument, overrides: OverridesOption = None, plugins: Plugins = None) -> None:
-    """Print every setting that will be used: CONFIG with variables, --set and defaults filled in.
+    """Print CONFIG with variables and --set filled in.
 
-    The output loads as the same pipelines. Settings without a value are left out, and the query of a URL, which may be
-    a signature.
+    The output loads as the same pipelines. The query of a URL, which may be a signature, is left out.
 
     Exit code: 0 without problems, 1 with problems, 2 if CONFIG or a plugin cannot be read.
 

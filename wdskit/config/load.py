@@ -8,36 +8,23 @@ repeated names, merge keys, tags, base 60; and aliases, which make a small file 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo
 
+from wdskit.config import types
 from wdskit.config.order import check_order
-from wdskit.config.types import (
-    Flaw,
-    Path,
-    Stages,
-    StageSpec,
-    did_you_mean,
-    dotted,
-    read_settings,
-    read_stage,
-    show,
-    unknown_setting,
-    wrong_kind,
-)
+from wdskit.config.types import Path, Stages
 from wdskit.errors import ConfigError, Problem, StorageError
 from wdskit.limits import MAX_CONFIG_BYTES
 from wdskit.text import as_int
 
-VERSION = 1
 SINGLE = "pipeline"
 """The setting for a single pipeline, and the name of that pipeline."""
 
@@ -50,68 +37,117 @@ _HIDDEN = "".join(chr(0x10000 * plane + 0xFFFE) for plane in range(1, 1 + len(_S
 _HIDE = str.maketrans(_SYNTAX, _HIDDEN)
 _UNHIDE = str.maketrans(_HIDDEN, _SYNTAX)
 _VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}\n]*))?\}|\$\{[^}\n]{0,60}\}?")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-_WORDS: dict[str, bool | None] = {
-    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
-    **dict.fromkeys(("true", "True", "TRUE"), True),
-    **dict.fromkeys(("false", "False", "FALSE"), False),
-}
-_WHOLE = re.compile(r"[-+]?[0-9]+|0o[0-7]{1,21}|0x[0-9a-fA-F]{1,16}")
-_DECIMAL = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-_AMBIGUOUS = re.compile(r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?|[-+]?0[0-9]+(\.[0-9]*)?|[-+]?[0-9]{26,}")
+_AMBIGUOUS = r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?|[-+]?0[0-9]+(\.[0-9]*)?|[-+]?[0-9]{26,}"
 """Text that is a number for some YAML readers: base 60, a leading zero, or more digits than any setting has."""
 
-_PIPELINE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_INDEX = re.compile(r"\[(\d+)\]")
+_TYPES: list[tuple[str, Callable[[str], Any]]] = [
+    (r"null|Null|NULL|~|", lambda _: None),
+    (r"true|True|TRUE", lambda _: True),
+    (r"false|False|FALSE", lambda _: False),
+    (r"[-+]?[0-9]+|0o[0-7]{1,21}|0x[0-9a-fA-F]{1,16}", lambda text: int(text, 0)),
+    (r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", float),
+    (r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", lambda text: float(text.replace(".", ""))),
+]
+"""Patterns of scalars without quotes in YAML 1.2, and what makes their values of the text."""
+
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*")
 
-Stage = StageSpec | Callable[..., Any]
-Sections = Mapping[str, type[BaseModel]]
+Stage = types.StageSpec | Callable[..., Any]
 Place = tuple[int, str]
 """The line of a value, and its place for messages, such as `train.yaml:12`."""
 
 
+def _read_stages(items: list[Any], info: ValidationInfo) -> list[Stage]:
+    """Return the stages of a pipeline. For the check of their order, a stage with problems is its class, or None if it
+    has no known name.
+    """
+    known: Stages = info.context or {}
+    stages: list[Any] = []
+    flaws = []
+    for at, item in enumerate(items):
+        try:
+            stages.append(item if callable(item) and not isinstance(item, type) else types.read_stage(item, known))
+        except ValidationError as err:
+            flaws += [((at, *path), rule) for path, rule in types.flaws_of(err)]
+            stages.append(known.get(str(types.split_stage(item)[0])))
+    flaws += [((at,) if stages else (), rule) for at, rule in check_order(stages)]
+    if flaws:
+        raise types.invalid(flaws)
+    return stages
+
+
+PipelineStages = Annotated[list[Any], AfterValidator(_read_stages)]
+PipelineName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
+
+
+class Configuration(types.Settings):
+    """The settings of a configuration file. A subclass adds the sections `loader`, `errors` and `cache`."""
+
+    version: Literal[1]
+    pipeline: PipelineStages | None = None
+    pipelines: Annotated[dict[PipelineName, PipelineStages], Field(min_length=1)] | None = None
+
+
+Loaded = TypeVar("Loaded", bound=Configuration)
+
+
 def load(
-    source: str | os.PathLike[str] | Mapping[str, Any], overrides: Sequence[str], stages: Stages, sections: Sections
-) -> tuple[dict[str, tuple[Stage, ...]], dict[str, Any]]:
-    """Read and check a configuration.
+    source: str | os.PathLike[str] | Mapping[str, Any], overrides: Sequence[str], stages: Stages, model: type[Loaded]
+) -> tuple[Loaded, dict[str, Any]]:
+    """Read and check a configuration. Return its settings, and the tree of dicts and lists with the overrides.
 
     Args:
         source: The path of a YAML file, or its content as a dict. A dict is not changed and needs no `version`.
         overrides: Texts `a.b.c=VALUE`, applied in order before the checks.
         stages: Maps the name of each stage to its class.
-        sections: Maps `loader`, `errors` and `cache` to their classes.
-
-    Returns:
-        The stages of each pipeline by name, and the checked settings of each section by name. The single pipeline of
-        `pipeline:` has the name "pipeline".
+        model: The class of the settings.
 
     Raises:
         ConfigError: The configuration has problems. They have the order of the file; problems of overrides come last.
         StorageError: The file cannot be read.
     """
     if isinstance(source, Mapping):
-        document = Document("config dict", {"version": VERSION} | _copy(source))
+        document = Document("config dict", {"version": 1} | _copy(source))
     else:
         document = Document(str(source))
         document.read_yaml(_read_file(source))
-    loaded = _check(document, overrides, stages, sections)
+    if isinstance(document.tree, dict):
+        absent = [name for name in model.model_fields if document.tree.get(name) is None]
+        document.tree |= {name: {} for name in absent if name not in Configuration.model_fields}
+        for text in overrides:
+            place = sys.maxsize, f"--set {text if len(text) <= 200 else text[:199] + '…'}"
+            try:
+                _override(document, text, place, stages)
+            except ValueError as err:
+                document.problems.append((place, (), str(err)))
+        if (document.tree.get(SINGLE) is None) == (document.tree.get("pipelines") is None):
+            document.note((SINGLE,), "write either `pipeline: [STAGE, ...]` or `pipelines: {NAME: [STAGE, ...]}`.")
+    try:
+        loaded = model.model_validate(document.tree, context=stages)
+    except ValidationError as err:
+        for path, rule in types.flaws_of(err):
+            document.note(path, rule)
     if not document.problems:
-        return loaded
+        return loaded, document.tree
     found = sorted(dict.fromkeys(document.problems), key=lambda each: each[0])
-    raise ConfigError(problems=tuple(Problem(where, dotted(path), rule) for (_, where), path, rule in found))
+    raise ConfigError(problems=tuple(Problem(where, types.dotted(path), rule) for (_, where), path, rule in found))
 
 
 def _read_file(path: str | os.PathLike[str]) -> str:
-    """Return the text of a configuration file, cut after `MAX_CONFIG_BYTES + 1` bytes; bytes that are not UTF-8 become
-    lone surrogates, which PyYAML refuses. StorageError: The file cannot be read.
+    """Return the text of a configuration file. Bytes that are not UTF-8 become lone surrogates, which PyYAML refuses.
+
+    Raises:
+        StorageError: The file cannot be read.
+        ConfigError: The file has more than `MAX_CONFIG_BYTES`.
     """
     try:
         with FilePath(path).open("rb") as file:
-            return file.read(MAX_CONFIG_BYTES + 1).decode(errors="surrogateescape")
+            data = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as err:
         raise StorageError(f"{path}: the configuration cannot be read: {err.strerror}.", url=str(path)) from err
+    if len(data) > MAX_CONFIG_BYTES:
+        raise ConfigError(f"{path}: a configuration has at most {MAX_CONFIG_BYTES} bytes.")
+    return data.decode(errors="surrogateescape")
 
 
 def _copy(value: Any) -> Any:
@@ -145,12 +181,8 @@ class Document:
             near = next(path[:size] for size in range(len(path), -1, -1) if path[:size] in self.places)
             self.problems.append((self.places[near], path, rule))
 
-    def replace(self, path: Path, value: Any, place: Place) -> None:
-        """Set the value at `path`. Problems of the old value are dropped."""
-        node = self.tree
-        for key in path[:-1]:
-            node = node[key]
-        node[path[-1]] = value
+    def forget(self, path: Path, place: Place) -> None:
+        """Drop the problems of the value at `path`, because another value with this place has replaced it."""
         self.places = {at: old for at, old in self.places.items() if at[: len(path)] != path} | {path: place}
         self.unread = [at for at in self.unread if at[: len(path)] != path]
         self.problems = [each for each in self.problems if each[1][: len(path)] != path]
@@ -158,35 +190,27 @@ class Document:
     def read_yaml(self, text: str) -> None:
         """Read one YAML document. Variables such as `${HOME}` get their values from the environment of the process."""
         hidden = _VARIABLE.sub(lambda found: found[0].translate(_HIDE) if found[1] else found[0], text)
-        if len(text) > MAX_CONFIG_BYTES:
-            self._fail(1, f"it has more than {MAX_CONFIG_BYTES} bytes")
-            return
+        loader: Any = None
+        self.places[()] = self._place(1)
         try:
             loader = _Loader(hidden.removeprefix("\ufeff"))
-        except yaml.reader.ReaderError as err:
-            self._fail(1 + text.count("\n", 0, err.position), "a control character, or a byte that is not UTF-8")
-            return
-        try:
             node = loader.get_single_node()
         except (yaml.YAMLError, ValueError, OverflowError, IndexError, RecursionError) as err:
             # PyYAML does not wrap all errors
             mark = getattr(err, "problem_mark", None) or getattr(err, "context_mark", None) or loader
-            words = [getattr(err, "context", None), getattr(err, "problem", err)]
-            self._fail(mark.line + 1, ": ".join(str(word) for word in words if word).translate(_UNHIDE))
+            self.places[()] = self._place(1 + (mark.line if mark else text.count("\n", 0, getattr(err, "position", 0))))
+            words = getattr(err, "context", None), getattr(err, "problem", None) or getattr(err, "reason", err)
+            what = ": ".join(str(word) for word in words if word).translate(_UNHIDE)
+            self.note((), f"this is not plain YAML: {what[:200]}.")
+            self.unread.append(())
             return
-        if node is None:
-            self._fail(1, "the document is empty")
-            return
-        self.places.clear()
-        self.tree = self._value(node, ())
-
-    def _fail(self, line: int, what: str) -> None:
-        self.problems.append(((line, f"{self.origin}:{line}"), (), f"this is not plain YAML: {what[:200]}."))
-        self.unread.append(())
+        if node is not None:
+            self.places.clear()
+            self.tree = self._value(node, ())
 
     def _value(self, node: yaml.Node, path: Path) -> Any:
         """Return the value of a node, and note its place."""
-        self.places.setdefault(path, self._place(node))
+        self.places.setdefault(path, self._place(node.start_mark.line + 1))
         if isinstance(node, yaml.ScalarNode):
             try:
                 text = _fill(node.value.translate(_UNHIDE))
@@ -199,21 +223,19 @@ class Document:
             return [self._value(item, (*path, at)) for at, item in enumerate(node.value)]
         tree: dict[str, Any] = {}
         for key, item in node.value:
+            place = self._place(key.start_mark.line + 1)
             name = key.value.translate(_UNHIDE).replace("$$", "$") if isinstance(key, yaml.ScalarNode) else "<<"
             if name in tree:
-                rule = f"{show(name)} appears twice in this mapping. Remove one."
-                self.problems.append((self._place(key), path, rule))
+                self.problems.append((place, path, f"{types.show(name)} appears twice in this mapping. Remove one."))
             elif name == "<<" or "${" in name:
-                rule = "a name is plain text: no list, mapping, merge key or variable."
-                self.problems.append((self._place(key), path, rule))
+                self.problems.append((place, path, "a name is plain text: no list, mapping, merge key or variable."))
             else:
                 here = (*path, name)
-                self.places[here] = self._place(key)
+                self.places[here] = place
                 tree[name] = self._value(item, here)
         return tree
 
-    def _place(self, node: yaml.Node) -> Place:
-        line: int = node.start_mark.line + 1
+    def _place(self, line: int) -> Place:
         return line, f"{self.origin}:{line}"
 
 
@@ -228,19 +250,13 @@ class _Loader(yaml.BaseLoader):
         return super().compose_node(parent, index)
 
 
-def type_plain(text: str) -> str | float | None:
+def type_plain(text: str) -> Any:
     """Return the value of a YAML scalar that is written without quotes: None, bool, int, float, or the text itself.
     ValueError: YAML readers disagree about the type of `text`.
     """
-    if text in _WORDS:
-        return _WORDS[text]
-    if _AMBIGUOUS.fullmatch(text):
-        raise ValueError(f"{show(text)} is a number to some YAML readers and text to others. Put text in quotes.")
-    if _WHOLE.fullmatch(text):
-        return int(text, 0)
-    if _NOT_FINITE.fullmatch(text):
-        return float(text.replace(".", ""))
-    return float(text) if _DECIMAL.fullmatch(text) else text
+    if re.fullmatch(_AMBIGUOUS, text):
+        raise ValueError(f"{types.show(text)} is a number to some YAML readers and text to others. Put text in quotes.")
+    return next((convert(text) for pattern, convert in _TYPES if re.fullmatch(pattern, text)), text)
 
 
 def _fill(text: str) -> str:
@@ -248,8 +264,8 @@ def _fill(text: str) -> str:
     not allowed.
     """
     text = _VARIABLE.sub(_value_of, text)
-    if bad := _CONTROL.search(text):
-        raise ValueError(f"{show(text)} has the character U+{ord(bad[0]):04X}; remove it.")
+    if bad := yaml.reader.Reader.NON_PRINTABLE.search(text):
+        raise ValueError(f"{types.show(text)} has the character U+{ord(bad[0]):04X}; remove it.")
     return text
 
 
@@ -259,173 +275,90 @@ def _value_of(found: re.Match[str]) -> str:
     if found[0] == "$$":
         return "$"
     if name is None or "${" in (default or ""):
-        raise ValueError(
-            f"{show(found[0])} is not a variable. Write ${{NAME}} or ${{NAME:-default}}; `$$` gives a `$`."
-        )
+        raise ValueError(f"write {types.show(found[0])} as ${{NAME}} or ${{NAME:-default}}; `$$` gives a `$`.")
     value = os.environ.get(name) or default
     if value is None and name not in os.environ:
         raise ValueError(f"the environment variable `{name}` is not set. Set it, or write ${{{name}:-default}}.")
     return value or ""
 
 
-def _check(
-    document: Document, overrides: Sequence[str], stages: Stages, sections: Sections
-) -> tuple[dict[str, tuple[Stage, ...]], dict[str, Any]]:
-    """Apply the overrides, and check all settings. The result is valid only if the document has no problems."""
-    tree, note = document.tree, document.note
-    if not isinstance(tree, dict):
-        note((), wrong_kind(tree, "a mapping with `version`, `pipelines` and `loader` is needed"))
-        return {}, {}
-    tree |= {name: {} for name in sections if tree.get(name) is None}
-    _expand_stages(tree, stages)
-    for text in overrides:
-        _override(document, text)
-        _expand_stages(tree, stages)
-    known = ["version", SINGLE, "pipelines", *sections]
-    unknown = [name for name in tree if name not in known]
-    for name in unknown:
-        note((name,), unknown_setting(name, known))
-    if tree.get("version") != VERSION or tree["version"] is True:
-        note(("version",), f"write `version: {VERSION}` at the top, not {show(tree.get('version'))}.")
-    named = tree.get("pipelines")
-    if (SINGLE in tree) == ("pipelines" in tree) and not unknown:
-        note(
-            (SINGLE,), "write either `pipeline:` and a list of stages, or `pipelines:` and a mapping of names to lists."
-        )
-    elif "pipelines" in tree and not (isinstance(named, dict) and named):
-        note(("pipelines",), wrong_kind(named, "a mapping of names to lists of stages is needed"))
-    for name in named if isinstance(named, dict) else ():
-        if not _PIPELINE_NAME.fullmatch(name):
-            note(("pipelines", name), f"{show(name)} is not a valid name; use letters, digits, _ and -.")
-    pipelines = {str(path[-1]): _check_stages(document, path, items, stages) for path, items in _pipelines(tree)}
-    checked = {}
-    for name, model in sections.items():
-        flaws: list[Flaw] = []
-        checked[name] = read_settings(model, tree[name], flaws)
-        for flaw in flaws:
-            note((name, *flaw.path), flaw.rule)
-    return pipelines, checked
+def _override(document: Document, text: str, place: Place, known: Stages) -> None:
+    """Apply an override such as `loader.workers=4` to the tree. Later problems of the changed setting have `place`.
 
-
-def _check_stages(document: Document, path: Path, items: Any, known: Stages) -> tuple[Stage, ...]:
-    """Return the stages of the pipeline at `path`. A stage with problems is its class, or None if it has no name."""
-    if not isinstance(items, list):
-        document.note(path, wrong_kind(items, "a list of stages is needed, each line starting with `- `"))
-        return ()
-    stages: list[Any] = []
-    for at, item in enumerate(items):
-        flaws: list[Flaw] = []
-        is_function = callable(item) and not isinstance(item, type)
-        spec = item if is_function else read_stage(known, item, flaws)
-        stages.append(spec or (known.get(str(flaws[0].path[0])) if flaws[0].path else None))
-        for flaw in flaws:
-            document.note((*path, at, *flaw.path), flaw.rule)
-    for at, rule in check_order(stages):
-        name = getattr(stages[at], "name", None) if stages else None
-        document.note((*path, at, name) if name else (*path, at) if stages else path, rule)
-    return tuple(stages)
-
-
-def _expand_stages(tree: dict[str, Any], known: Stages) -> None:
-    """Write each stage of a known name as `{name: settings}`, so that an override can find or add a setting."""
-    for _, items in _pipelines(tree):
-        for at, item in enumerate(items) if isinstance(items, list) else ():
-            name, value = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else (item, None)
-            stage = known.get(name) if isinstance(name, str) else None
-            if stage is not None and not stage.is_mapping and not isinstance(value, dict):
-                items[at] = {name: stage.expand(value)}
-
-
-def _pipelines(tree: dict[str, Any]) -> list[tuple[Path, Any]]:
-    """Return the path and the items of each pipeline in a tree."""
-    named = tree.get("pipelines")
-    found: list[tuple[Path, Any]] = [((SINGLE,), tree[SINGLE])] if SINGLE in tree else []
-    return found + [(("pipelines", name), items) for name, items in named.items()] if isinstance(named, dict) else found
-
-
-def _override(document: Document, text: str) -> None:
-    """Apply an override such as `loader.workers=4` to the tree, or collect its problem.
-
-    Later problems of the changed setting name the override instead of a line.
+    Raises:
+        ValueError: The override is invalid.
     """
-    place = sys.maxsize, f"--set {text if len(text) <= 200 else text[:199] + '…'}"
     name, sign, value = text.partition("=")
-    steps = [step for step in _INDEX.sub(r".\1", name.strip()).split(".") if step]
+    if not sign:
+        raise ValueError("an override is written PATH=VALUE: loader.workers=4.")
+    path, parent = _find(document.tree, re.split(r"[.\[\]]+", name.strip(" ].")), known)
     given = Document("")
     given.read_yaml(value)
-    try:
-        path = _find(document.tree, steps)
-    except ValueError as err:
-        document.problems.append((place, (), str(err)))
-        return
-    if not sign or not path:
-        document.problems.append((place, (), "an override is written PATH=VALUE: loader.workers=4."))
-    elif given.problems:
-        document.problems.append((place, path, given.problems[0][-1]))
-    else:
-        document.replace(path, given.tree, place)
+    for _, _, rule in given.problems:
+        raise ValueError(rule)
+    parent[path[-1]] = given.tree
+    document.forget(path, place)
 
 
-def _find(node: Any, steps: list[str], path: Path = ()) -> Path:
-    """Return the path of the value that `steps` name below `node`, which is at `path`. The last step may be new.
+def _find(node: Any, steps: Sequence[str], known: Stages) -> tuple[Path, Any]:
+    """Return the path of the value that `steps` name below `node`, and the list or dict of the value. The last step may
+    be new. An item of a list is named by its position, a stage also by its name; the short form of a stage on the way
+    becomes `{name: settings}`.
 
-    A stage may be named by its position or its name. ValueError: A value on the way does not exist.
+    Raises:
+        ValueError: A value on the way does not exist.
     """
-    if not steps:
-        return path
-    step, rest = steps[0], steps[1:]
-    if isinstance(node, list):
-        names = [next(iter(item)) if isinstance(item, dict) and len(item) == 1 else "" for item in node]
-        if step.isdecimal() and int(step[:9]) < len(node):
-            return _find(node[int(step)], rest, (*path, int(step)))
-        if names.count(step) == 1:
-            at = names.index(step)
-            return _find(node[at][step], rest, (*path, at, step))
-        found = f"are {names.count(step)}" if step in names else "is no"
-        raise ValueError(f"there {found} {show(step)} in {dotted(path)}.{did_you_mean(step, names)}")
-    if not isinstance(node, dict):
-        raise ValueError(f"{dotted(path)} is {show(node)}; nothing is below it.")  # noqa: TRY004 (the text is wrong)
-    if rest and step not in node:
-        raise ValueError(f"there is no {show(step)} in {dotted(path) or 'it'}.{did_you_mean(step, node)}")
-    return _find(node.get(step), rest, (*path, step))
+    path: Path = ()
+    parent = node
+    for number, step in enumerate(steps, 1):
+        names = [*node] if isinstance(node, dict) else []
+        if isinstance(node, list):
+            names = [str(types.split_stage(item)[0]) for item in node]
+            places = [at for at, name in enumerate(names) if step in (name, str(at))]
+            if len(places) == 1:
+                at = places[0]
+                stage = known.get(names[at])
+                if stage is not None and not stage.is_mapping:
+                    node[at] = {stage.name: stage.expand(types.split_stage(node[at])[1])}
+                path, parent, node = (*path, at), node, node[at]
+                if step != names[at]:
+                    continue
+        if not isinstance(node, dict) or (step not in node and number < len(steps)):
+            near = " Use its position." if step in names else types.did_you_mean(step, names)
+            raise ValueError(f"{names.count(step) or 'no'} {types.show(step)} in {types.dotted(path) or 'it'}.{near}")
+        path, parent, node = (*path, step), node, node.get(step)
+    return path, parent
 
 
-def to_yaml(pipelines: Mapping[str, Sequence[Stage]], sections: Mapping[str, Mapping[str, Any]], origin: str) -> str:
-    """Return a configuration as YAML text with every setting that is not null. `load` reads the same settings from it.
+def to_yaml(tree: Mapping[str, Any], origin: str) -> str:
+    """Return the tree of a configuration as YAML text. `load` reads the same settings from it.
 
     Args:
-        pipelines: The stages of each pipeline by name.
-        sections: The settings of `loader`, `errors` and `cache` that are not null.
+        tree: Result of `load`.
         origin: The path of the file, for messages.
 
     Raises:
-        ConfigError: The configuration contains a function, which YAML text can only name.
+        ConfigError: The configuration contains an object of Python, such as a function, which YAML text can only name.
     """
-    lines = [f"version: {VERSION}"] + ([] if list(pipelines) == [SINGLE] else ["pipelines:"])
-    indent = "  " * (len(lines) - 1)
+    shown = {name: value for name, value in tree.items() if value}
     try:
-        for name, stages in pipelines.items():
-            lines.append(f"{indent}{_write(name)}:")
-            # a mapping that is an item of a list needs no braces
-            items = (_write(stage) for stage in stages)
-            lines += [f"{indent}  - {item[1:-1] if item.startswith('{') else item}" for item in items]
-        lines += [f"{name}: {_write(settings)}" for name, settings in sections.items() if settings]
-    except TypeError as err:
+        text: str = yaml.dump(shown, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize)
+    except yaml.representer.RepresenterError as err:
         rule = "it holds a function, which YAML can only name. Register it and use the name."
         raise ConfigError(problems=(Problem(origin, "", rule),)) from err
-    return "\n".join(lines) + "\n"
+    return text
 
 
-def _write(value: Any) -> str:
-    """Return a value as YAML on one line. TypeError: The value is, or contains, an object that YAML cannot hold."""
-    if isinstance(value, StageSpec):
-        value = value.written()
-    elif isinstance(value, BaseModel):
-        value = {name: item for name, item in value if item is not None}
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_write(str(name))}: {_write(item)}' for name, item in value.items())}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_write, value))}]"
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and value not in _WORDS:
-        return value
-    return json.dumps(value, ensure_ascii=False).replace("$", "$$")
+class _Dumper(yaml.SafeDumper):
+    """Writes text so that `load` reads the same text, and no aliases."""
+
+    def ignore_aliases(self, _: object) -> bool:
+        return True
+
+
+def _write_text(dumper: _Dumper, text: str) -> yaml.Node:
+    style = None if _PLAIN.fullmatch(text) and type_plain(text) == text else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text.replace("$", "$$"), style)
+
+
+_Dumper.add_representer(str, _write_text)

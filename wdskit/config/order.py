@@ -1,4 +1,4 @@
-"""Check the order of stages in a pipeline."""
+"""Check the order of stages in a pipeline: a table of what may not follow what."""
 
 from __future__ import annotations
 
@@ -7,6 +7,25 @@ from typing import Any
 
 from wdskit.config.types import VALID
 
+_OWN = "`{stage}` cannot follow `{earlier}`: select by `where` or `range`; shuffling and shares of ranks are its own."
+_TWICE = "`{stage}` is already at [{at}]; a pipeline can have it only once. Remove one."
+_RULES = [
+    ("source", "source", "this is a second source; a pipeline has one, its first item. Join shards with `::`."),
+    *((word, "is_planned", _OWN) for word in ("splitter", "stream", "with_length")),
+    ("foreign", "is_planned", "after `{earlier}` call your own function with `map`, or use the source `stream`."),
+    *((word, word, _TWICE) for word in ("batch", "split_by_node", "split_by_worker", "with_epoch", "with_length")),
+    ("splitter", "opens", "`{stage}` picks shards, which `{earlier}` at [{at}] has opened. Put it after the source."),
+    ("inner", "end", "`{earlier}` at [{at}] concerns the output of the whole pipeline; it must be last."),
+    ("map_tuple", "dicts", "`map_tuple` takes tuples, not samples. Put `to_tuple` before it, or use `map_dict`."),
+    ("each", "batch", "`{stage}` takes samples, but `{earlier}` at [{at}] has made batches. Put it before."),
+    ("each", "to_tuple", "`{stage}` takes samples, but `{earlier}` at [{at}] has made tuples. Put it before."),
+    ("needs_plan", "stream", "`{stage}` needs a source that knows its samples; use `exact` in place of `stream`."),
+]
+"""(word of a stage, word of an earlier stage, message): the two stages may not be in one pipeline in this order."""
+
+_ENDS = {"to_tuple": {"dicts"}, "any": {"dicts", "to_tuple"}, "foreign": {"dicts", "to_tuple", "batch"}}
+"""For a word of a stage: the words of earlier stages that no longer hold after the stage, whose result is another."""
+
 
 def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
     """Return the problems with the order of `stages` as (index of the stage, message), sorted by index.
@@ -14,104 +33,53 @@ def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
     If `stages` is empty, this is the only problem, with the index 0.
 
     Args:
-        stages: Each is a `StageSpec`, or its class if its settings are invalid. Any other value is a stage that is not
-            wdskit's: the kind of values after it is unknown, so nearly every stage may follow.
+        stages: Each is a `StageSpec`, or its class if its settings are invalid. None is a stage whose name is unknown;
+            any other value is a stage that is not wdskit's. Nearly every stage may follow both.
     """
     if not stages:
         return [(0, "the pipeline is empty. It starts with a source, such as `stream: SHARDS`.")]
-    source, before = stages[0], _Before(stages[0])
     problems = []
+    before: dict[str, int] = {}
     for at, stage in enumerate(stages):
-        if rule := before.rule(at, stage):
-            problems.append((at, rule))
-        before.add(at, stage)
-    if before.planned and getattr(source, "is_weighted", None) is True and "with_epoch" not in before.seen:
+        words = _words_of(stage, is_planned="is_planned" in before)
+        if at == 0 and stage is not None and "source" not in words:
+            problems.append((at, "a pipeline starts with a source of wdskit, such as `stream: SHARDS`."))
+        for word, earlier, rule in _RULES:
+            if word in words and earlier in before:
+                first = before[earlier]
+                problems.append((at, rule.format(stage=_name_of(stage), earlier=_name_of(stages[first]), at=first)))
+                break
+        ended = {earlier for word in words for earlier in _ENDS.get(word, ())}
+        before = dict.fromkeys(words, at) | {word: first for word, first in before.items() if word not in ended}
+    source = stages[0]
+    if getattr(source, "is_weighted", None) is True and "with_epoch" not in before:
         rule = "a mixture by weights has no end. Add `with_epoch`, or give its parts `repeat` in place of `weight`."
         problems.append((0, rule))
-    if before.planned and getattr(source, "tail", "") == "pad" and "to_tuple" in before.seen:
-        at = before.seen["to_tuple"]
-        fields = getattr(stages[at], "fields", (VALID,))
-        if VALID not in fields:
+    for at, stage in enumerate(stages if getattr(source, "tail", "") == "pad" else ()):
+        fields = getattr(stage, "fields", (VALID,))
+        if _name_of(stage) == "to_tuple" and VALID not in fields:
             rule = "`tail: pad` fills the last batch, and a mask tells its samples from the padding. Write "
-            rule += f"`to_tuple: [{', '.join((*fields, VALID))}]`, or `tail: drop` in `{before.source}`."
+            rule += f"`to_tuple: [{', '.join((*fields, VALID))}]`, or `tail: drop` in `{source.name}`."
             problems.append((at, rule))
     return sorted(problems, key=lambda problem: problem[0])
 
 
-class _Before:
-    """What the stages before a stage say: the source, the names, and the kind of values.
+def _name_of(stage: Any) -> str:
+    return str(getattr(stage, "name", getattr(stage, "__name__", "a stage")))
 
-    Attributes:
-        planned: Whether the source knows the position of every sample before the run.
-        source: Name of the source.
-        seen: Maps the name of each stage to its first index.
-        opened: Name of the stage that needed samples first; "" if the tars are not open yet.
-        shape: Type of a value: "dict" or "tuple"; None if unknown.
-        batched_at: Index of the stage that made batches; None if values are not known to be batches.
-    """
 
-    def __init__(self, source: Any) -> None:
-        self.planned = getattr(source, "is_planned", False) is True
-        self.source = getattr(source, "name", "")
-        self.seen: dict[str, int] = {}
-        self.opened = ""
-        self.shape: str | None = "dict"
-        self.batched_at: int | None = None
-
-    def rule(self, index: int, stage: Any) -> str:
-        """Return the problem of the stage at `index` as a message; "" if the stage fits."""
-        kind = getattr(stage, "kind", None)
-        if kind is None:
-            if index == 0 and stage is not None:
-                return "a pipeline starts with a source of wdskit, such as `stream: SHARDS`."
-            rule = f"after `{self.source}` each sample must stay one sample, which wdskit cannot check of this stage."
-            is_bad = self.planned and stage is not None
-            return f"{rule} Call it with `map`, or use the source `stream`." if is_bad else ""
-        name: str = stage.name
-        if index == 0 and kind != "source":
-            return f"`{name}` cannot be first. A pipeline starts with a source, such as `stream: SHARDS`."
-        if kind == "source":
-            second = "this is a second source; a pipeline has one, its first item. Join shards with `::`."
-            return second if index else ""
-        if self.planned and (kind in {"splitter", "stream"} or name == "with_length"):
-            own = "select by `where` or `range`; shuffling and shares of ranks are its own"
-            return f"`{name}` cannot follow `{self.source}`: {own}."
-        first = self.batched_at if kind == "batch" else self.seen.get(name) if kind in {"splitter", "epoch"} else None
-        if first is not None:
-            return f"`{name}` is already at [{first}]; a pipeline can have it only once. Remove one."
-        if kind == "splitter" and self.opened:
-            way_out = "Put it directly after the source."
-            return f"`{name}` picks shards, but `{self.opened}` before it has already opened them. {way_out}"
-        last = next((last for last in ("with_length", "with_epoch") if last in self.seen), name)
-        if name not in (last, "with_length") and not self.planned:
-            return f"`{last}` at [{self.seen[last]}] concerns the output of the whole pipeline; it must be last."
-        if name == "map_tuple":
-            early = "`map_tuple` takes tuples, but gets samples (dicts). Put `to_tuple` before it, or use `map_dict`."
-            return early if self.shape == "dict" else ""
-        if kind == "each" and not stage.takes_any:
-            if self.batched_at is not None:
-                made = f"`batched` at [{self.batched_at}] has made batches"
-                return f"`{name}` takes samples, but {made}. Put it before `batched`."
-            if self.shape == "tuple" and self.batched_at is None:
-                made = f"`to_tuple` at [{self.seen['to_tuple']}] has made tuples"
-                return f"`{name}` takes samples (dicts), but {made}. Put it before `to_tuple`."
-        if stage.needs_plan and not self.planned:
-            return f"`{name}` needs a source that knows its samples; use `exact` in place of `stream`."
-        return ""
-
-    def add(self, index: int, stage: Any) -> None:
-        """Note the stage at `index`, so that later stages can be checked."""
-        kind = getattr(stage, "kind", None)
-        if kind is None:
-            self.opened = self.opened or getattr(stage, "__name__", "a stage")
-            self.shape = self.batched_at = None
-            return
-        self.seen.setdefault(stage.name, index)
-        if self.opened == "" and kind not in {"source", "splitter"}:
-            self.opened = stage.name
-        if stage.name == "to_tuple":
-            self.shape = "tuple"
-        elif stage.takes_any:
-            self.shape = None  # a function may return any type
-        elif kind == "batch":
-            self.batched_at = index
+def _words_of(stage: Any, *, is_planned: bool) -> set[str]:
+    """Return the words by which `_RULES` names a stage of a pipeline. `is_planned`: its source is planned."""
+    kind = getattr(stage, "kind", None)
+    if kind is None:
+        return {"opens"} if stage is None else {"opens", "foreign"}
+    words = {"any" if stage.takes_any else kind, stage.name}
+    words |= {flag for flag in ("is_planned", "needs_plan") if getattr(stage, flag)}
+    words.add("dicts" if kind == "source" else "opens" if kind != "splitter" else "")
+    if stage.name == "map_tuple":
+        words.remove("each")
+    if stage.name != "with_length":
+        words.add("inner")
+    if kind == "epoch" and not is_planned:
+        words.add("end")
+    return words

@@ -1,30 +1,28 @@
-"""Settings: the base class of the settings of stages, the types of single settings, and the words of messages.
+"""Settings: their base classes, the types of single settings, and the words of messages.
 
-pydantic checks settings and words its errors; `read_settings` puts the path and the value beside them.
+pydantic checks settings and words its errors. `Settings` adds the wrong value, or the nearest name.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import reprlib
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
     PlainValidator,
-    Strict,
     Tag,
     ValidationError,
+    model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from wdskit.dataset.patterns import expand_parts
 from wdskit.errors import ConfigError, Problem, StorageError
@@ -32,22 +30,16 @@ from wdskit.text import as_int, hide_secrets, printable
 
 Path = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)
+Flaw = tuple[Path, str]
+"""One problem of a value: the path of the setting inside the value, and the message."""
+
 Kind = Literal["source", "splitter", "each", "stream", "batch", "epoch"]
 
 MAX_SHOWN = 60
 """Limit for the characters of a value in a message."""
 
-_REPR = reprlib.Repr()
-_REPR.maxlevel, _REPR.maxlist, _REPR.maxdict = 2, 4, 4
 _MARKS = ("[key]", "[number]", "[names]", "[schedule]", "[list]", "[settings]", "[share]")
 """pydantic's mark for a dict's key, and the tags of unions."""
-
-
-class Flaw(NamedTuple):
-    """One problem of a value: the path of the setting inside the value, and the message."""
-
-    path: Path
-    rule: str
 
 
 def dotted(path: Path) -> str:
@@ -60,9 +52,7 @@ def show(value: object) -> str:
     """Return any value as one short line for messages: text in backticks, other values as Python writes them."""
     if isinstance(value, str) and value and value.isprintable():
         return f"`{value if len(value) <= MAX_SHOWN else value[: MAX_SHOWN - 1] + '…'}`"
-    if not isinstance(value, str | int | float | list | tuple | dict | None):
-        return f"a value of the type {type(value).__name__}"
-    return _REPR.repr(value)
+    return reprlib.repr(value)
 
 
 def wrong_kind(value: object, need: str) -> str:
@@ -80,9 +70,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ` Did you mean ...?` with the name in `known` that is nearest to `name`; "" if no name is similar."""
     names, lowered = [*known], name[: 2 * MAX_SHOWN].lower().replace("-", "_")
     # `batch_size` means `size`, although `global_size` shares more letters with it
-    near = [part for part in reversed([*lowered.split("_"), lowered]) if part in names]
-    near = near or difflib.get_close_matches(lowered, names, n=1)
-    return f" Did you mean `{near[0]}`?" if near else ""
+    near = [part for part in lowered.split("_") if part in names] or difflib.get_close_matches(lowered, names, n=1)
+    return f" Did you mean `{near[-1]}`?" if near else ""
 
 
 def unknown_setting(name: str, known: Iterable[str]) -> str:
@@ -90,7 +79,58 @@ def unknown_setting(name: str, known: Iterable[str]) -> str:
     return f"no such setting.{did_you_mean(name, known) or ' Known: ' + (listing(known) or 'none') + '.'}"
 
 
-class StageSpec(BaseModel):
+def refuse(rule: str) -> PydanticCustomError:
+    """Return the error that a validator raises to refuse a value, with `rule` as its message."""
+    return PydanticCustomError("wdskit", "{rule}", {"rule": rule})
+
+
+def invalid(flaws: Iterable[Flaw]) -> ValidationError:
+    """Return the error that a validator raises to refuse parts of a value."""
+    lines = [InitErrorDetails(type=refuse(rule), loc=path, input=None) for path, rule in flaws]
+    return ValidationError.from_exception_data("settings", lines)
+
+
+def flaws_of(err: ValidationError) -> list[Flaw]:
+    """Return the problems in an error of `Settings`."""
+    return [(error["loc"], error["msg"]) for error in err.errors()]
+
+
+def config_error(err: ValidationError, where: str) -> ConfigError:
+    """Return the ConfigError that lists all problems in an error of `Settings`. Messages start with `where`."""
+    return ConfigError(problems=tuple(Problem(where, dotted(path), rule) for path, rule in flaws_of(err)))
+
+
+class Settings(BaseModel):
+    """The base class of all settings: frozen, and unknown names are errors. A setting that is None is not set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _word_errors(cls, given: Any, check: Callable[[Any], Any]) -> Any:
+        if isinstance(given, Mapping):
+            given = {name: value for name, value in given.items() if value is not None or name not in cls.model_fields}
+        try:
+            return check(given)
+        except ValidationError as err:
+            errors = err.errors()
+            # a list of which no item is valid is not also too short
+            inner = {error["loc"][:size] for error in errors for size in range(len(error["loc"]))}
+            found = [error for error in errors if error["type"] != "too_short" or error["loc"] not in inner]
+            raise invalid(map(cls._flaw, found)) from None
+
+    @classmethod
+    def _flaw(cls, error: Mapping[str, Any]) -> Flaw:
+        path: Path = tuple(part for part in error["loc"] if part not in _MARKS)
+        if error["type"] == "wdskit":
+            return path, error["msg"]
+        if error["type"] == "extra_forbidden":
+            return path, unknown_setting(str(path[-1]), [one.alias or name for name, one in cls.model_fields.items()])
+        value = "" if error["type"] in {"missing", "too_short"} else f", not {show(error['input'])}"
+        return path, f"{error['msg']}{value}."
+
+
+class StageSpec(Settings):
     """The settings of one stage: validated, frozen, comparable. It holds no state and opens no file.
 
     Attributes:
@@ -106,11 +146,8 @@ class StageSpec(BaseModel):
         is_light: Whether the stage always holds the GIL, so that several threads only wait for each other.
         is_planned: Whether the stage is a source that knows the position of every sample before the run.
         needs_plan: Whether the stage needs such a source.
-        items: For each setting that is a list of mappings: the class that checks one mapping.
         example: Settings for an example in the documentation, if the required settings alone make no example.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     name: ClassVar[str]
     kind: ClassVar[Kind]
@@ -122,7 +159,6 @@ class StageSpec(BaseModel):
     is_light: ClassVar[bool] = False
     is_planned: ClassVar[bool] = False
     needs_plan: ClassVar[bool] = False
-    items: ClassVar[dict[str, type[BaseModel]]] = {}
     example: ClassVar[dict[str, Any]] = {}
 
     def __repr__(self) -> str:
@@ -143,14 +179,6 @@ class StageSpec(BaseModel):
             return dict(value)
         return {cls.shorthand or "arguments": value}
 
-    def written(self) -> Any:
-        """Return the stage as an item of a list of stages in YAML: `{name: settings}` without settings that are null,
-        or only the name if all are. A mapping that is all settings stands alone: `{rename: {image: jpg}}`.
-        """
-        fields = {self.__class__.model_fields[name].alias or name: value for name, value in self if value is not None}
-        value = fields.get(self.shorthand or "") if self.is_mapping else fields
-        return {self.name: value} if value else self.name
-
 
 VALID = "__valid__"
 """The name of the mask that `tail: pad` adds to each batch."""
@@ -159,83 +187,41 @@ Stages = Mapping[str, type[StageSpec]]
 """Maps the name of each stage to its class."""
 
 
-def refuse(rule: str) -> PydanticCustomError:
-    """Return the error that a validator raises to refuse a value, with `rule` as its message."""
-    return PydanticCustomError("wdskit", "{rule}", {"rule": rule})
-
-
 def parse_settings(model: type[Model], settings: Mapping[str, Any], *, where: str) -> Model:
     """Check settings and return them as an object of the class `model`.
 
     Raises:
         ConfigError: Settings are invalid; all problems are listed. Messages start with `where`.
     """
-    flaws: list[Flaw] = []
-    return require_valid(read_settings(model, settings, flaws), flaws, where=where)
-
-
-def require_valid(found: Model | None, flaws: list[Flaw], *, where: str) -> Model:
-    """Return `found`, or raise a ConfigError that lists all flaws if it is None. Messages start with `where`."""
-    if found is None:
-        raise ConfigError(problems=tuple(Problem(where, dotted(flaw.path), flaw.rule) for flaw in flaws))
-    return found
-
-
-def read_settings(
-    model: type[Model], settings: object, flaws: list[Flaw], *, stages: Stages | None = None
-) -> Model | None:
-    """Check settings and return them as an object of the class `model`. If settings are invalid, add what is wrong to
-    `flaws` and return None. A setting that is None is not set.
-
-    `stages` are the classes of stages by name, for settings that contain stages.
-    """
-    if isinstance(settings, Mapping):
-        settings = {
-            name: value for name, value in settings.items() if value is not None or name not in model.model_fields
-        }
     try:
-        return model.model_validate(settings, context=stages)
+        return model.model_validate(settings)
     except ValidationError as err:
-        errors = err.errors(include_url=False)
-        inner = {error["loc"][:size] for error in errors for size in range(len(error["loc"]))}
-        # a list of which no item is valid is not also too short
-        found = [error for error in errors if error["type"] != "too_short" or error["loc"] not in inner]
-        flaws += dict.fromkeys(_flaw(model, error) for error in found)
-        return None
+        raise config_error(err, where) from err
 
 
-def _flaw(model: type[BaseModel], error: Mapping[str, Any]) -> Flaw:
-    path: Path = tuple(part for part in error["loc"] if part not in _MARKS)
-    is_whole = error["type"] in {"wdskit", "missing", "too_short"}
-    rule = error["msg"] if is_whole else f"{error['msg']}, not {show(error['input'])}"
-    if error["type"] == "extra_forbidden":
-        owner = getattr(model, "items", {}).get(path[0], model) if len(path) > 1 else model
-        rule = unknown_setting(str(path[-1]), [one.alias or name for name, one in owner.model_fields.items()])
-    return Flaw(path, rule if rule.endswith((".", "?")) else f"{rule}.")
+def split_stage(item: object) -> tuple[object, object]:
+    """Return the name and the value of a stage, for an item of a list of stages: `name` or `{name: value}`."""
+    return next(iter(item.items())) if isinstance(item, Mapping) and len(item) == 1 else (item, None)
 
 
-def read_stage(stages: Stages, item: object, flaws: list[Flaw]) -> StageSpec | None:
+def read_stage(item: object, stages: Stages) -> StageSpec:
     """Return the stage that an item of a list of stages describes: `name`, `{name: value}`, or a `StageSpec`.
 
-    If the item is invalid, add what is wrong to `flaws` and return None. The path of a flaw starts with the name of the
-    stage; it is empty if the item does not name a known stage.
+    Raises:
+        ValidationError: The item is invalid. Paths start with the name of the stage; they are empty if the item does
+            not name a known stage.
     """
     if isinstance(item, StageSpec):
         return item
-    name, value = next(iter(item.items())) if isinstance(item, Mapping) and len(item) == 1 else (item, None)
-    if not isinstance(name, str):
-        need = "a stage is one name with its settings, as in `- shuffle: 200` or `- split_by_node`"
-        flaws.append(Flaw((), wrong_kind(item, need)))
-    elif name not in stages:
-        own = " To use your own function, register it and write its name, or `- map: its_name`."
-        flaws.append(Flaw((), f"{show(name)} is not a stage.{did_you_mean(name, stages) or own}"))
-    else:
-        found: list[Flaw] = []
-        spec = read_settings(stages[name], stages[name].expand(value), found, stages=stages)
+    name, value = split_stage(item)
+    if not isinstance(name, str) or name not in stages:
+        own = " A stage is one name with its settings, as in `shuffle: 200`. Register functions of yours by name."
+        raise invalid([((), f"{show(name)} is not a stage.{did_you_mean(str(name), stages) or own}")])
+    try:
+        return stages[name].model_validate(stages[name].expand(value), context=stages)
+    except ValidationError as err:
         skipped = int(stages[name].is_mapping)  # the stage itself is this setting
-        flaws += [Flaw((name, *flaw.path[skipped:]), flaw.rule) for flaw in found]
-        return spec
-    return None
+        raise invalid(((name, *path[skipped:]), rule) for path, rule in flaws_of(err)) from None
 
 
 def _split_names(value: object) -> object:
@@ -255,55 +241,20 @@ def _check_shards(value: object) -> object:
     return texts if items is value else texts[0]
 
 
-def _check_size(value: object) -> object:
-    sides = [as_int(side) for side in (value if isinstance(value, list | tuple) else [value])]
-    is_pair = isinstance(value, list | tuple)
-    if len(sides) != 1 + is_pair or not all(type(side) is int and 1 <= side <= 65_535 for side in sides):
-        raise refuse(f"{show(value)} is not a size in pixels, 1 to 65535: one number, or [height, width].")
-    return tuple(sides) if is_pair else sides[0]
-
-
-def _check_ordered(pair: tuple[float, float]) -> tuple[float, float]:
-    if pair[0] > pair[1]:
-        raise refuse(f"{show([*pair])} is not [low, high], with low <= high.")
-    return pair
-
-
-def _check_channels(values: tuple[float, ...]) -> tuple[float, ...]:
-    if len(values) not in {1, 3} or not 0 <= min(values) <= max(values) <= 1:
-        raise refuse(
-            f"{show([*values])} is not 1 number (grey) or 3 (red, green, blue) within 0..1, as the pixels are."
-        )
-    return values
-
-
-ImageSpec = Literal[
-    "l8", "rgb8", "rgba8", "l", "rgb", "rgba", "torchl8", "torchrgb8", "torchrgba8", "torchl", "torchrgb", "torch",
-    "torchrgba", "pill", "pil", "pilrgb", "pilrgba", "index",
-]  # fmt: skip
 WHOLE = BeforeValidator(as_int)
 """Accepts integers of numpy and torch. It must be last in an annotation, so that the schema keeps the bounds."""
-Natural = Annotated[int, Strict(), Field(ge=0, lt=2**63), WHOLE]
-Count = Annotated[int, Strict(), Field(ge=1, lt=2**63), WHOLE]
-_Percent = Annotated[
-    str,
-    Strict(),
-    Field(pattern=r"^(100|[0-9]{1,2}(\.[0-9]+)?)%$"),
-    AfterValidator(lambda share: share if float(share[:-1]) else 0),
-]
+Natural = Annotated[int, Field(strict=True, ge=0, lt=2**63), WHOLE]
+Count = Annotated[int, Field(strict=True, ge=1, lt=2**63), WHOLE]
+_Percent = Annotated[str, Field(strict=True, pattern=r"^(100|[0-9]{1,2}(\.[0-9]+)?)%$")]
 CountOrShare = Annotated[
     Annotated[Natural, Tag("[number]")] | Annotated[_Percent, Tag("[share]")],
     Discriminator(lambda value: "[share]" if isinstance(value, str) else "[number]"),
 ]
-Device = Annotated[str, Field(pattern=r"^cuda(:[0-9]+)?$")]
-Cluster = Annotated[str, Field(pattern=r"^ray(://[^\s/:@]+:[0-9]{1,5})?$")]
-Bool = Annotated[bool, Strict()]
-Number = Annotated[float, Strict()]
-Text = Annotated[str, Strict(), Field(pattern=r"\S")]
-Positive = Annotated[float, Strict(), Field(gt=0)]
-Timeout = Annotated[float, Strict(), Field(ge=0, lt=math.inf)]
-FieldName = Annotated[str, Strict(), Field(pattern=r"^[^\s;]+$")]
-Alternatives = Annotated[str, Strict(), Field(pattern=r"^[^\s;]+(;[^\s;]+)*$")]
+Bool = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True, pattern=r"\S")]
+Positive = Annotated[float, Field(strict=True, gt=0)]
+FieldName = Annotated[str, Field(strict=True, pattern=r"^[^\s;]+$")]
+Alternatives = Annotated[str, Field(strict=True, pattern=r"^[^\s;]+(;[^\s;]+)*$")]
 FieldNames = Annotated[tuple[FieldName, ...], Field(min_length=1), BeforeValidator(_split_names)]
 FieldChoices = Annotated[tuple[Alternatives, ...], Field(min_length=1), BeforeValidator(_split_names)]
 Shards = Annotated[str | tuple[str, ...], PlainValidator(_check_shards)]
@@ -311,9 +262,8 @@ Classes = Literal["same", "any"]
 CLASSES: Any = Field(
     "same", description="Whether the `classes.json` of all folders must name the same classes, or may differ."
 )
-Size = Annotated[int | tuple[int, int], PlainValidator(_check_size)]
-Range = Annotated[tuple[Positive, Positive], AfterValidator(_check_ordered)]
-_Share = Annotated[float, Strict(), Field(gt=0, le=1)]
-ShareRange = Annotated[tuple[_Share, _Share], AfterValidator(_check_ordered)]
-Channels = Annotated[tuple[Number, ...], AfterValidator(_check_channels)]
-PositiveChannels = Annotated[tuple[Positive, ...], AfterValidator(_check_channels)]
+Side = Annotated[int, Field(strict=True, ge=1, le=65_535), WHOLE]
+Size = Annotated[
+    Annotated[Side, Tag("[number]")] | Annotated[tuple[Side, Side], Tag("[list]")],
+    Discriminator(lambda value: "[list]" if isinstance(value, list | tuple) else "[number]"),
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -11,19 +12,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
-from wdskit.config.load import Stage, load, to_yaml
+from wdskit.config.load import SINGLE, Configuration, Stage, load, to_yaml
 from wdskit.config.types import (
     Bool,
-    Cluster,
     Count,
     CountOrShare,
-    Device,
     Natural,
-    StageSpec,
+    Settings,
     Text,
-    Timeout,
     did_you_mean,
     listing,
     refuse,
@@ -60,10 +58,14 @@ MAX_TOTAL_THREADS = 16
 """Default limit for the threads of all workers together. With one thread per worker it limits the workers."""
 
 
-class LoaderSpec(BaseModel):
-    """The settings `loader`: how a pipeline is run."""
+Device = Annotated[str, Field(pattern=r"^cuda(:[0-9]+)?$")]
+Cluster = Annotated[str, Field(pattern=r"^ray(://[^\s/:@]+:[0-9]{1,5})?$")]
+Timeout = Annotated[float, Field(strict=True, ge=0, lt=math.inf)]
+Budget = Annotated[CountOrShare, AfterValidator(lambda share: share if str(share).strip("0.%") else 0)]
 
-    model_config = StageSpec.model_config
+
+class LoaderSpec(Settings):
+    """The settings `loader`: how a pipeline is run."""
 
     workers: Natural = Field(
         1,
@@ -95,12 +97,10 @@ class LoaderSpec(BaseModel):
     )
 
 
-class ErrorsSpec(BaseModel):
+class ErrorsSpec(Settings):
     """The settings `errors`: what to do with bad samples (a field is missing, invalid or has a wrong size)."""
 
-    model_config = StageSpec.model_config
-
-    max_bad: CountOrShare = Field(
+    max_bad: Budget = Field(
         0, description="Limit for the bad samples of a rank in an epoch: a number, or a share such as 0.1%."
     )
     dir: Text | None = Field(None, description="Folder for the lists of bad samples, one file per rank.")
@@ -125,10 +125,8 @@ def _check_bytes(value: object) -> int:
 Bytes = Annotated[int, PlainValidator(_check_bytes)]
 
 
-class CacheSpec(BaseModel):
+class CacheSpec(Settings):
     """The settings `cache`: where planned sources keep parts of remote shards on this machine."""
-
-    model_config = StageSpec.model_config
 
     dir: Text | None = Field(None, description="Folder of the cache, for all processes of one user on the machine.")
     size: Bytes | None = Field(None, description="Size of the cache: `500GB`.")
@@ -150,7 +148,12 @@ class CacheSpec(BaseModel):
         return None if self.dir is None or self.size is None else PartCache(str(Path(self.dir).absolute()), self.size)
 
 
-SECTIONS: dict[str, type[BaseModel]] = {"loader": LoaderSpec, "errors": ErrorsSpec, "cache": CacheSpec}
+class ConfigFile(Configuration):
+    """The settings of a configuration file."""
+
+    loader: LoaderSpec = LoaderSpec()
+    errors: ErrorsSpec = ErrorsSpec()
+    cache: CacheSpec = CacheSpec()
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,7 @@ class Config:
         errors: The settings `errors`.
         cache: The settings `cache`.
         origin: The path of the file, for messages.
+        tree: The configuration as dicts and lists, with variables and overrides, but without defaults.
     """
 
     pipelines: Mapping[str, tuple[Stage, ...]]
@@ -170,6 +174,7 @@ class Config:
     errors: ErrorsSpec = field(default_factory=ErrorsSpec)
     cache: CacheSpec = field(default_factory=CacheSpec)
     origin: str = field(default="", compare=False)
+    tree: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def pipeline(self, name: str | None = None) -> tuple[Stage, ...]:
         """Return the stages of a pipeline. `name` is needed if the configuration has several pipelines.
@@ -194,19 +199,10 @@ class Config:
     def to_yaml(self) -> str:
         """Return the configuration as YAML text. `load_config` reads the same configuration from this text.
 
-        The text has defaults too, but no setting that is null, no `workers` that is not set, and no `cache` with only
-        defaults.
-
         Raises:
             ConfigError: The configuration contains a function object. YAML can contain only names of functions.
         """
-        sections = {"loader": self.loader, "errors": self.errors, "cache": self.cache}
-        used = {name: section.model_dump(exclude_none=True) for name, section in sections.items()}
-        if "workers" not in self.loader.model_fields_set:
-            del used["loader"]["workers"]
-        if self.cache == CacheSpec():
-            del used["cache"]
-        return to_yaml(self.pipelines, used, self.origin)
+        return to_yaml(self.tree, self.origin)
 
 
 def load_config(
@@ -230,8 +226,10 @@ def load_config(
         StorageError: The file cannot be read.
     """
     origin = "config dict" if isinstance(source, Mapping) else str(source)
-    pipelines, sections = load(source, overrides, known_stages(functions or {}), SECTIONS)
-    return Config(pipelines, **sections, origin=origin)
+    file, tree = load(source, overrides, known_stages(functions or {}), ConfigFile)
+    named = file.pipelines or {SINGLE: file.pipeline or []}
+    pipelines = {name: tuple(stages) for name, stages in named.items()}
+    return Config(pipelines, file.loader, file.errors, file.cache, origin, tree)
 
 
 def json_schema() -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, Strict, model_validator
+from pydantic import Field, model_validator
 
-from wdskit.config.types import WHOLE, Count, FieldNames, Kind, StageSpec, Text, refuse, show
+from wdskit.config.types import Count, FieldNames, Kind, Side, StageSpec, Text, refuse, show
 from wdskit.errors import PipelineError
 from wdskit.order.buckets import Buckets
 from wdskit.stages.base import Context, Function
@@ -23,7 +23,6 @@ from wdskit.stages.run import Origin
 MAX_BUCKETS = 256
 ASPECT = "aspect"
 
-Side = Annotated[int, Strict(), Field(ge=1, le=65_535), WHOLE]
 Shapes = Annotated[tuple[tuple[Side, Side], ...], Field(min_length=1, max_length=MAX_BUCKETS)]
 Edges = Annotated[tuple[Count, ...], Field(min_length=1, max_length=MAX_BUCKETS)]
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, create_model, field_validator
@@ -21,7 +21,6 @@ from wdskit.config.types import (
     FieldChoices,
     FieldName,
     FieldNames,
-    ImageSpec,
     listing,
     refuse,
     show,
@@ -34,6 +33,10 @@ from wdskit.stages.run import NO_ORIGIN, NOTHING, Live, Origin, Roles, ValueFunc
 
 _MAX_EXACT = 1 << 53  # float64 is exact for whole numbers up to this number
 
+ImageSpec = Literal[
+    "l8", "rgb8", "rgba8", "l", "rgb", "rgba", "torchl8", "torchrgb8", "torchrgba8", "torchl", "torchrgb", "torch",
+    "torchrgba", "pill", "pil", "pilrgb", "pilrgba", "index",
+]  # fmt: skip
 NumberOrNames = Annotated[
     Annotated[Count, Tag("[number]")] | Annotated[FieldNames, Tag("[names]")],
     Discriminator(lambda value: "[names]" if isinstance(value, (str, list, tuple)) else "[number]"),

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from wdskit.config.types import Flaw, StageSpec, did_you_mean, read_stage, require_valid
+from pydantic import ValidationError
+
+from wdskit.config.types import StageSpec, config_error, did_you_mean, read_stage
 from wdskit.errors import PipelineError
 from wdskit.stages import batching, buckets, fields, sources, streaming, vision
 from wdskit.stages.base import parameters_of
@@ -121,5 +123,7 @@ def parse_stage(name: str, value: object = None, *, where: str = "pipeline") -> 
     Raises:
         ConfigError: The stage is unknown, or settings are invalid. The message lists all problems.
     """
-    flaws: list[Flaw] = []
-    return require_valid(read_stage(STAGES, {name: value}, flaws), flaws, where=where)
+    try:
+        return read_stage({name: value}, STAGES)
+    except ValidationError as err:
+        raise config_error(err, where) from err

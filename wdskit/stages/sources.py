@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import (
     AfterValidator,
-    BaseModel,
     Discriminator,
     Field,
+    PlainValidator,
     Strict,
     Tag,
     ValidationInfo,
@@ -31,14 +31,13 @@ from wdskit.config.types import (
     Classes,
     Count,
     CountOrShare,
-    Flaw,
     Kind,
     Natural,
     Positive,
+    Settings,
     Shards,
     StageSpec,
     Text,
-    dotted,
     read_stage,
     refuse,
 )
@@ -65,18 +64,12 @@ _MAX_LANES = 2**20
 _MAX_IN_WINDOWS = 2**28  # lanes x window of `resampled`, which needs up to 8 bytes per sample in a window
 
 
-def _check_stages(items: tuple[Any, ...], info: ValidationInfo) -> tuple[StageSpec, ...]:
-    stages = []
-    for at, item in enumerate(items):
-        flaws: list[Flaw] = []
-        stage = read_stage(info.context or {}, item, flaws)
-        if stage is None:
-            raise refuse(f"{dotted((at, *flaws[0].path))}: {flaws[0].rule}")
-        if stage.kind != "each" or stage.name in {"to_tuple", "to_dict", "map_tuple"}:
-            msg = f"[{at}]: `{stage.name}` cannot be a stage of one part"
-            raise refuse(f"{msg}; the stages of a part turn one sample into one sample (decode, map, resize, ...).")
-        stages.append(stage)
-    return tuple(stages)
+def _check_stage(item: Any, info: ValidationInfo) -> StageSpec:
+    stage = read_stage(item, info.context or {})
+    if stage.kind != "each" or stage.name in {"to_tuple", "to_dict", "map_tuple"}:
+        msg = f"`{stage.name}` cannot be a stage of one part"
+        raise refuse(f"{msg}; the stages of a part turn one sample into one sample (decode, map, resize, ...).")
+    return stage
 
 
 def _check_where(text: str) -> str:
@@ -97,7 +90,7 @@ _Schedule = Annotated[dict[_From, Annotated[float, Strict(), Field(ge=0), _WHOLE
 Weight = Annotated[
     _Number | _Schedule, Discriminator(lambda value: "[schedule]" if isinstance(value, Mapping) else "[number]")
 ]
-PartStages = Annotated[tuple[Any, ...], AfterValidator(_check_stages)]
+PartStages = tuple[Annotated[Any, PlainValidator(_check_stage)], ...]
 
 _SPLIT: Any = Field(None, description="Only this split of the samples, made by `wdskit split`.")
 _WHERE: Any = Field(
@@ -115,10 +108,8 @@ _TAIL = (
 )
 
 
-class MixturePart(BaseModel):
+class MixturePart(Settings):
     """One data set of a mixture."""
-
-    model_config = StageSpec.model_config
 
     shards: Shards = Field(
         description="The shards of the part, as in `shards` of the source.", examples=["photos/photos-*.tar"]
@@ -191,7 +182,6 @@ class PlannedSource(StageSpec):
     """Stored in each state. It is increased when the same settings give another sequence of samples."""
     selecting: ClassVar[tuple[str, ...]] = ()
     """The settings by which values in columns decide the order."""
-    items: ClassVar[dict[str, type[BaseModel]]] = {"mixture": MixturePart}
 
     shards: Shards | None = Field(
         None,

@@ -13,18 +13,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
-from pydantic import Field, Strict, model_validator
+from pydantic import AfterValidator, Field, Strict, model_validator
 
-from wdskit.config.types import (
-    Channels,
-    FieldChoices,
-    Natural,
-    PositiveChannels,
-    Range,
-    ShareRange,
-    Size,
-    refuse,
-)
+from wdskit.config.types import FieldChoices, Natural, Positive, Size, refuse, show
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, PerSampleStage
 from wdskit.stages.fields import find, list_fields
@@ -37,6 +28,19 @@ _FIELDS = "The image fields to transform. Default: the sample's only image field
 _MASKS = "Fields to transform with the same random values and nearest neighbour, such as segmentation masks."
 
 _CROP_TRIES = 10  # the number in torchvision
+
+
+def _check_ordered(pair: tuple[float, float]) -> tuple[float, float]:
+    if pair[0] > pair[1]:
+        raise refuse(f"{show([*pair])} is not [low, high], with low <= high.")
+    return pair
+
+
+Range = Annotated[tuple[Positive, Positive], AfterValidator(_check_ordered)]
+_Share = Annotated[float, Field(strict=True, gt=0, le=1)]
+ShareRange = Annotated[tuple[_Share, _Share], AfterValidator(_check_ordered)]
+Channels = Annotated[tuple[Annotated[float, Field(strict=True, ge=0, le=1)], ...], Field(min_length=1, max_length=3)]
+PositiveChannels = Annotated[tuple[_Share, ...], Field(min_length=1, max_length=3)]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -297,6 +301,8 @@ class Normalize(ImageTransform):
         given = tuple(value is not None for value in (self.preset, self.mean, self.std))
         if given not in {(True, False, False), (False, True, True)}:
             raise refuse("it needs either `imagenet`, or both `mean` and `std`. Write `normalize: imagenet`.")
+        if 2 in {len(self.mean or ()), len(self.std or ())}:
+            raise refuse("`mean` and `std` have 1 number (grey) or 3 (red, green, blue).")
         return self
 
     @property
