@@ -114,9 +114,9 @@ def test_with_epoch_counts_samples_or_batches_of_a_rank(numbers):
 
 def test_a_global_batch_that_does_not_divide_is_refused(numbers):
     pipe = labels(Pipeline().exact(numbers)).batched(global_size=10)
-    with pytest.raises(PipelineError, match=r"global_size 10 is not a multiple of 4 ranks\.\n  Choose"):
+    with pytest.raises(PipelineError, match=r"a global batch of 10 is not a multiple of 4 ranks\.\n  Choose"):
         pipe.loader(rank=0, world_size=4, workers=0)
-    with pytest.raises(PipelineError, match="global_size 10 is not a multiple of 4 ranks"):
+    with pytest.raises(PipelineError, match="a global batch of 10 is not a multiple of 4 ranks"):
         Pipeline().stream(numbers).split_by_node().batched(global_size=10).with_epoch(2).loader(rank=0, world_size=4)
 
 

@@ -462,33 +462,33 @@ class Pipeline:
         self,
         size: int | None = None,
         *,
-        global_size: int | None = None,
-        partial: bool = True,
         collate: Function | None = None,
         ragged: Fields | None = None,
+        global_size: int | None = None,
+        partial: bool = True,
     ) -> Self:
         """Make batches of consecutive values. By default, arrays and numbers are stacked; other values become lists.
 
         Args:
             size: Samples per batch of one rank.
+            collate: Function from a list of samples to a batch.
+            ragged: Fields with arrays of different lengths, which become values and offsets.
             global_size: In place of `size`: samples in the batches of all ranks together.
             partial: For a stream: whether to keep a last, smaller batch; otherwise it is dropped. With a planned
                 source, whose `tail` decides, false is an error.
-            collate: Function from a list of samples to a batch.
-            ragged: Fields with arrays of different lengths, which become values and offsets.
         """
 
     def bucketed(
         self,
         *,
+        collate: Function | None = None,
+        ragged: Fields | None = None,
         by: str,
         shapes: Sequence[Sequence[int]] | None = None,
         edges: Sequence[int] | None = None,
         global_size: int | None = None,
         budget: int | None = None,
         divisor: int = 8,
-        collate: Function | None = None,
-        ragged: Fields | None = None,
     ) -> Self:
         """Make batches of one shape (`by: aspect`) or of similar length (`by: COLUMN`), in the place of `batched`.
 
@@ -496,6 +496,8 @@ class Pipeline:
         source's `repeat` says. If the last batch of a bucket is not full, the source's `tail` drops or pads this batch.
 
         Args:
+            collate: Function from a list of samples to a batch.
+            ragged: Fields with arrays of different lengths, which become values and offsets.
             by: `aspect`, from the columns width and height; or a column with the length of each sample.
             shapes: For `aspect`: [[height, width], ...]. Each sample gets the shape with the nearest aspect ratio.
             edges: For a column: the largest length of each bucket, ascending. A longer sample is an error.
@@ -504,8 +506,6 @@ class Pipeline:
                 bucket, in the batches of all ranks together.
             divisor: With `budget`: the samples in the batches of all ranks together are a multiple of `divisor`. Choose
                 a multiple of the number of ranks.
-            collate: Function from a list of samples to a batch.
-            ragged: Fields with arrays of different lengths, which become values and offsets.
         """
 
     def with_epoch(self, n: int) -> Self:

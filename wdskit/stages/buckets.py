@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from wdskit.config.types import Count, FieldNames, Kind, Side, StageSpec, Text, refuse, show
+from wdskit.config.types import Count, Side, Text, refuse, show
 from wdskit.errors import PipelineError
 from wdskit.order.buckets import Buckets
-from wdskit.stages.base import Context, Function
-from wdskit.stages.batching import COLLATE, RAGGED, make_batcher
-from wdskit.stages.collate import Batcher
+from wdskit.stages.base import Context
+from wdskit.stages.batching import BatchStage
 from wdskit.stages.images import geometry
 from wdskit.stages.images.transforms import BoundTransform, GeometricTransform
 from wdskit.stages.run import Origin
@@ -27,7 +26,7 @@ Shapes = Annotated[tuple[tuple[Side, Side], ...], Field(min_length=1, max_length
 Edges = Annotated[tuple[Count, ...], Field(min_length=1, max_length=MAX_BUCKETS)]
 
 
-class Bucketed(StageSpec):
+class Bucketed(BatchStage):
     """Make batches of one shape (`by: aspect`) or of similar length (`by: COLUMN`), in the place of `batched`.
 
     At each step all ranks have a batch of the same bucket. Each sample comes once in an epoch, or as often as the
@@ -36,8 +35,6 @@ class Bucketed(StageSpec):
 
     name: ClassVar[str] = "bucketed"
     needs_plan: ClassVar[bool] = True
-    is_light: ClassVar[bool] = True
-    kind: ClassVar[Kind] = "batch"
     example: ClassVar[dict[str, Any]] = {"by": "aspect", "shapes": [[512, 512], [384, 640]], "global_size": 256}
 
     by: Text = Field(
@@ -64,8 +61,6 @@ class Bucketed(StageSpec):
         description="With `budget`: the samples in the batches of all ranks together are a multiple of `divisor`. "
         "Choose a multiple of the number of ranks.",
     )
-    collate: Function | None = COLLATE
-    ragged: FieldNames | None = RAGGED
 
     @model_validator(mode="after")
     def _check_together(self) -> Bucketed:
@@ -76,8 +71,6 @@ class Bucketed(StageSpec):
             raise refuse("it needs either `global_size` or `budget`. Write `global_size: 256`.")
         if len({*self.labels}) < len(self.labels) or (self.edges and list(self.edges) != sorted(self.edges)):
             raise refuse(f"`{wanted}` has an item twice, or lengths that do not rise, as in [128, 256, 512].")
-        if self.ragged is not None and self.collate is not None:
-            raise refuse("`ragged` has no effect with your own `collate`; remove one.")
         self.sizes  # noqa: B018 (a budget may be too small)
         return self
 
@@ -107,20 +100,6 @@ class Bucketed(StageSpec):
                 raise refuse(f"{what}: {most} fit. Write a larger budget, or a smaller `divisor`.")
             sizes.append(size)
         return tuple(sizes)
-
-    def size_on(self, world_size: int) -> int:
-        """Return the number of samples in the largest batch of one of `world_size` ranks.
-
-        Raises:
-            PipelineError: The global batch of a bucket is not a multiple of `world_size`.
-        """
-        for size in self.sizes:
-            if size % world_size:
-                msg = f"bucketed: a global batch of {size} is not a multiple of {world_size} ranks.\n  Choose "
-                raise PipelineError(
-                    f"{msg}`global_size` or `divisor` as a multiple of the ranks that you will ever use."
-                )
-        return max(self.sizes) // world_size
 
     def assign(self, values: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
         """Return the bucket of each sample: its number in `labels`, int64 (n,).
@@ -153,15 +132,6 @@ class Bucketed(StageSpec):
         between = (ratios[by_ratio][1:] + ratios[by_ratio][:-1]) / 2
         found = np.searchsorted(between, np.log(numbers[0] / numbers[1]), side="left")
         return by_ratio[found].astype(np.int64)
-
-    def make_batcher(self, context: Context) -> Batcher:
-        """Return the callable that makes the batches.
-
-        Raises:
-            PipelineError: A global batch is not a multiple of the number of ranks, or the name of a function or of a
-                ragged field is unknown.
-        """
-        return make_batcher(self, context, partial=True)
 
 
 class ResizeToBucket(GeometricTransform):

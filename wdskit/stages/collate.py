@@ -7,7 +7,7 @@ arrays, in the process that uses the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -175,21 +175,21 @@ class Collate:
         return not self.ragged.isdisjoint(self.roles.names_at(slot).split(";"))
 
 
+@dataclass(frozen=True)
 class Batcher:
     """Collates batches of `size` values.
 
-    Args:
+    Attributes:
         run: The running pipeline.
         collate: A `Collate`, or a user's function that takes a list of values and returns a batch.
         size: Number of values in a batch.
         partial: Whether a stream yields a smaller last batch; otherwise its values are dropped.
     """
 
-    def __init__(self, run: Run, collate: Callable[..., Any], size: int, *, partial: bool) -> None:
-        self.run = run
-        self.collate = collate
-        self.size = size
-        self.partial = partial
+    run: Run
+    collate: Callable[..., Any]
+    size: int
+    partial: bool = True
 
     def collated(
         self,
@@ -317,10 +317,6 @@ class Ragged:
         """
         number = range(len(self))[at]
         return self.values[int(self.offsets[number]) : int(self.offsets[number + 1])]
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        """Yield the array of each sample, as a view."""
-        return iter(self.values.split(self.offsets.diff().tolist()))
 
     def to(self, *args: Any, **options: Any) -> Ragged:
         """Return the `Ragged` on another device, or its values with another dtype. The arguments are those of

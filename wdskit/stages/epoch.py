@@ -56,9 +56,8 @@ class EpochLayout:
         """
         if self.buckets is not None:
             return BucketSteps(self.buckets.plan, start // self.num_samples, world_size, consumed)
-        return Steps(
-            self.num_samples if num_samples is None else num_samples, self.batch, world_size, self.tail, consumed
-        )
+        total = self.num_samples if num_samples is None else num_samples
+        return Steps(total, self.batch, world_size, self.tail, consumed)
 
     def resume_point(self, epoch: int, consumed: int) -> int:
         """Return the largest number of consumed positions, at most `consumed`, after which the epoch with the number

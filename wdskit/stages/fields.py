@@ -21,7 +21,6 @@ from wdskit.config.types import (
     FieldChoices,
     FieldName,
     FieldNames,
-    listing,
     refuse,
     show,
     unknown_setting,
@@ -343,9 +342,9 @@ class ToDict(_ChoosesFields):
     @classmethod
     def _check_names(cls, fields: tuple[str, ...]) -> tuple[str, ...]:
         names = [field.split(";")[0] for field in fields]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = [name for name in names if names.count(name) > 1]
         if twice:
-            raise refuse(f"{listing(twice)} would appear twice in the dict; `rename` one first.")
+            raise refuse(f"{show(twice[0])} would appear twice in the dict; `rename` one first.")
         return fields
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)

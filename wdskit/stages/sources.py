@@ -14,16 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import (
-    AfterValidator,
-    Discriminator,
-    Field,
-    PlainValidator,
-    Strict,
-    Tag,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Strict, Tag, ValidationInfo, model_validator
 
 from wdskit.config.types import (
     CLASSES,

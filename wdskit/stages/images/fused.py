@@ -23,19 +23,7 @@ from wdskit.errors import DecodeError
 from wdskit.native import native
 from wdskit.stages.base import Context, PerSampleStage, bind_steps, lives
 from wdskit.stages.fields import Decode, FieldDecoder
-from wdskit.stages.images import geometry
-from wdskit.stages.images.transforms import (
-    CenterCrop,
-    GeometricTransform,
-    ImageTransform,
-    Normalize,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    ToTensor,
-    draw_crop,
-    pair,
-)
+from wdskit.stages.images import geometry, transforms
 from wdskit.stages.run import Live, Origin, Roles, Slot, Step, stage_error
 
 
@@ -84,24 +72,16 @@ def _run_at(stages: Sequence[Any], at: int) -> list[Any]:
     if not isinstance(decode, Decode) or not decode.fuse or decode.images not in {"rgb8", "rgb"}:
         return []
     run: list[Any] = [decode]
-
-    def add(*kinds: type[ImageTransform]) -> bool:
-        """Append the next stage to `run`, and return True, if it is one of `kinds`, has no masks, and has the `fields`
-        of the first transform of `run`.
-        """
-        stage = stages[at + len(run)] if at + len(run) < len(stages) else None
-        if not isinstance(stage, kinds) or stage.mask_names or (len(run) > 1 and stage.fields != run[1].fields):
-            return False
-        run.append(stage)
-        return True
-
-    if not add(RandomResizedCrop, Resize) or len(run[1].fields or ()) > 1:
-        return []
-    if isinstance(run[1], Resize):
-        add(CenterCrop)
-    for kind in (RandomFlip, Normalize, ToTensor):
-        add(kind)
-    return run
+    crops = transforms.RandomResizedCrop | transforms.Resize
+    for kind in (crops, transforms.CenterCrop, transforms.RandomFlip, transforms.Normalize, transforms.ToTensor):
+        stage = next(iter(stages[at + len(run) :]), None)
+        if kind is transforms.CenterCrop and not isinstance(run[1], transforms.Resize):
+            continue
+        if isinstance(stage, kind) and not stage.mask_names and stage.fields == (*run, stage)[1].fields:
+            run.append(stage)
+        elif len(run) == 1:
+            return []
+    return run if len(run[1].fields or ()) <= 1 else []
 
 
 class Axis(NamedTuple):
@@ -177,17 +157,17 @@ class FusedStep:
         self.decode: FieldDecoder = decoder
         self.single_steps = tuple(single_steps)
         by_kind = {type(stage): stage for stage in stages}
-        transforms: list[Any] = [step.function for step in single_steps[1:]]
-        self.moves = [each for each in transforms if isinstance(each.transform, GeometricTransform)]
+        bound: list[Any] = [step.function for step in single_steps[1:]]
+        self.moves = [each for each in bound if isinstance(each.transform, transforms.GeometricTransform)]
         self._field = next(iter(stages[1].fields or ()), None)
         self._roles = roles
-        is_float = stages[0].images == "rgb" or len(self.moves) < len(transforms)
+        is_float = stages[0].images == "rgb" or len(self.moves) < len(bound)
         self.dtype = np.dtype(np.float32 if is_float else np.uint8)
-        self._factors = factors_of(by_kind.get(Normalize)) if is_float else None
-        self._is_tensor = ToTensor in by_kind
-        last = by_kind.get(CenterCrop, stages[1])
-        has_size = not (isinstance(last, Resize) and isinstance(last.size, int))
-        self.out_shape = (3, *pair(last.size)) if has_size else None
+        self._factors = factors_of(by_kind.get(transforms.Normalize)) if is_float else None
+        self._is_tensor = transforms.ToTensor in by_kind
+        last = by_kind.get(transforms.CenterCrop, stages[1])
+        has_size = not (isinstance(last, transforms.Resize) and isinstance(last.size, int))
+        self.out_shape = (3, *transforms.pair(last.size)) if has_size else None
 
     @property
     def is_native(self) -> bool:
@@ -310,19 +290,18 @@ class FusedStep:
         rows, columns = self._axes(crop, size, origin)
         if min(rows.skip, columns.skip) < 0:
             return None
-        last = others[-1] if others else None
-        flip = (
-            last is not None and isinstance(last.transform, RandomFlip) and last.transform.draw(last.rng_at(origin), {})
-        )
+        last: Any = others[-1] if others else None
+        is_flip = last is not None and isinstance(last.transform, transforms.RandomFlip)
+        flip = is_flip and last.transform.draw(last.rng_at(origin), {})
         return JpegPlan(size, rows, columns, flip)
 
     def _axes(self, crop: Any, size: tuple[int, int], origin: Origin) -> list[Axis]:
         """Return how rows and columns of the result are made of an image of `size` = (height, width). `crop` is the
         running form of the first transform.
         """
-        if isinstance(crop.transform, RandomResizedCrop):
-            draws = draw_crop(crop.rng_at(origin), *size, crop.transform.scale, crop.transform.ratio)
-            sizes = pair(crop.transform.size)
+        if isinstance(crop.transform, transforms.RandomResizedCrop):
+            draws = transforms.draw_crop(crop.rng_at(origin), *size, crop.transform.scale, crop.transform.ratio)
+            sizes = transforms.pair(crop.transform.size)
             return [
                 Axis(low, low + side, total, 0, total)
                 for low, side, total in zip(draws[:2], draws[2:], sizes, strict=True)
@@ -351,7 +330,7 @@ class FusedStep:
         return field if isinstance(sample[field], bytes) else None
 
 
-def factors_of(normalize: Normalize | None) -> bytes:
+def factors_of(normalize: transforms.Normalize | None) -> bytes:
     """Return the argument with which the code in C writes float32: empty for value / 255, otherwise three scales and
     three shifts as bytes of float32, for value * scale + shift. For uint8 values, the argument is None.
     """

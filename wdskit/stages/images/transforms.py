@@ -278,9 +278,7 @@ class RandomFlip(GeometricTransform):
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (no number changes)
         """Return `image` mirrored left to right if `drawn` is True, else `image` itself. `nearest` has no effect."""
-        if not drawn:
-            return image
-        return geometry.flip(image)
+        return geometry.flip(image) if drawn else image
 
 
 class Normalize(ImageTransform):
