@@ -100,6 +100,7 @@ def test_rejected_rows_and_other_files_are_told(run, photos):
         (["photos", ""], 1, "DEST is an empty path. Write . for the current folder."),
         (["photos", "http://host/out"], 1, "http://host/out: only buckets of s3://, gs://, az:// can be listed or"),
         (["photos", "out", "--max-bytes", "3kB"], 1, "even alone in its shard it takes 4608 bytes"),
+        (["photos", "out", "--part", "2/2"], 1, "part: 2/2 is none of the parts 0/2 to 1/2."),
         (["photos", "out", "--max-samples", "0"], 2, "Invalid value for '--max-samples'"),
         (["photos", "out", "--shuffle", "-1"], 2, "Invalid value for '--shuffle'"),
         (["photos", "out", "--keys", "random"], 1, "keys: Input should be 'clean', 'given' or 'hashed', not 'random'."),

@@ -244,7 +244,8 @@ ENDS = ((".tar", ""), (".idx", ".idx"))
 
 def is_same(source: Path, target: Path) -> bool:
     """Return whether both files exist and have the same bytes. One file under two names is not read."""
-    return source.exists() and target.exists() and filecmp.cmp(source, target)
+    both = source.exists() and target.exists()
+    return both and (source.samefile(target) or filecmp.cmp(source, target, shallow=False))
 
 
 @contextlib.contextmanager

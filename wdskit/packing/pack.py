@@ -292,6 +292,8 @@ def fill_folder(
     on_progress, append = run.get("progress") or (lambda *_: None), run.get("append")
     is_part = run.get("part") is not None
     part, num_parts = map(int, (run.get("part") or "0/1").split("/"))
+    if part >= num_parts:
+        raise PackError(f"part: {part}/{num_parts} is none of the parts 0/{num_parts} to {num_parts - 1}/{num_parts}.")
     limits = find_limits(run, change)
     columns: Mapping[str, Mapping[str, Any]] = parse_columns(run.get("columns", ()))
     split = run.get("split")

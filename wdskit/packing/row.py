@@ -234,11 +234,8 @@ class SourceFiles:
             if len(self._fds) == _MAX_OPEN:
                 os.close(self._fds.pop(next(iter(self._fds))))
             fd = self._fds[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        data = os.pread(fd, min(num_bytes, MAX_READ_BYTES), offset)
-        while len(data) < num_bytes:  # one read may return less: on a network disk, or over `MAX_READ_BYTES`
-            more = os.pread(fd, min(num_bytes - len(data), MAX_READ_BYTES), offset + len(data))
-            if not more:
-                break
+        data = b""  # one read may return less: on a network disk, or over `MAX_READ_BYTES`
+        while more := os.pread(fd, min(num_bytes - len(data), MAX_READ_BYTES), offset + len(data)):
             data += more
         status = os.fstat(fd)
         if (len(data), status.st_size, status.st_mtime_ns) != (num_bytes, file_bytes, mtime_ns):
