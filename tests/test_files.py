@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from disks import PowerLossDisk, Stopped, StoppingDisk, WatchedDisk, on
+from disks import FailingDisk, PowerLossDisk, SlowDisk, Stopped, StoppingDisk, WatchedDisk, on
 from shards import write_shard
 
 from wdskit.dataset.index import INDEX_NAME
@@ -141,6 +141,23 @@ def test_what_can_change_is_written_and_digested_before_write_returns(tmp_path: 
         assert temp.sha256 == hashlib.sha256(b"".join(parts)).hexdigest()
     assert (tmp_path / "large").read_bytes() == b"".join(parts)
     assert temp.num_bytes == len(b"".join(parts))
+
+
+@pytest.mark.parametrize("fail_at", range(6))
+def test_a_failed_operation_leaves_no_open_descriptor_and_no_draft(tmp_path: Path, fail_at: int) -> None:
+    disk = FailingDisk(fail_at, errno.ENOSPC)
+    with pytest.raises(OSError, match="No space"):
+        publish_bytes(tmp_path / "a", NEW, disk=disk)
+    opened = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    assert not [name for name in opened if name.startswith(str(tmp_path))]
+    is_published = disk.operations[fail_at] == "fsync_folder"
+    assert [*tmp_path.iterdir()] == [tmp_path / "a"] * is_published
+
+
+@pytest.mark.parametrize("most", [1, 7, len(NEW)])
+def test_a_disk_that_writes_few_bytes_at_a_time_gets_all_of_them(tmp_path: Path, most: int) -> None:
+    publish_bytes(tmp_path / "a", NEW, disk=SlowDisk(most))
+    assert (tmp_path / "a").read_bytes() == NEW
 
 
 def test_a_disk_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
