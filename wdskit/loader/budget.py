@@ -58,8 +58,7 @@ class Budget:
         if count > self.limit:
             last = bad[-1]
             num = f"Epoch {epoch} has {count} bad samples on rank {self._rank} so far"
-            where = f" {self._path} lists the earlier ones." if self._path is not None and self.count else ""
-            msg = f"{last.reason}\n  {num}, and errors.max_bad allows {self._max_bad}.{where}"
+            msg = f"{last.reason}\n  {num}, and errors.max_bad allows {self._max_bad}."
             raise SampleError(msg, stage="errors", shard=last.shard, key=last.key)
         self.count = count
         if self._path is not None:

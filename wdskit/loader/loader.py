@@ -88,22 +88,18 @@ class Loader(ABC):
         self._meter = Meter(name=name, rank=rank_info.rank)
 
     def __repr__(self) -> str:
-        """Return one line: name and stages of the pipeline, batch size, rank, workers and threads."""
+        """Return one line: name of the pipeline, batch size, rank, workers and threads."""
         rank, world_size, _ = self._rank_info
-        names = (str(getattr(stage, "name", getattr(stage, "__name__", repr(stage)))) for stage in self._stages)
-        pipeline = f"{self._meter.name}: {' -> '.join(names)}"
-        batch = "" if self.batch_size is None else f"batch {self.batch_size}, "
+        where = f"{self._meter.name}, batch {self.batch_size or 'none'}, rank {rank} of {world_size}"
         ways = f"{plural(self.spec.workers, 'worker')} x {plural(self.spec.threads or 1, 'thread')}"
-        return f"{type(self).__name__}({pipeline}, {batch}rank {rank} of {world_size}, {ways})"
+        return f"{type(self).__name__}({where}, {ways})"
 
     @property
     def batch_size(self) -> int | None:
         """Number of samples in a whole batch of this rank; None if the pipeline has no stage `batched`."""
-        for stage in self._stages:
-            if getattr(stage, "name", "") == "batched":
-                size: int = stage.size_on(self._rank_info.world_size)
-                return size
-        return None
+        stages = (stage for stage in self._stages if getattr(stage, "name", "") == "batched")
+        sizes: Iterator[int] = (stage.size_on(self._rank_info.world_size) for stage in stages)
+        return next(sizes, None)
 
     @property
     def epoch(self) -> int:
@@ -210,9 +206,12 @@ class Loader(ABC):
             PipelineError: `epoch` is not a whole number from 0 to 10**9.
             StateError: A state of another epoch was loaded, and no iteration has started from it yet.
         """
-        self._set_next(_check_epoch(epoch), is_counted_elsewhere=False)
+        self._set_next(epoch, is_counted_elsewhere=False)
 
-    def _set_next(self, epoch: int, *, is_counted_elsewhere: bool) -> None:
+    def _set_next(self, epoch: Any, *, is_counted_elsewhere: bool) -> None:
+        epoch = as_int(epoch)
+        if type(epoch) is not int or not 0 <= epoch <= MAX_EPOCH:
+            raise PipelineError(f"set_epoch({epoch!r}): an epoch is a whole number, 0 to {MAX_EPOCH}.")
         if self._is_in_epoch:
             self._next_epoch = None if epoch == self.epoch else epoch
         else:
@@ -307,14 +306,7 @@ class _Sampler:
             PipelineError: `epoch` is not a whole number from 0 to 10**9.
             StateError: `epoch` differs from the epoch of the state in another way.
         """
-        self._loader._set_next(_check_epoch(epoch), is_counted_elsewhere=True)  # noqa: SLF001 (a part of the loader)
-
-
-def _check_epoch(epoch: object) -> int:
-    epoch = as_int(epoch)
-    if type(epoch) is not int or not 0 <= epoch <= MAX_EPOCH:
-        raise PipelineError(f"set_epoch({epoch!r}): an epoch is a whole number, 0 to {MAX_EPOCH}.")
-    return epoch
+        self._loader._set_next(epoch, is_counted_elsewhere=True)  # noqa: SLF001 (a part of the loader)
 
 
 class PlannedLoader(Loader):
@@ -326,7 +318,7 @@ class PlannedLoader(Loader):
     Args:
         program: The pipeline, built for this rank.
         spec: The settings: workers, prefetch and so on.
-        errors: The settings `errors`: how many bad samples an epoch may have. None for the defaults.
+        errors: The settings `errors`: how many bad samples an epoch may have.
         origin: Keyword arguments for the constructor of `Loader`: `name`, `stages` and so on.
 
     Attributes:
@@ -338,25 +330,17 @@ class PlannedLoader(Loader):
         OSError: The folder `errors.dir` cannot be made.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        spec: LoaderSpec,
-        errors: ErrorsSpec | None = None,
-        **origin: Any,
-    ) -> None:
+    def __init__(self, program: Program, spec: LoaderSpec, errors: ErrorsSpec, **origin: Any) -> None:
         super().__init__(program.run.rank_info, spec, **origin)
-        self._mover, self.program = make_mover(spec), program
-        self.dataset = self.program
+        self._mover, self.program, self.dataset = make_mover(spec), program, program
         layout, (rank, world_size, _) = program.epoch, self._rank_info
         self._counter = EpochCounter(layout, world_size=world_size)
         logs_dropped = rank == 0 and layout.fingerprint.get("source") != "resampled"
         if logs_dropped and (dropped := layout.steps(world_size).describe_dropped()):
             logger.warning("%s: %s", self._meter.name, dropped)
         self._number, self._num_iterations = next(_numbers[self._meter.name]), 0
-        self._budget = Budget(
-            errors or ErrorsSpec(), name=self._meter.name, rank=rank, num_samples=layout.num_samples // world_size
-        )
+        num_samples = layout.num_samples // world_size
+        self._budget = Budget(errors, name=self._meter.name, rank=rank, num_samples=num_samples)
         self._pool = self._make_pool()
         self._steps_per_job, self._num_ahead = jobs_ahead(spec, program)
         self._waiting: deque[tuple[Job, Any]] = deque()  # started jobs and their tickets

@@ -27,7 +27,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -41,7 +41,6 @@ _ALIGNMENT = 64
 _STEP = 1 << 16  # sizes of blocks are multiples of it; pages that no batch touches take no memory
 
 Bytes = NDArray[np.uint8]
-T = TypeVar("T")
 
 
 class Block:
@@ -139,7 +138,7 @@ def _anonymous_file() -> int:
         return os.dup(file.fileno())
 
 
-def borrow(memory: Any, back: deque[T], item: T) -> Bytes:
+def borrow(memory: Any, back: deque[Any], item: Any) -> Bytes:
     """Return `memory` as a uint8 array. After this array and all its views are garbage-collected, `item` is appended to
     `back`.
     """

@@ -7,7 +7,10 @@ A loader gives a job to a pool (`submit`) and takes its batches later (`take`). 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import logging
 import os
+import signal
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -19,19 +22,23 @@ from multiprocessing.util import Finalize
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import numpy as np
 import torch.multiprocessing  # registers how tensors of a program are pickled for other processes
+from numpy.typing import NDArray
 
 from wdskit.engine.batch import Batch
 from wdskit.engine.program import Program
 from wdskit.errors import PipelineError
 from wdskit.loader.memory import borrow, receive_memory, unpack
 from wdskit.loader.start_method import check_guard, explain_exit, prepare_start
-from wdskit.loader.watch import LOOK_S, Watch
-from wdskit.loader.worker import JobThreads, serve
+from wdskit.loader.worker import STDERR, JobThreads, serve
 from wdskit.pipeline.settings import LoaderSpec
 from wdskit.processes import GUARD, Outcome, block_sigint, refuse_fork, without_script
-from wdskit.stages.run import BOARD_BYTES, renew_turn, slots_in
+from wdskit.stages import run
 
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.1  # longest wait between two looks at what makes a batch
 _PATIENCE_S = 0.5  # a worker that still makes a batch after this time is killed
 
 
@@ -48,7 +55,7 @@ class Pool(ABC):
 
     def __init__(self, program: Program, spec: LoaderSpec) -> None:
         self._program, self._spec = program, spec
-        self._watch = Watch(program.describe, spec.timeout or 0.0)
+        self._timeout_s = spec.timeout or 0.0
         self._events: SimpleQueue[Any] = SimpleQueue()  # arguments of `_handle`, from other threads
         self._answers: dict[int, Callable[[], Outcome[list[Batch]]] | None] = {}  # by ticket; None: not come yet
         self._last_ticket = 0
@@ -79,9 +86,9 @@ class Pool(ABC):
         A ticket is valid for one call. The errors are those of `submit`, or a PipelineError: the wait has lasted for
         the timeout. If the pool is closed during the wait, the error is any Exception.
         """
-        self._watch.begin()
+        self._started_s = self._reported_s = time.monotonic()
         while (answer := self._answers[ticket]) is None:
-            if not self._receive(LOOK_S):
+            if not self._receive(_LOOK_S):
                 self._look(ticket)
         del self._answers[ticket]
         return answer()
@@ -130,6 +137,43 @@ class Pool(ABC):
         if ticket in self._answers:
             self._answers[ticket] = answer
 
+    def _report(
+        self, who: str, pid: int | None = None, slots: NDArray[np.int64] | None = None, *, start_hint: str = ""
+    ) -> None:
+        """At most once a minute, log the samples that a process works on, and let it print its stack. Raise if the wait
+        for its batch is too long.
+
+        Args:
+            who: Name of the process that makes the batch, for messages.
+            pid: Id of the process; None if the process runs on another machine.
+            slots: The slots of the process's `Board`; None if the process runs on another machine.
+            start_hint: Likely reason why the process has not started, for messages; empty if the process has started.
+
+        Raises:
+            PipelineError: The wait has lasted for the timeout.
+        """
+        now_s = time.monotonic()
+        waited_s = now_s - self._started_s
+        is_over = 0 < self._timeout_s <= waited_s
+        if not is_over and now_s < self._reported_s + run.REPORT_S:
+            return
+        self._reported_s = now_s
+        what = f"no batch has come from {who} for {waited_s:.0f} s."
+        if start_hint:
+            what += f" It has not started. {start_hint}"
+        elif slots is not None:
+            busy = np.unique(slots[slots[:, 1] != run.IDLE], axis=0).tolist()
+            what += f" It is at {', '.join(self._program.describe(*each) for each in busy) or 'no sample'}."
+            if pid == os.getpid():
+                faulthandler.dump_traceback(STDERR)
+            elif pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR2)
+        logger.warning("%s", what)
+        if is_over:
+            msg = f"no batch came within {self._timeout_s:g} s (timeout): {what}"
+            raise PipelineError(f"{msg}\n  Correct what hangs, or raise `timeout`; 0 is no limit.")
+
     @abstractmethod
     def _start(self) -> None:
         """Set `_ending`, and start the threads and processes."""
@@ -140,7 +184,7 @@ class Pool(ABC):
 
     @abstractmethod
     def _look(self, ticket: int) -> None:
-        """Call `Watch.look` for the thread or process that makes a job."""
+        """Call `_report` for the thread or process that makes a job. Called every `_LOOK_S` while `take` waits."""
 
     @abstractmethod
     def _forget(self, tickets: Sequence[int]) -> None:
@@ -174,7 +218,7 @@ class LocalPool(Pool):
         return super()._receive(0.0 if self._is_inline else timeout_s)
 
     def _look(self, ticket: int) -> None:  # noqa: ARG002 (the board has all threads)
-        self._watch.look("this process", os.getpid(), self._program.run.board.slots)
+        self._report("this process", os.getpid(), self._program.run.board.slots)
 
     def _forget(self, tickets: Sequence[int]) -> None:
         self._jobs.forget(tickets)
@@ -194,14 +238,14 @@ def _one_thread() -> Iterator[None]:
 def _end_threads(jobs: JobThreads) -> None:
     with block_sigint():
         if not jobs.end():  # perhaps in a user's function, whose lock the next epoch needs
-            renew_turn()
+            run.renew_turn()
 
 
 class _Worker:
     """What the main process knows about one worker process."""
 
     def __init__(self, context: Any, program: Program, number: int, num_workers: int) -> None:
-        self.board = context.RawArray("b", BOARD_BYTES)
+        self.board = context.RawArray("b", run.BOARD_BYTES)
         self.connection, worker_end = context.Pipe()
         arguments = (worker_end, self.board, program, number, num_workers, dict(os.environ))
         self.process = context.Process(target=serve, args=arguments, name=f"wdskit-worker-{number}", daemon=True)
@@ -259,13 +303,12 @@ class ProcessPool(Pool):
         check_guard(method)
         self._program.run.needs_torch = method.needs_torch
         context = torch.multiprocessing.get_context(method.name)
-        workers: list[_Worker] = []
-        self._workers = workers
+        self._workers = []
         # When Python exits, this comes before multiprocessing's SIGTERM, which workers ignore.
-        self._ending = Finalize(self, _close_workers, (workers,), exitpriority=0)
+        self._ending = Finalize(self, _close_workers, (self._workers,), exitpriority=0)
         with contextlib.nullcontext() if method.runs_script or method.name == "fork" else without_script():
             num = self._spec.workers
-            workers.extend(_Worker(context, self._program, number, num) for number in range(num))
+            self._workers.extend(_Worker(context, self._program, number, num) for number in range(num))
 
     def _send(self, ticket: int, job: Any) -> None:
         """Send a job to the worker with the fewest jobs."""
@@ -295,10 +338,10 @@ class ProcessPool(Pool):
 
     def _look(self, ticket: int) -> None:
         worker = next(each for each in self._workers if ticket in each.tickets)
-        slots, hint = slots_in(worker.board), ""
+        slots, hint = run.slots_in(worker.board), ""
         if not slots.any():  # a worker that starts writes `IDLE` into its slots
             hint = f"It may still run the script's own code, such as init_process_group: put that under {GUARD}."
-        self._watch.look(worker.name, worker.process.pid, slots, start_hint=hint)
+        self._report(worker.name, worker.process.pid, slots, start_hint=hint)
 
     def _forget(self, tickets: Sequence[int]) -> None:
         for worker in self._workers:

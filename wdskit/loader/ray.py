@@ -187,13 +187,13 @@ class RayPool(Pool):
         self._arenas.free_pages()
 
     def _look(self, ticket: int) -> None:
-        """Call `watch.look` for the worker that has a job, or for all workers if no worker has the job."""
+        """Call `_report` for the worker that has a job, or for all workers if no worker has the job."""
         actor = self._jobs[ticket].actor
         if actor is not None:
-            self._watch.look(f"worker {actor.number} on {actor.host}")
+            self._report(f"worker {actor.number} on {actor.host}")
             return
         total, free = self._ray.cluster_resources().get("CPU", 0), self._ray.available_resources().get("CPU", 0)
-        self._watch.look(
+        self._report(
             f"one of {plural(self._spec.workers, 'worker')} on {self._on} ({plural(self._num_cpus, 'CPU')} each)",
             start_hint=f"The cluster has {plural(round(total), 'CPU')}, {free:g} of them free.",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import signal
 from collections.abc import Iterable
@@ -13,8 +12,6 @@ import torch
 
 from wdskit.errors import PipelineError, error_text
 from wdskit.processes import GUARD, find_unguarded_line, needs_script
-
-logger = logging.getLogger(__name__)
 
 
 class StartMethod(NamedTuple):
@@ -61,7 +58,6 @@ def prepare_start(
             msg = f"{why}, so workers cannot be forked."
             raise PipelineError(f"{msg}\n  Use start_method: forkserver, or leave it out.")
         method = "forkserver"
-        logger.info("%s, so workers are not forked: start_method is forkserver", why)
     if method == "fork":
         return StartMethod(method)
     try:

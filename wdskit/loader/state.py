@@ -188,12 +188,15 @@ class EpochCounter:
                 sequence of samples. The message names the difference.
         """
         state = plain_state(state)
-        numbers = _check_numbers(state)
-        is_same = compare_fingerprints(self._layout.fingerprint, state["fingerprint"], strict=strict)
-        self.epoch, self.consumed, start, samples, _ = numbers
-        if not is_same:  # `start` and `samples` belong to the other sequence
-            start, samples = self.epoch * self._layout.num_samples, self._layout.num_samples
-            self.consumed = self._layout.resume_point(self.epoch, self.consumed)
+        epoch, consumed, start, samples, _ = _check_numbers(state)
+        if differing := _differing(self._layout.fingerprint, state["fingerprint"]):
+            msg = f"this state belongs to a different sequence of samples: {'; '.join(differing)}."
+            if strict:
+                raise StateError(f"{msg}\n  {_ADVICE}")
+            logger.warning("%s", msg)
+            start, samples = epoch * self._layout.num_samples, self._layout.num_samples
+            consumed = self._layout.resume_point(epoch, consumed)
+        self.epoch, self.consumed = epoch, consumed
         self._anchor = (self.epoch, start, samples)
         self._is_loaded = True
         self._running = self._left = None
@@ -264,22 +267,6 @@ def _with_whole_numbers(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_with_whole_numbers(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def compare_fingerprints(own: Mapping[str, Any], saved: Mapping[str, Any], *, strict: bool) -> bool:
-    """Return True if the fingerprint of a loader (`own`) equals the fingerprint of a state (`saved`). If they differ
-    and `strict` is False, log a warning and return False.
-
-    Raises:
-        StateError: The fingerprints differ, and `strict` is True.
-    """
-    differing = _differing(own, saved)
-    if differing:
-        msg = f"this state belongs to a different sequence of samples: {'; '.join(differing)}."
-        if strict:
-            raise StateError(f"{msg}\n  {_ADVICE}")
-        logger.warning("%s", msg)
-    return not differing
 
 
 def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:

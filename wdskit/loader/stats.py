@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -84,7 +83,7 @@ class LoaderStats:
 
 
 class Meter:
-    """Counts the items that a consumer receives in an epoch, and measures its waits. Another thread may call `stats`.
+    """Counts the items that a consumer receives in an epoch, and measures its waits.
 
     Args:
         name: Name of the pipeline.
@@ -96,17 +95,15 @@ class Meter:
         self.name = name
         self._rank = rank
         self._clock = clock
-        self._lock = threading.Lock()
         self.begin(0)
 
     def begin(self, epoch: int) -> None:
         """Set all counts to 0 for `epoch`, and start the wait for its first item."""
-        with self._lock:
-            self._epoch = epoch
-            self._steps = self._samples = self._first_samples = self._replaced = 0
-            self._elapsed_s = self._wait_s = self._first_wait_s = 0.0
-            self._timings = Timings()
-            self._asked_s = self._received_s = self._clock()
+        self._epoch = epoch
+        self._steps = self._samples = self._first_samples = self._replaced = 0
+        self._elapsed_s = self._wait_s = self._first_wait_s = 0.0
+        self._timings = Timings()
+        self._asked_s = self._received_s = self._clock()
 
     def asked(self) -> None:
         """Start the wait for the next item. Called when the consumer asks for the item."""
@@ -114,8 +111,7 @@ class Meter:
 
     def count_replaced(self, number: int) -> None:
         """Count bad samples that were replaced or skipped."""
-        with self._lock:
-            self._replaced += number
+        self._replaced += number
 
     def received(self, samples: int, *, replaced: int = 0, timings: Timings | None = None) -> None:
         """Count an item, and end the consumer's wait for it.
@@ -126,41 +122,39 @@ class Meter:
             timings: The time of each stage for these samples; None if the item has no timings.
         """
         now_s = self._clock()
-        with self._lock:
-            if self._steps:
-                self._elapsed_s += now_s - self._received_s
-                self._wait_s += now_s - self._asked_s
-            else:
-                self._first_samples = samples
-                self._first_wait_s = now_s - self._asked_s
-            self._steps += 1
-            self._samples += samples
-            self._replaced += replaced
-            if timings is not None:
-                self._timings.merge(timings)
+        if self._steps:
+            self._elapsed_s += now_s - self._received_s
+            self._wait_s += now_s - self._asked_s
+        else:
+            self._first_samples = samples
+            self._first_wait_s = now_s - self._asked_s
+        self._steps += 1
+        self._samples += samples
+        self._replaced += replaced
+        if timings is not None:
+            self._timings.merge(timings)
         self._received_s = now_s
 
     def stats(self) -> LoaderStats:
         """Return the statistics since the running epoch began; between two epochs, of the last epoch. Before the first
         epoch, all counts are 0.
         """
-        with self._lock:
-            elapsed_s, timings = self._elapsed_s, self._timings
-            samples_per_s = (self._samples - self._first_samples) / elapsed_s if elapsed_s else 0.0
-            return LoaderStats(
-                loader=self.name,
-                rank=self._rank,
-                epoch=self._epoch,
-                steps=self._steps,
-                samples=self._samples,
-                replaced=self._replaced,
-                elapsed_s=elapsed_s,
-                wait_s=self._wait_s,
-                wait_ratio=self._wait_s / elapsed_s if elapsed_s else 0.0,
-                first_wait_s=self._first_wait_s,
-                samples_per_s=samples_per_s,
-                bytes_read=timings.bytes_read,
-                bytes_per_s=timings.bytes_read / self._samples * samples_per_s if self._samples else 0.0,
-                traffic=timings.traffic,
-                stages={name: total_s / num for name, (num, total_s) in timings.stages.items()},
-            )
+        elapsed_s, timings = self._elapsed_s, self._timings
+        samples_per_s = (self._samples - self._first_samples) / elapsed_s if elapsed_s else 0.0
+        return LoaderStats(
+            loader=self.name,
+            rank=self._rank,
+            epoch=self._epoch,
+            steps=self._steps,
+            samples=self._samples,
+            replaced=self._replaced,
+            elapsed_s=elapsed_s,
+            wait_s=self._wait_s,
+            wait_ratio=self._wait_s / elapsed_s if elapsed_s else 0.0,
+            first_wait_s=self._first_wait_s,
+            samples_per_s=samples_per_s,
+            bytes_read=timings.bytes_read,
+            bytes_per_s=timings.bytes_read / self._samples * samples_per_s if self._samples else 0.0,
+            traffic=timings.traffic,
+            stages={name: total_s / num for name, (num, total_s) in [*timings.stages.items()]},
+        )

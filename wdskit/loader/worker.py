@@ -6,6 +6,7 @@ A worker process does not import torch, which takes 1.5 s and 150 MB, unless a s
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import random
 import signal
@@ -23,9 +24,11 @@ import numpy as np
 from wdskit.engine.batch import Batch, BatchMaker
 from wdskit.engine.program import Program
 from wdskit.loader.memory import Arena, Arenas, keep_freed_memory, pack
-from wdskit.loader.watch import print_stack_on_signal
 from wdskit.processes import Outcome, end_with_parent
 from wdskit.stages.run import Board
+
+STDERR = 2
+"""The descriptor for stacks; a notebook's `sys.stderr` has none."""
 
 JOIN_S = 0.5
 """Longest time that the end of a pool waits for the samples on which threads work."""
@@ -133,7 +136,7 @@ def serve(
     os.environ.update(environment)
     ignore_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    print_stack_on_signal()
+    faulthandler.register(signal.SIGUSR2, STDERR)  # prints the stacks of all threads
     keep_freed_memory()
     program.run.board = Board(board)
     seed_worker(program, number, num_workers)
