@@ -12,7 +12,6 @@ import torch
 
 from wdskit.errors import PipelineError
 from wdskit.pipeline.settings import LoaderSpec
-from wdskit.stages.collate import Ragged
 
 _NUM_AHEAD = 2  # one batch is being moved, the other batch waits for the consumer
 
@@ -49,12 +48,7 @@ class ToDevice(Pin):
         This call does not wait for the copy, which is the next work on the consumer's CUDA stream. torch keeps the
         page-locked memory until the copy has ended.
         """
-        return map_tensors(sent, self._copy)
-
-    def _copy(self, value: Any) -> Any:
-        if isinstance(value, (torch.Tensor, Ragged)):
-            return value.to(self._device, non_blocking=True)
-        return value.to(self._device)
+        return map_tensors(sent, lambda value: value.to(self._device, non_blocking=True))
 
 
 def make_mover(spec: LoaderSpec) -> Pin | None:
@@ -79,7 +73,7 @@ def _pinned(value: Any) -> Any:
 
 def map_tensors(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return a copy of a batch with `function` applied to the tensors in its tuples, lists and mappings, and to other
-    objects with a method `to`, such as `Ragged` and torch's PackedSequence.
+    objects with the method `to` of a tensor, such as `Ragged` and torch's PackedSequence.
 
     These containers keep their type, transformers' BatchEncoding too; a mapping that cannot change becomes a dict.
     Other objects are not copied.

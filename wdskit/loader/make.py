@@ -70,16 +70,13 @@ def make_loader(
     name, stages, settings = open_pipeline(config, pipeline, overrides, transforms)
     given = parse_settings(LoaderSpec, loader, where="make_loader")
     spec = settings.loader.model_copy(update=given.model_dump(exclude_unset=True))
-    error_spec, cache_spec = settings.errors, settings.cache
     if spec.on is not None:
         _check_cluster(spec, stages)
     chosen = choose_workers(spec, stages)
     logger.info("%s", chosen)
     spec = spec.model_copy(update={"workers": chosen.workers, "threads": chosen.threads})
-    if errors is not None:
-        error_spec = parse_settings(ErrorsSpec, errors, where="make_loader: errors")
-    if cache is not None:
-        cache_spec = parse_settings(CacheSpec, cache, where="make_loader: cache")
+    error_spec = settings.errors if errors is None else parse_settings(ErrorsSpec, errors, where="make_loader: errors")
+    cache_spec = settings.cache if cache is None else parse_settings(CacheSpec, cache, where="make_loader: cache")
     rank_info = find_rank(rank, world_size, process_group, ranks_per_node=spec.ranks_per_node)
     built = build_pipeline(
         stages,

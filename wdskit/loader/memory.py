@@ -80,12 +80,11 @@ class Block:
             self._closing()
 
     def free_pages(self) -> None:
-        """Give the pages back to the operating system. The block can be used again, but its content is undefined. Do
-        nothing for a shared block on systems other than Linux.
+        """Give the pages back to the operating system. The block can be used again, but its content is undefined. On
+        systems other than Linux, a shared block keeps its pages.
         """
-        advice = mmap.MADV_DONTNEED if self._file < 0 else getattr(mmap, "MADV_REMOVE", None)
-        if advice is not None:
-            _libc.madvise(self.address, self.num_bytes, advice)
+        advice = mmap.MADV_DONTNEED if self._file < 0 else getattr(mmap, "MADV_REMOVE", mmap.MADV_DONTNEED)
+        _libc.madvise(self.address, self.num_bytes, advice)
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -110,12 +110,11 @@ class RayPool(Pool):
         )(NodeWorker)
         start = self._spec.workers, socket.gethostname(), str(Path.cwd()), describe_versions()
         self._program_ref = self._ray.put(np.frombuffer(self._pickled, np.uint8))
-        actors: list[_Actor] = []
-        self._actors, self._jobs = actors, {}
-        self._ending = Finalize(self, _kill, (self._ray, actors), exitpriority=0)
+        self._actors, self._jobs = [], {}
+        self._ending = Finalize(self, _kill, (self._ray, self._actors), exitpriority=0)
         for number in range(self._spec.workers):
-            actors.append(_Actor(kind.remote(number, *start), number))
-            self._begin(actors[-1])
+            self._actors.append(_Actor(kind.remote(number, *start), number))
+            self._begin(self._actors[-1])
 
     def _begin(self, actor: _Actor) -> None:
         """Ask an actor that starts for its host. Ray asks the next process of the actor if the process dies."""

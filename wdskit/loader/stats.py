@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -88,13 +88,11 @@ class Meter:
     Args:
         name: Name of the pipeline.
         rank: Rank of the loader.
-        clock: Returns the current time in seconds.
     """
 
-    def __init__(self, *, name: str, rank: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, *, name: str, rank: int) -> None:
         self.name = name
         self._rank = rank
-        self._clock = clock
         self.begin(0)
 
     def begin(self, epoch: int) -> None:
@@ -103,11 +101,11 @@ class Meter:
         self._steps = self._samples = self._first_samples = self._replaced = 0
         self._elapsed_s = self._wait_s = self._first_wait_s = 0.0
         self._timings = Timings()
-        self._asked_s = self._received_s = self._clock()
+        self._asked_s = self._received_s = time.perf_counter()
 
     def asked(self) -> None:
         """Start the wait for the next item. Called when the consumer asks for the item."""
-        self._asked_s = self._clock()
+        self._asked_s = time.perf_counter()
 
     def count_replaced(self, number: int) -> None:
         """Count bad samples that were replaced or skipped."""
@@ -121,7 +119,7 @@ class Meter:
             replaced: Number of bad samples that were replaced by others or skipped.
             timings: The time of each stage for these samples; None if the item has no timings.
         """
-        now_s = self._clock()
+        now_s = time.perf_counter()
         if self._steps:
             self._elapsed_s += now_s - self._received_s
             self._wait_s += now_s - self._asked_s
