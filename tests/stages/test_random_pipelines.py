@@ -24,7 +24,7 @@ from shards import write_indexed
 
 from wdskit import Pipeline, WdskitError
 from wdskit.codecs.fields import encode_field
-from wdskit.stages import base, collate
+from wdskit.stages import base, collate, run
 from wdskit.stages.images import geometry
 
 COUNT = 3000 if ALL else 80
@@ -380,7 +380,7 @@ FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "a mask is decoded as an image": (
         base.Roles, "decoded", lambda right: lambda self, only, _: right(self, only, "colours")
     ),
-    "only a name tells an image": (base.Roles, "is_image", lambda _: lambda _, names: base.names_image(names)),
+    "only a name tells an image": (base.Roles, "is_image", lambda _: lambda _, names: run.names_image(names)),
 }  # fmt: skip
 
 
