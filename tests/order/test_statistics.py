@@ -10,10 +10,9 @@ import pytest
 from shards import write_numbers
 
 from wdskit import Pipeline
-from wdskit.order import keys
-from wdskit.order.base import ShardOffsets
+from wdskit.order import base
+from wdskit.order.base import PositionRng, ShardOffsets
 from wdskit.order.exact import ExactOrder
-from wdskit.order.keys import PositionRng
 from wdskit.order.resampled import ResampledOrder
 from wdskit.shards.index import index_folder
 from wdskit.stages.sources import Exact, MixturePart
@@ -69,13 +68,13 @@ def test_exact_places_samples_alike(seed):
 def used_keys(monkeypatch):
     """All keys of random numbers that are made while the test runs."""
     used = []
-    entropy = keys._entropy
+    entropy = base._entropy
 
     def collecting(purpose, words):
         used.append(tuple(entropy(purpose, words)))
         return list(used[-1])
 
-    monkeypatch.setattr(keys, "_entropy", collecting)
+    monkeypatch.setattr(base, "_entropy", collecting)
     return used
 
 
@@ -104,8 +103,8 @@ def test_no_two_seeds_epochs_lanes_and_purposes_share_a_key(used_keys, tmp_path)
 
 def test_added_keys_would_meet(used_keys, monkeypatch):
     """The same collection finds a mutant that adds seed and epoch, as other code does."""
-    entropy = keys._entropy
-    monkeypatch.setattr(keys, "_entropy", lambda purpose, words: entropy(purpose, (sum(words),)))
+    entropy = base._entropy
+    monkeypatch.setattr(base, "_entropy", lambda purpose, words: entropy(purpose, (sum(words),)))
     for seed in (3, 4):
         ExactOrder([50, 30], seed=seed, lanes=2, window=20).take(np.arange(160))
     assert len(set(used_keys)) < len(used_keys)

@@ -213,10 +213,12 @@ def _finish(
         value = with_item(value, BUCKET, label)
     has_arrays = program.collate is not None and isinstance(program.collate.collate, Collate)
     is_padded, at = program.epoch.tail == "pad", program.mask_place
-    valid: Any = is_sample.copy()
-    valid[[row - bound.start for row in bad]] = False
-    if is_padded and not has_arrays:
-        valid = bool(valid[0]) if program.collate is None else as_tensors(valid)
+    valid: Any = None
+    if is_padded:
+        valid = is_sample.copy()
+        valid[[row - bound.start for row in bad]] = False
+        if not has_arrays:
+            valid = bool(valid[0]) if program.collate is None else as_tensors(valid)
     has_mask = at is not None and isinstance(value, tuple)
     if is_padded and at is not None and has_mask:
         value = (*value[:at], valid, *value[at + 1 :])

@@ -16,7 +16,7 @@ from wdskit.errors import SampleError, WdskitError
 from wdskit.order.base import Ints
 from wdskit.stages.collate import Batcher, Collate, Memory, Ragged, has_torch_dtype, offsets_of
 from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple
-from wdskit.stages.run import NOTHING, Origin, SampleStages, add_advice
+from wdskit.stages.run import NO_ORIGIN, NOTHING, Origin, SampleStages, add_advice
 
 FieldColumn: TypeAlias = NpyColumn | list[Any]
 """One field of all samples: the bytes that were read (a `RawColumn`), arrays in these bytes, or a list of values."""
@@ -32,9 +32,11 @@ class BatchColumns:
         stages: The stages before `batched`: only field stages of wdskit.
         batched: Has wdskit's own collate function, `collate`.
         collate: The same function.
+        has_origins: Whether stages after `batched` need the origins of batches. Otherwise all are `NO_ORIGIN`.
     """
 
-    def __init__(self, stages: SampleStages, batched: Batcher, collate: Collate) -> None:
+    def __init__(self, stages: SampleStages, batched: Batcher, collate: Collate, *, has_origins: bool) -> None:
+        self.has_origins = has_origins
         self.stages = stages
         self.batched = batched
         self.collate = collate
@@ -107,8 +109,10 @@ class BatchColumns:
                 raise
             self.batched.collated(values, origins, memory)
             raise
-        ends = origin_of(bound.start), origin_of(bound.stop - 1)
         value = batch if isinstance(columns, dict) else tuple(batch.values())
+        if not self.has_origins:
+            return value, NO_ORIGIN
+        ends = origin_of(bound.start), origin_of(bound.stop - 1)
         return value, ends[1]._replace(members=ends)
 
     def _collate(self, slot: str | int, column: FieldColumn, memory: Memory) -> Any:
@@ -126,8 +130,9 @@ class BatchColumns:
         return self.collate.column(slot, column, memory)
 
 
-def columns_of(stages: SampleStages, batched: Batcher | None) -> BatchColumns | None:
+def columns_of(stages: SampleStages, batched: Batcher | None, *, has_origins: bool) -> BatchColumns | None:
     """Return the `BatchColumns` of the stages before `batched`; None if the samples must be made one by one.
+    `has_origins` is its argument.
 
     Batches can be made by columns if all stages are field stages of wdskit, no stage decodes images, gives a field the
     name of an image or reads a path in JSON, and `batched` has no collate function of the user.
@@ -136,7 +141,7 @@ def columns_of(stages: SampleStages, batched: Batcher | None) -> BatchColumns | 
         return None
     if not all(_is_columnar(step.function) for step in stages.steps):
         return None
-    return BatchColumns(stages, batched, batched.collate)
+    return BatchColumns(stages, batched, batched.collate, has_origins=has_origins)
 
 
 def _is_columnar(function: object) -> bool:

@@ -141,11 +141,12 @@ class Program:
         is_uniform = all(each == self.stages[0] for each in self.stages)
         collates = self.collate is not None and isinstance(self.collate.collate, Collate)
         has_columns = is_uniform and is_native and not self.reader.is_remote and not self.forgives
+        has_origins = self.batch_stages is not None
         writers = [_writer(each.steps) for each in self.stages] if collates else [None]
         writer = writers[0] if all(each is writers[0] for each in writers) else None
         is_first = writer is not None and is_uniform and steps[0].function is writer
         found = {
-            "columns": columns_of(self.stages[0], self.collate) if has_columns else None,
+            "columns": columns_of(self.stages[0], self.collate, has_origins=has_origins) if has_columns else None,
             "decoder": writer if is_native and is_first else None,
             "writer": writer,
         }

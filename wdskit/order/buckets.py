@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wdskit.order.base import Ints, Order, Tail, group_indices
-from wdskit.order.keys import philox
+from wdskit.order.base import Ints, Order, Tail, group_indices, philox
 
 
 class EpochBatches(NamedTuple):

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import DEFAULT_WINDOW, DEPTHS, Ints, Lanes, ShardOffsets, default_lanes, group_indices, lane_cuts
-from wdskit.order.keys import permutation, philox
+from wdskit.order.base import DEFAULT_WINDOW, DEPTHS, Ints, Lanes, ShardOffsets, group_indices, permutation, philox
 
 
 class _Pass(NamedTuple):
@@ -60,7 +59,7 @@ class ExactOrder:
     ) -> None:
         counts = np.asarray(counts, dtype=np.int64)
         self.num_samples = ShardOffsets(counts).num_samples
-        lanes = default_lanes(self.num_samples) if lanes is None else lanes
+        lanes = Lanes.default_number(self.num_samples) if lanes is None else lanes
         longest = -(-self.num_samples // lanes)
         self.num_lanes, self.window = lanes, -(-longest // -(-longest // window))
         self._lanes = Lanes(lanes, self.window, self.num_samples, purpose="exact-window", seed=seed)
@@ -110,7 +109,7 @@ def _make_pass(counts: Ints, home_of: Ints, lane_sizes: Ints, seed: int, number:
     shards = shards[np.argsort(home_of[shards], kind="stable")]
     num_lanes = len(lane_sizes)
     offset = int(philox("exact-lanes", seed, number).random_raw()) % num_lanes
-    cuts = lane_cuts(num_lanes, offset)
+    cuts = Lanes.cuts(num_lanes, offset)
     sizes = np.empty_like(cuts)
     sizes[cuts] = lane_sizes
     starts = np.cumsum(sizes) - sizes

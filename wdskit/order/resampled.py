@@ -7,8 +7,7 @@ import functools
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import DEFAULT_LANES, DEFAULT_WINDOW, DEPTHS, Ints, Lanes, ShardOffsets, lane_cuts, look_up
-from wdskit.order.keys import philox
+from wdskit.order.base import DEFAULT_LANES, DEFAULT_WINDOW, DEPTHS, Ints, Lanes, ShardOffsets, look_up, philox
 
 DEFAULT_CHUNK = 64
 
@@ -76,7 +75,7 @@ class ResampledOrder:
         The depth only tells the lanes apart: all positions of a lane have the same depth. It is not a place in the
         data, because each lane draws from all the data.
         """
-        cuts = lane_cuts(self.num_lanes)[positions % self.num_lanes]
+        cuts = Lanes.cuts(self.num_lanes)[positions % self.num_lanes]
         return np.zeros_like(cuts), cuts * DEPTHS // self.num_lanes
 
 

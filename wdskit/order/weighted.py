@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wdskit.order.base import DEPTHS, Ints, ShardOffsets, group_indices
-from wdskit.order.keys import philox
+from wdskit.order.base import DEPTHS, Ints, ShardOffsets, group_indices, philox
 
 Floats = NDArray[np.float64]
 Weigh = Callable[[Ints], Floats]

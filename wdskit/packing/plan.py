@@ -29,7 +29,7 @@ from wdskit.dataset.keys import find_repeated, hash_key
 from wdskit.errors import PackError, RowError
 from wdskit.files import DISK, TEMP_PREFIX, TEMP_SUFFIX, Disk, write_all
 from wdskit.limits import BLOCK_BYTES
-from wdskit.order.keys import permutation
+from wdskit.order.base import permutation
 from wdskit.packing.labels import NO_CLASS, ClassNames, read_label
 from wdskit.packing.row import File, Label, LabelledJson, OnProgress, Row, SourceFiles, Values, bad_row, size_of
 from wdskit.shards.shares import SPLIT_SEED, choose_splits, make_draw

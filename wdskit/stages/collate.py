@@ -107,6 +107,8 @@ class Collate:
         """Check that a sample has the fields `ragged`. The fields of a tuple are those of `to_tuple`. PipelineError: It
         does not, or a function has made a value without names.
         """
+        if not self.ragged:
+            return
         names = sample if isinstance(sample, dict) else dict[str, object]()
         if isinstance(sample, tuple):
             names = dict.fromkeys(";".join(self.roles.places or ()).split(";"))
@@ -172,7 +174,7 @@ class Collate:
 
     def is_ragged(self, slot: object) -> bool:
         """Return whether a slot has a field of `ragged`."""
-        return not self.ragged.isdisjoint(self.roles.names_at(slot).split(";"))
+        return bool(self.ragged) and not self.ragged.isdisjoint(self.roles.names_at(slot).split(";"))
 
 
 @dataclass(frozen=True)

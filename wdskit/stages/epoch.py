@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.dataset.subset import Subset
 from wdskit.errors import PipelineError, SelectionError
-from wdskit.order.base import Tail, default_lanes
+from wdskit.order.base import Lanes, Tail
 from wdskit.order.buckets import BucketOrder, BucketPlan, Buckets, BucketSteps
 from wdskit.order.steps import AnySteps, Steps
 from wdskit.order.subset import PickedOrder
@@ -151,7 +151,7 @@ def _divide(source: Any, data: PlannedData, bucketed: Bucketed) -> tuple[Planned
     times = source.times(data.tables[0]) if isinstance(source, Exact) and source.repeat else None
     orders: list[PickedOrder] = []
     digest = hashlib.sha256()
-    num_lanes = default_lanes(len(bucket_numbers))
+    num_lanes = Lanes.default_number(len(bucket_numbers))
     kept = []
     for bucket in range(len(bucketed.labels)):
         mask = bucket_numbers == bucket

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from wdskit.codecs.fields import is_path
 from wdskit.codecs.formats import is_image_field
 from wdskit.errors import PROCESS_ERRORS, SampleError, WdskitError, error_text
-from wdskit.order.keys import PositionRng
+from wdskit.order.base import PositionRng
 from wdskit.storage.traffic import NO_TRAFFIC, Traffic
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -38,9 +38,8 @@ from wdskit.dataset.subset import Subset
 from wdskit.dataset.weights import SampleWeights, are_whole
 from wdskit.dataset.where import Where
 from wdskit.errors import PipelineError, SelectionError
-from wdskit.order.base import DEFAULT_LANES, DEFAULT_WINDOW, Order
+from wdskit.order.base import DEFAULT_LANES, DEFAULT_WINDOW, Order, philox
 from wdskit.order.exact import ExactOrder
-from wdskit.order.keys import philox
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import DEFAULT_CHUNK, ResampledOrder
 from wdskit.order.sequential import SequentialOrder

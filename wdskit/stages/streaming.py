@@ -25,7 +25,7 @@ from wdskit.dataset.patterns import ShardList, check_found, find_shards
 from wdskit.dataset.samples import ShardReader, refuse_divided
 from wdskit.dataset.shard import changed_bytes, check_digest
 from wdskit.errors import PROCESS_ERRORS, SampleError, ShardError, StorageError
-from wdskit.order.keys import permutation, philox
+from wdskit.order.base import permutation, philox
 from wdskit.stages.base import Context, Function
 from wdskit.stages.run import Origin, RankInfo, RejectedSample, Run, Step
 from wdskit.storage.urls import ByteStream, LocalFile, open_stream, shown_url

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdskit.order.keys import PositionRng, _entropy, permutation, philox
+from wdskit.order.base import PositionRng, _entropy, permutation, philox
 
 WORDS_64 = st.integers(0, 2**64 - 1)
 
@@ -44,7 +44,7 @@ def test_words_that_are_nearly_equal_keep_their_order_too(spread: int, monkeypat
         def random_raw(self, n: int) -> Any:
             return words[:n].copy()
 
-    monkeypatch.setattr("wdskit.order.keys.philox", lambda *_: Same())
+    monkeypatch.setattr("wdskit.order.base.philox", lambda *_: Same())
     assert np.array_equal(permutation(600, "test"), np.argsort(words, kind="stable"))
 
 
