@@ -253,14 +253,6 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lstrip("# ").lower()).strip().replace(" ", "-")
 
 
-def test_matching_sees_a_difference() -> None:
-    """A number that is not a speed, a missing line and another word are differences; a speed is not."""
-    assert matches("3 shards, 120 samples/s\n", "3 shards, 95.2 samples/s\n")
-    assert matches("a\n...\nb\n", "a\n1\n2\nb\n")
-    assert not matches("3 shards\n", "4 shards\n")
-    assert not matches("3 shards\n4 shards\n", "3 shards\n")
-
-
 def test_the_messages_of_the_troubleshooting_page_are_those_of_the_source() -> None:
     """Each part of a quoted message, between its values, is a text in the source of the package."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (REPOSITORY / "wdskit").rglob("*.py")]

@@ -122,24 +122,6 @@ def test_named_fields_with_alternatives(name):
         apply(spec, {"jpg": image, "right": b""})
 
 
-def test_shared_draws_need_one_size():
-    spec = with_fields("random_resized_crop", fields=["jpg"], masks=["png"])
-    with pytest.raises(PipelineError) as caught:
-        apply(spec, {"jpg": make("numpy", 12, 14), "png": make("numpy grey", 12, 13)})
-    assert str(caught.value) == (
-        "random_resized_crop: fields with the same crop differ in height x width: `jpg` 12 x 14, `png` 12 x 13. "
-        "Resize them first"
-    )
-
-
-def test_flips_happen_as_often_as_they_should():
-    image = make("numpy", 2, 3)
-    for p, low, high in ((0.0, 0, 0), (0.5, 400, 600), (1.0, 1000, 1000)):
-        transform = bound(RandomFlip(p=p))
-        flips = sum(not np.array_equal(transform({"jpg": image}, at(number))["jpg"], image) for number in range(1000))
-        assert low <= flips <= high
-
-
 def test_golden_draws():
     """A resume repeats the draws: a change here would change the epochs of all users."""
     rng = np.random.Generator(np.random.Philox(7))
