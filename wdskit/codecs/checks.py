@@ -1,4 +1,6 @@
-"""Read the headers of images, and check that the content of a field matches the field's name."""
+"""Read the headers of images, and check that the content of a field matches the field's name. `structure.check_pixels`
+is the limit of pixels, `npy_header` reads arrays.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from wdskit.dataset.lock import share_lock
 from wdskit.dataset.shard import digest_offsets, idx_bytes
 from wdskit.errors import DecodeError, FolderIndexError, KeyRuleError, RowError
 from wdskit.files import DISK, Disk, describe_foreign, publish, publish_bytes, read_own
-from wdskit.packing.change import Change
+from wdskit.packing.change_sample import Change
 from wdskit.packing.plan import Rows, with_dtypes
 from wdskit.packing.row import Field, File, Label, LabelledJson, Row, SourceFiles, bad_row
 from wdskit.shards.make_columns import ColumnBuilder, reader_of

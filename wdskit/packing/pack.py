@@ -24,7 +24,7 @@ from wdskit.dataset.index import ShardEntry
 from wdskit.errors import PackError, RowError
 from wdskit.files import Disk, describe_os_error, disk_in_use, read_own
 from wdskit.limits import MAX_SHARD_BYTES
-from wdskit.packing.change import Change, MapFunction
+from wdskit.packing.change_sample import Change, MapFunction
 from wdskit.packing.fill import Filled, Filler, ShardJob
 from wdskit.packing.folder import REJECTED_NAME, Folder, look_at, open_folder
 from wdskit.packing.labels import ClassesOption, ClassNames, find_class_names

@@ -20,7 +20,7 @@ import wdskit
 from wdskit import DecodeError, PackError, RowError, pack
 from wdskit.codecs.recode import recode_image
 from wdskit.packing import change
-from wdskit.packing.change import Change
+from wdskit.packing.change_sample import Change
 
 MAX = 10**6
 ORIENTATION = 0x0112

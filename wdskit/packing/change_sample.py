@@ -1,4 +1,4 @@
-"""Changes of samples while they are packed: `--resize`, `--format`, and functions of the user (`map`)."""
+"""Changes of samples while they are packed: `--resize` and `--format` (`recode`), and functions of the user (`map`)."""
 
 from __future__ import annotations
 
