@@ -1,5 +1,5 @@
-"""Send requests to stores with one event loop, a limit of requests in flight, and retries. `RetryState` decides whether a
-failed request is repeated; `objects.ObjectFile` requests the bytes of an object with it.
+"""Send requests to stores with one event loop, a limit of requests in flight, and retries. `RetryState` decides whether
+a failed request is repeated; `objects.ObjectFile` requests the bytes of an object with it.
 
 obstore's own retries are off, since they would hide a server's 503 and try a bad certificate ten times. Its errors
 contain whole URLs, names of headers and the server's reply, so messages never use the text of these errors.
