@@ -19,7 +19,7 @@ from PIL import Image
 import wdskit
 from wdskit import DecodeError, PackError, RowError, pack
 from wdskit.codecs.recode import recode_image
-from wdskit.packing import change
+from wdskit.packing import change_sample
 from wdskit.packing.change_sample import Change
 
 MAX = 10**6
@@ -121,7 +121,7 @@ def has_number(value: Any) -> bool:
 
 @given(NUMBERS)
 def test_every_number_in_json_is_found_also_as_text_and_nothing_else(value: Any) -> None:
-    assert change.has_number(value) == has_number(value)
+    assert change_sample.has_number(value) == has_number(value)
 
 
 PNG = encoded(photo(8, 12), "PNG")
