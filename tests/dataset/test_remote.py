@@ -216,7 +216,7 @@ def test_a_stream_compares_the_size_of_a_shard_with_its_index(store, tmp_path):
     store.upload(tmp_path / "data", names="*.tar")
     numbers = iter(pipe.loader(workers=0))
     assert list(itertools.islice(numbers, 30)) == OLD[:30]
-    with pytest.raises(ShardError, match=r"s-001.tar.* bytes, but its folder's index says"):
+    with pytest.raises(ShardError, match=r"s-001.tar.* bytes, but the folder's index says"):
         next(numbers)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import threading
 from typing import Any
 
@@ -88,10 +89,10 @@ def test_a_worker_that_is_slow_to_start_reads_what_the_next_iteration_is_told(nu
     [wanted] = epochs(KINDS[-1], numbers, epoch)
     go_on = multiprocessing.get_context("fork").Event()
 
-    def start(pipeline: Any, number: int, num_workers: int) -> None:
+    def start(number: int) -> None:
         assert number == 0 or go_on.wait(30)
 
-    monkeypatch.setattr(stream, "seed_worker", start)
+    monkeypatch.setattr(stream, "_start_worker", start)
     source = Pipeline().stream(numbers, seed=3, resampled=True).split_by_worker().map(draw).batched(4).with_epoch(3)
     loader = source.loader(workers=2, start_method="fork")
     next(iter(loader))
@@ -174,7 +175,7 @@ def test_epoch_that_a_framework_counts_may_be_one_behind_or_one_ahead(numbers, k
         loader.set_epoch(state["epoch"])
 
 
-# States of streams, which are their epochs; tests/promises/test_epochs.py has those of planned sources.
+# States of streams, which are the starts of their epochs; tests/promises/test_epochs.py has those of planned sources.
 
 
 def test_state_of_a_stream_is_taken_on_any_ranks_and_workers(numbers):
@@ -189,16 +190,45 @@ def test_state_of_a_stream_is_taken_on_any_ranks_and_workers(numbers):
 
 @pytest.mark.parametrize(
     "state",
-    [None, {}, {"version": 9, "epoch": 0}, *({"version": 1, "epoch": at} for at in (-1, 2**31, None, "1", True))],
+    [None, {}, *({"version": 1, "epoch": at} for at in (-1, 2**31, None, "1", True))],
 )
 def test_what_is_no_state_of_a_stream_is_refused(numbers, state):
     with pytest.raises(StateError, match=r"this is not the state of a (stream|loader)"):
         loader_of("stream", numbers).load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"seed": 4}, "seed is 4 here and 3 there"),
+        ({"shuffle_shards": False}, "shuffle_shards is False here and True there"),
+        ({"resampled": True}, "resampled is True here and False there"),
+        ({"shards": "s-0*0.tar"}, "shards is '.*' here and '.*' there"),
+        ({"version": 9}, "version is 1 here and 9 there"),
+    ],
+)
+def test_state_of_another_order_of_shards_is_refused_by_name(numbers, tmp_path, caplog, changes, difference):
+    """The same shards in another folder are the same, whatever the stages."""
+    shutil.copytree(numbers, tmp_path / "copy")
+    state = {**loader_of("stream", numbers).state_dict(), "epoch": 5}
+    changed = {"seed": 3, "shards": "*.tar", **changes}
+    state["version"] = changed.pop("version", 1)
+    shards = f"{tmp_path}/copy/{changed.pop('shards')}"
+    loader = Pipeline().stream(shards, **changed).shuffle(3).loader(workers=0)
+    with pytest.raises(StateError, match=difference):
+        loader.load_state_dict(state)
+    assert loader.epoch == 0
+    loader.load_state_dict(state, strict=False)
+    assert loader.epoch == 5
+    assert "different sequence of samples" in caplog.text
+    same = Pipeline().stream(f"{tmp_path}/copy", seed=3).batched(2).loader(workers=0)
+    same.load_state_dict({**state, "version": 1})
+    assert same.epoch == 5
+
+
 def test_state_of_the_other_kind_of_source_is_refused_by_name(numbers):
     stream, planned = loader_of("stream", numbers), loader_of("planned", numbers)
-    with pytest.raises(StateError, match=r"this is the state of a planned source, such as `exact`, not of a stream"):
+    with pytest.raises(StateError, match=r"source is 'stream' here and None there"):
         stream.load_state_dict(planned.state_dict())
     with pytest.raises(StateError, match=r"consumed is None, not a whole number"):
         planned.load_state_dict(stream.state_dict())

@@ -70,13 +70,13 @@ def test_random_numbers_depend_on_the_position_only(six):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_pipeline_that_drops_everything_says_so(six, workers):
     ending = split(six).select(nothing).loader(workers=workers)
-    with pytest.raises(PipelineError, match="is empty"):
+    with pytest.raises(PipelineError, match="epoch 0 ended after 0 items"):
         list(ending)
 
 
 def test_an_epoch_of_bad_samples_only_says_so(six):
     loader = split(six).to_tuple("nope").batched(4).loader(workers=0, errors={"max_bad": 100})
-    with pytest.raises(PipelineError, match=r"epoch 0 is empty: .*dropped all of them \(39 bad samples\)"):
+    with pytest.raises(PipelineError, match=r"epoch 0 ended after 0 items: .*dropped them: 39 were bad"):
         list(loader)
 
 
@@ -140,7 +140,7 @@ def test_ranks_and_workers_draw_disjointly(six):
         built = split(six, seed=6).to_tuple("__url__").with_epoch(30).build(rank=rank, world_size=2)
         built.run.worker, built.run.num_workers = worker, 2
         draws.append([sample["__url__"] for sample, _ in itertools.islice(built.pipeline[0](), 30)])
-    shards = list(itertools.islice(built.source.draws(), 24))
+    shards = [built.source.shards.urls[at] for at in itertools.islice(built.source.draws(), 24)]
     for number, own in enumerate(draws):  # the samples of a shard follow each other
         rank, worker = divmod(number, 2)
         assert [url for url, _ in itertools.groupby(own)][:3] == shards[rank + 2 * worker :: 4][:3]
@@ -236,7 +236,7 @@ def test_a_row_of_empty_shards_is_no_end(tmp_path):
 def test_a_stream_of_shards_without_samples_is_an_error(tmp_path):
     pattern = write_numbers(tmp_path, [0, 0])
     for pipe in (Pipeline().stream(pattern), Pipeline().stream(write_numbers(tmp_path / "full", [3])).select(nothing)):
-        with pytest.raises(PipelineError, match="epoch 0 is empty: the shards hold no samples"):
+        with pytest.raises(PipelineError, match="epoch 0 ended after 0 items: the shards have no more samples"):
             list(pipe.loader(workers=0))
     for endless in ({"resampled": True}, {"shuffle_shards": False}):
         with pytest.raises(StorageError, match="have no sample"):

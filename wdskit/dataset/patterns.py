@@ -289,9 +289,11 @@ class ShardList:
         return folders
 
 
-def list_shards(shards: str | Sequence[str], open_index: OpenIndex | None = None) -> ShardList:
+def list_shards(
+    shards: str | Sequence[str], open_index: OpenIndex | None = None, *, is_absolute: bool = False
+) -> ShardList:
     """Find the shards that a user named, and check that they exist. See `find_shards` and `check_found`."""
-    found = find_shards(shards, open_index)
+    found = find_shards(shards, open_index, is_absolute=is_absolute)
     check_found(found)
     return ShardList.of(found)
 

@@ -22,7 +22,7 @@ from wdskit.dataset.keys import field_problem
 from wdskit.errors import FolderIndexError, ShardError, StorageError
 from wdskit.files import DISK, Disk, publish_bytes
 from wdskit.limits import BLOCK_BYTES, MAX_IDX_BYTES
-from wdskit.storage.urls import LocalFile, RangeFile, read_bytes
+from wdskit.storage.urls import ByteStream, LocalFile, RangeFile, read_bytes
 from wdskit.tar.header import padded
 from wdskit.tar.names import split_name
 from wdskit.tar.reader import TarReader, locate_members, plain_member
@@ -231,10 +231,7 @@ class LocalShard(IndexedShard):
         file = LocalFile(path)
         try:
             if num_bytes not in (None, file.num_bytes):
-                found = f"it has {file.num_bytes} bytes, but the folder's index says {num_bytes}"
-                remedy = f"{_make_index(path)} if the shard is right."
-                problem = f"{found}: it was truncated or replaced"
-                raise ShardError(shard=path, offset=0, problem=problem, remedy=remedy)  # noqa: TRY301
+                raise changed_size(path, file.num_bytes, num_bytes)  # noqa: TRY301
             super().__init__(path, file, read_offsets(path, num_bytes=file.num_bytes, sha256=idx_sha256))
             self._check_ends()
         except BaseException:
@@ -353,6 +350,30 @@ def foreign_offsets(shard: str | Path, problem: str) -> FolderIndexError:
     return FolderIndexError(msg, folder=folder or ".")
 
 
+class DigestedFile:
+    """Computes the digest of a file while the file is read in order.
+
+    Args:
+        file: The open file. The caller closes it.
+
+    Attributes:
+        num_bytes: Number of bytes read so far.
+        sha256: The `hashlib` object with the digest of these bytes.
+    """
+
+    def __init__(self, file: ByteStream) -> None:
+        self.file = file
+        self.num_bytes = 0
+        self.sha256 = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes, at most `size`; empty at the end."""
+        part = self.file.read(size)
+        self.sha256.update(part)
+        self.num_bytes += len(part)
+        return part
+
+
 def check_digest(file: LocalFile, sha256: str) -> None:
     """Read a whole shard, and raise ShardError if its sha256 is not `sha256`, the hex digest in the index. Raises
     StorageError if the shard cannot be read.
@@ -373,6 +394,12 @@ def changed_bytes(url: str, num_bytes: int, found: str, expected: str) -> ShardE
     problem = f"its sha256 is {found[:12]}..., but the index says {expected[:12]}..."
     remedy = "It was damaged or replaced. Fetch it again, or run `wdskit index` if the shard is right."
     return ShardError(shard=url, offset=num_bytes, problem=problem, remedy=remedy)
+
+
+def changed_size(url: str, found: int | None, expected: int | None) -> ShardError:
+    """Return the ShardError for the shard `url`, which has `found` bytes in place of the `expected` in the index."""
+    problem = f"it has {found} bytes, but the folder's index says {expected}: it was truncated or replaced"
+    return ShardError(shard=url, offset=0, problem=problem, remedy=f"{_make_index(url)} if the shard is right.")
 
 
 def _make_index(shard: str) -> str:

@@ -84,15 +84,16 @@ def _start_fork_server(*, needs_torch: bool) -> None:
     forkserver.ensure_running()
 
 
-def check_guard(method: StartMethod) -> None:
+def check_guard(method: StartMethod | None) -> None:
     """Check that a worker which runs the main script does not run again the line that starts the workers.
 
     Raises:
         PipelineError: Workers run the script, and this line is not under `if __name__ == "__main__":`. The message
             names the line.
     """
-    line = "" if method.name == "fork" or not method.runs_script else find_unguarded_line()
-    if line:
+    if method is None or method.name == "fork" or not method.runs_script:
+        return
+    if line := find_unguarded_line():
         msg = f"{line}: each worker process would run this line again (start_method {method.name})."
         raise PipelineError(f"{msg}\n  Put the code that runs the loader under {GUARD}.")
 

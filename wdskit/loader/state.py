@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from wdskit.errors import StateError
@@ -190,10 +190,7 @@ class EpochCounter:
         state = plain_state(state)
         epoch, consumed, start, samples, _ = _check_numbers(state)
         if differing := _differing(self._layout.fingerprint, state["fingerprint"]):
-            msg = f"this state belongs to a different sequence of samples: {'; '.join(differing)}."
-            if strict:
-                raise StateError(f"{msg}\n  {_ADVICE}")
-            logger.warning("%s", msg)
+            refuse_state(differing, strict=strict)
             start, samples = epoch * self._layout.num_samples, self._layout.num_samples
             consumed = self._layout.resume_point(epoch, consumed)
         self.epoch, self.consumed = epoch, consumed
@@ -267,6 +264,14 @@ def _with_whole_numbers(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_with_whole_numbers(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def refuse_state(differing: Sequence[str], *, strict: bool) -> None:
+    """Raise the StateError for a state that differs from its loader, or with `strict=False` log its message."""
+    msg = f"this state belongs to a different sequence of samples: {'; '.join(differing)}."
+    if strict:
+        raise StateError(f"{msg}\n  {_ADVICE}")
+    logger.warning("%s", msg)
 
 
 def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:

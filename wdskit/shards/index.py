@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import tempfile
 from array import array
@@ -35,14 +34,14 @@ from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import files_of, split_url
 from wdskit.dataset.remote import read_copy
 from wdskit.dataset.samples import ShardReader
-from wdskit.dataset.shard import IDX_SUFFIX, digest_offsets, offsets_problem, write_offsets
+from wdskit.dataset.shard import IDX_SUFFIX, DigestedFile, digest_offsets, offsets_problem, write_offsets
 from wdskit.errors import FolderIndexError, SelectionError, ShardError, StorageError
 from wdskit.files import disk_in_use, remove_temp_files
 from wdskit.limits import MAX_HELD_BYTES, MAX_IDX_BYTES, MAX_INDEX_BYTES
 from wdskit.shards.lazy_shard import close_files, field_size, fields_of
 from wdskit.shards.make_columns import ColumnBuilder, Source, parse_columns, parse_names, reader_of
 from wdskit.shards.parallel import Progress, file_size, local_folder, read_shards
-from wdskit.storage.urls import ByteStream, is_local, open_stream, read_bytes
+from wdskit.storage.urls import is_local, open_stream, read_bytes
 from wdskit.text import plural
 
 _HEAD_BYTES = 200  # of an `index.json`, which say that wdskit wrote it
@@ -219,30 +218,6 @@ class ScannedShard(NamedTuple):
     offsets: array[int]
     num_ignored: int
     columns: dict[str, Part]
-
-
-class DigestedFile:
-    """Computes the digest of a file while the file is read in order.
-
-    Args:
-        file: The open file. The caller closes it.
-
-    Attributes:
-        num_bytes: Number of bytes read so far.
-        sha256: The `hashlib` object with the digest of these bytes.
-    """
-
-    def __init__(self, file: ByteStream) -> None:
-        self.file = file
-        self.num_bytes = 0
-        self.sha256 = hashlib.sha256()
-
-    def read(self, size: int) -> bytes:
-        """Return the next bytes, at most `size`; empty at the end."""
-        part = self.file.read(size)
-        self.sha256.update(part)
-        self.num_bytes += len(part)
-        return part
 
 
 def scan_shard(url: str, *, columns: Mapping[str, Source] | None = None) -> ScannedShard:

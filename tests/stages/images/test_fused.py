@@ -15,9 +15,8 @@ from images import EXTRANEOUS, FILES, encoded, palette_image, photo, pixels
 from PIL import Image
 
 from wdskit.codecs.structure import ImageHeader
-from wdskit.engine.stream import Samples
 from wdskit.errors import ImageTooLarge, PipelineError, SampleError
-from wdskit.pipeline.build import build_pipeline
+from wdskit.stages.base import Context, bind_steps
 from wdskit.stages.fields import Decode, Map, ToTuple
 from wdskit.stages.images import fused as fused_module
 from wdskit.stages.images.fused import FusedStages, FusedStep, fuse
@@ -30,7 +29,7 @@ from wdskit.stages.images.transforms import (
     ToTensor,
     draw_crop,
 )
-from wdskit.stages.run import Origin, RankInfo, SampleStages
+from wdskit.stages.run import Origin, RankInfo, Run, SampleStages
 from wdskit.stages.streaming import Shuffle, Stream
 
 SPECS = ["rgb8", "rgb"]
@@ -55,10 +54,8 @@ ENDINGS = {
 def each_of(*specs, fuse=True, images="rgb8", **options):
     """Return the running one-to-one stages; check whether they contain the fused step."""
     decode = Decode(images=images, fuse=fuse, **options)
-    stages = build_pipeline(
-        [Stream(shards=__file__, seed=3), decode, *specs], rank_info=RankInfo(0, 1), functions={}
-    ).pipeline
-    [each] = [SampleStages(tuple(stage.steps)) for stage in stages if isinstance(stage, Samples)]
+    steps, _ = bind_steps(fused_module.fuse([decode, *specs]), Context(Run(RankInfo(0, 1), 3), {}.__getitem__))
+    each = SampleStages(steps)
     assert fuse == any(isinstance(step.function, FusedStep) for step in each.steps)
     return each
 

@@ -15,11 +15,11 @@ from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, common_classes
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.patterns import any_index, list_shards, split_url
 from wdskit.dataset.samples import HeaderReader, ShardReader
+from wdskit.dataset.shard import DigestedFile
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import FolderIndexError, PackError, RowError, ShardError
 from wdskit.packing.row import SAME_FIELD, Field, File, Reading, Row, bad_row
 from wdskit.packing.sources.records import Records, Source, add_field, read_object
-from wdskit.shards.index import DigestedFile
 from wdskit.storage.urls import LocalFile, is_local, local_path, open_stream, shown_url
 from wdskit.tar.walk import Span
 
