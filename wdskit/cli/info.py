@@ -37,6 +37,10 @@ def info_command(
     num: Annotated[
         int, typer.Option(metavar="N", min=0, help="List the first N shards of a folder, or samples of a shard.")
     ] = 5,
+    where: Annotated[
+        str | None,
+        typer.Option(metavar="CONDITION", help="Count classes and values of columns only where: 'width >= 256'."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Show what a shard or a folder of shards holds.
@@ -49,13 +53,14 @@ def info_command(
 
     Examples:
         wdskit info data/train
+        wdskit info data/train --where 'width >= 256 and cls in [1, 2]'
         wdskit info data/train/train-000000.tar --num 20
         wdskit info https://host/data/train-000000.tar
     """
     from wdskit.shards.listing import info
 
     with show_bytes("reading") as show:
-        summary = info(path, num=num, progress=show)
+        summary = info(path, num=num, where=where, progress=show)
     if json:
         between = dict(zip(("min", "median", "max"), summary.samples_per_shard, strict=True))
         rows = {"fields": by_name(summary.fields), "columns": by_name(summary.columns)}
@@ -86,6 +91,8 @@ def _details(summary: Summary) -> Iterator[tuple[str, str]]:
     from wdskit.storage.urls import is_local
 
     yield "samples", format_count(summary.num_samples)
+    if summary.num_matching is not None:
+        yield "matching", f"{format_count(summary.num_matching)}: classes and columns are counted for them"
     mean = summary.num_bytes / summary.num_samples if summary.num_samples else 0
     yield "size", f"{format_bytes(summary.num_bytes)} ({format_bytes(mean)} a sample)"
     if summary.kind != "shard":

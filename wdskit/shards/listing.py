@@ -26,7 +26,8 @@ from wdskit.dataset.patterns import (
     find_shards,
     split_url,
 )
-from wdskit.errors import KeyRuleError
+from wdskit.dataset.where import Mask, Where
+from wdskit.errors import KeyRuleError, SelectionError
 from wdskit.shards.lazy_shard import LazyShard, field_size, fields_of
 from wdskit.shards.parallel import Progress, file_size, read_shards
 from wdskit.storage.urls import LISTED_SCHEMES, is_local, local_path, scheme_of, shown_url
@@ -167,6 +168,7 @@ class Summary:
     Attributes:
         path: The path or URL that the user wrote, without secrets.
         source: `index` if only the folder's index was read, `scan` if the shards were read.
+        num_matching: Samples for which the condition `where` is true; None without a condition.
         num_bytes: Size of the shards' files.
         samples_per_shard: Minimum, median and maximum; (0, 0, 0) without shards.
         fields: All fields, sorted by name.
@@ -188,6 +190,7 @@ class Summary:
     source: Literal["index", "scan"]
     num_shards: int
     num_samples: int
+    num_matching: int | None
     num_bytes: int
     samples_per_shard: tuple[int, float, int]
     fields: tuple[FieldSummary, ...]
@@ -201,13 +204,22 @@ class Summary:
     is_unfinished: bool
 
 
-def info(path: str, *, num: int = 5, workers: int | None = None, progress: Progress | None = None) -> Summary:
+def info(
+    path: str,
+    *,
+    num: int = 5,
+    where: str | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Summary:
     """Describe a shard, a folder or a pattern: `wdskit info`. If all shards of a folder or pattern are in an index, no
     shard is opened. Otherwise all shards are read.
 
     Args:
         path: A shard, folder, glob or brace pattern, local or remote; several joined by `::`.
         num: Number of shards of a folder, or of samples of a shard, to list.
+        where: A condition on the columns of a folder, such as `width >= 256`: the values of columns and the classes are
+            counted only for samples for which it is true.
         workers: Number of processes that read. Default: the number of CPUs, fewer for little data.
         progress: Called after each shard that was read, with the bytes read so far and the bytes of all shards (None if
             unknown).
@@ -216,7 +228,8 @@ def info(path: str, *, num: int = 5, workers: int | None = None, progress: Progr
         ShardError: Shards are invalid; the message lists them.
         StorageError: No shard was found, or a shard cannot be read.
         FolderIndexError: The folder's index is invalid or does not match its files, or `classes.json` is invalid.
-        SelectionError: The `columns.json` of the folder is damaged.
+        SelectionError: The `columns.json` of the folder is damaged, or the condition is invalid. With a condition: the
+            path is not a folder with columns.
         WdskitError: A worker process was killed.
     """
     target = find_target(path)
@@ -238,9 +251,13 @@ def info(path: str, *, num: int = 5, workers: int | None = None, progress: Progr
     rows = zip(names, shards, strict=False)
     num_shards = Counter(name for shard in shards for name in shard.fields)
     summaries: tuple[ColumnSummary, ...] = ()
-    if target.index is not None and (is_local(path) or scheme_of(path) in LISTED_SCHEMES):
+    mask: Mask | None = None
+    if where is not None and target.index is None:
+        raise SelectionError(f"{shown_url(path)}: where: only a folder with an index has columns.")
+    if target.index is not None and (where is not None or is_local(path) or scheme_of(path) in LISTED_SCHEMES):
         stored = columns(path)
-        summaries = tuple(_summarize(stored.column(name)) for name in stored)
+        mask = None if where is None else Where(where).mask(stored)
+        summaries = tuple(_summarize(stored.column(name), mask) for name in stored)
     classes = read_target_classes(target)
     labels.update(next((one.values for one in summaries if one.source == CLASS_FIELD and one.values), {}))
     return Summary(
@@ -249,6 +266,7 @@ def info(path: str, *, num: int = 5, workers: int | None = None, progress: Progr
         source="scan" if is_scan else "index",
         num_shards=len(counts),
         num_samples=sum(counts),
+        num_matching=None if mask is None else int(mask.sum()),
         num_bytes=sum(shard.num_bytes for shard in shards),
         samples_per_shard=(min(counts), statistics.median(counts), max(counts)) if counts else (0, 0, 0),
         fields=tuple(
@@ -280,13 +298,18 @@ def _name_classes(labels: Counter[str], classes: Sequence[str]) -> dict[str, int
     return dict(counts) or None
 
 
-def _summarize(column: Column) -> ColumnSummary:
-    """Return the summary of a column, whose whole file is read."""
+def _summarize(column: Column, mask: Mask | None) -> ColumnSummary:
+    """Return the summary of a column, whose whole file is read, for the samples of the mask."""
     kind = "text" if column.values is not None else _KINDS[np.dtype(column.dtype).kind]
     source = ", ".join(str(value) if key == "path" else f"{key} {value}" for key, value in column.source.items())
     counts: Counter[int] = Counter()
     low, high = math.inf, -math.inf
-    for part in column.chunks(_PIECE_BYTES):
+    first = 0
+    for chunk in column.chunks(_PIECE_BYTES):
+        part = chunk if mask is None else chunk[mask[first : first + len(chunk)]]
+        first += len(chunk)
+        if not len(part):
+            continue
         low, high = min(low, np.fmin.reduce(part).item()), max(high, np.fmax.reduce(part).item())
         if part.dtype.itemsize <= _COUNTED_BYTES:
             found, numbers = np.unique(part, return_counts=True)

@@ -8,8 +8,8 @@ import sys
 import pytest
 from shards import write_shard
 
-from wdskit import KeyRuleError
-from wdskit.shards.listing import cat
+from wdskit import KeyRuleError, SelectionError, pack
+from wdskit.shards.listing import cat, info
 
 SAMPLES = {
     "cat/1": {"jpg": b"\xff\xd8 image", "json": b"{}"},
@@ -68,3 +68,28 @@ def test_cat_writes_bytes_to_a_file_and_only_text_to_a_terminal(tmp_path, capfdb
     assert sys.stdout.getvalue() == "\\x1b[31mred\nx\n\n"
     with pytest.raises(DecodeError, match=r"'a\.jpg' is not text but 2 bytes"):
         cat_command(path, "a.jpg")
+
+
+def test_a_condition_counts_classes_and_values_of_the_samples_that_meet_it(tmp_path, run):
+    rows = [{"__key__": str(at), "cls": at % 3, "json": {"a": at}} for at in range(100)]
+    folder = str(tmp_path / "d")
+    pack(rows, folder, columns="cls,json.a", max_samples=30)
+    found = info(folder, where="json.a >= 40 and cls != 1")
+    matching = [row for row in rows if row["json"]["a"] >= 40 and row["cls"] != 1]
+    assert (found.num_samples, found.num_matching) == (100, len(matching))
+    assert found.class_counts == {str(cls): sum(row["cls"] == cls for row in matching) for cls in (0, 2)}
+    values = {column.name: column for column in found.columns}["json.a"]
+    assert values.limits == (41, 99)
+    assert sorted(map(int, values.values)) == [row["json"]["a"] for row in matching]
+    none = info(folder, where="json.a > 1000")
+    assert (none.num_matching, none.class_counts, [column.values for column in none.columns]) == (0, None, [None, None])
+    assert info(folder).num_matching is None
+    code, out, _ = run("info", folder, "--where", "cls == 1")
+    assert (code, " matching  " in out, " 33: " in out) == (0, True, True)
+    for path, condition, problem in (
+        (folder, "b > 1", "no column 'b'"),
+        (folder, "cls >", "cannot be read"),
+        (f"{folder}/d-000000.tar", "cls > 1", "only a folder with an index has columns"),
+    ):
+        with pytest.raises(SelectionError, match=problem):
+            info(path, where=condition)
