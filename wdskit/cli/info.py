@@ -52,7 +52,6 @@ def info_command(
     In Python: wdskit.info
 
     Examples:
-        wdskit info data/train
         wdskit info data/train --where 'width >= 256 and cls in [1, 2]'
         wdskit info data/train/train-000000.tar --num 20
         wdskit info https://host/data/train-000000.tar
