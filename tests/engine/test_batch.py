@@ -22,10 +22,10 @@ import wdskit
 from wdskit import Pipeline, SampleError, ShardError, native
 from wdskit.engine import batch as batch_module
 from wdskit.engine.batch import Batch, BatchMaker
+from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Job, Program
 from wdskit.loader.memory import Arena, Arenas, Block
 from wdskit.order.steps import Steps
-from wdskit.processes import Outcome
 from wdskit.shards.index import index_folder
 from wdskit.stages.collate import FRESH
 from wdskit.stages.images.fused import FusedStep

@@ -23,7 +23,7 @@ from leaks import leftovers, open_things, opened_since, start_endless
 from shards import fail_on_7, index_numbers, number_of
 
 from wdskit import DecodeError, Pipeline, PipelineError, SampleError, ShardError, StorageError
-from wdskit.processes import Outcome, WorkerTraceback
+from wdskit.engine.outcome import Outcome, WorkerTraceback
 from wdskit.shards.index import index_folder
 
 WAYS = [{"workers": 0, "threads": 2}, {"workers": 2}, {"workers": 1, "threads": 2, "persistent_workers": False}]

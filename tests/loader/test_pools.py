@@ -27,7 +27,7 @@ from leaks import open_things, opened_since
 from shards import fail_on_7, index_numbers, number_of, write_shard
 
 from wdskit import Pipeline, PipelineError, SampleError
-from wdskit.processes import WorkerTraceback
+from wdskit.engine.outcome import WorkerTraceback
 from wdskit.shards.index import index_folder
 
 WAYS = [

@@ -21,10 +21,10 @@ from rays import ActorDiedError, FakeCluster, ObjectLostError, RayError
 from shards import fail_on_7, number_of, write_numbers
 
 from wdskit import ConfigError, Pipeline, PipelineError, SampleError, make_loader
+from wdskit.engine.outcome import WorkerTraceback
 from wdskit.loader import node
 from wdskit.loader import ray as on_ray
 from wdskit.pipeline import ray_connection as connections
-from wdskit.processes import WorkerTraceback
 from wdskit.shards.index import index_folder
 
 

@@ -27,7 +27,7 @@ BASE = {"errors", "files", "limits", "native", "processes", "text"}
 RANKS = {name: len(LAYERS) - place for place, name in enumerate(LAYERS)} | dict.fromkeys(BASE, 0)
 
 # The modules of packing, highest first: each may import only modules after it. Other files of packing/ are not checked.
-PACKING_STEPS = ["pack", "ray", "upload", "folder", "fill", "plan", "change", "sources", "labels", "row"]
+PACKING_STEPS = ["pack", "ray", "upload", "folder", "fill", "plan", "change_sample", "sources", "labels", "row"]
 
 # `pipe.loader(...)` is the only method whose layer is below the code that it calls. It imports the package `wdskit`.
 EXCEPTIONS = {

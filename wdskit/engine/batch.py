@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.config.types import VALID
+from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import WHOLE_BATCH, Job, OpenJob, Program
 from wdskit.errors import PROCESS_ERRORS, FolderIndexError, SampleError, ShardError, StorageError
 from wdskit.order.base import take_one
 from wdskit.order.steps import AnySteps
-from wdskit.processes import Outcome
 from wdskit.stages.collate import FRESH, Collate, Memory, as_tensors, empty_images
 from wdskit.stages.run import Origin, RejectedSample, Slot, Timings, add_advice
 

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from wdskit.processes import Outcome
+from wdskit.engine.outcome import Outcome
 
 MIN_BYTES = 1 << 12
 """Smallest array that is in an arena. Smaller arrays use malloc, and are part of the pickle of a batch."""

@@ -27,13 +27,14 @@ import torch.multiprocessing  # registers how tensors of a program are pickled f
 from numpy.typing import NDArray
 
 from wdskit.engine.batch import Batch
+from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Program
 from wdskit.errors import PipelineError
 from wdskit.loader.memory import borrow, receive_memory, unpack
 from wdskit.loader.start_method import check_guard, explain_exit, prepare_start
 from wdskit.loader.worker import STDERR, JobThreads, serve
 from wdskit.pipeline.settings import LoaderSpec
-from wdskit.processes import GUARD, Outcome, block_sigint, refuse_fork, without_script
+from wdskit.processes import GUARD, block_sigint, refuse_fork, without_script
 from wdskit.stages import run
 
 logger = logging.getLogger(__name__)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from wdskit.engine.batch import Batch
+from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Program
 from wdskit.errors import PipelineError
 from wdskit.loader.memory import Arena, Arenas, Bytes, Message, unpack
@@ -30,7 +31,7 @@ from wdskit.loader.node import NodeWorker, describe_versions
 from wdskit.loader.pools import Pool
 from wdskit.pipeline.ray_connection import connect, import_ray, last_line
 from wdskit.pipeline.settings import LoaderSpec
-from wdskit.processes import Outcome, block_sigint
+from wdskit.processes import block_sigint
 from wdskit.text import plural
 
 logger = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ import webdataset
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
+from wdskit.engine.outcome import Outcome
 from wdskit.engine.stream import StreamPipeline
 from wdskit.errors import PipelineError, StateError
 from wdskit.loader.budget import Budget
@@ -25,7 +26,7 @@ from wdskit.loader.loader import MAX_EPOCH, Loader
 from wdskit.loader.start_method import StartMethod, check_guard, prepare_start
 from wdskit.loader.state import differences, plain_state, refuse_state, unused_state
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
-from wdskit.processes import Outcome, block_sigint, end_with_parent
+from wdskit.processes import block_sigint, end_with_parent
 from wdskit.stages.run import RejectedSample
 from wdskit.storage.urls import is_local
 from wdskit.text import plural

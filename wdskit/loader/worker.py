@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 
 from wdskit.engine.batch import Batch, BatchMaker
+from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Program
 from wdskit.loader.memory import Arena, Arenas, keep_freed_memory, pack
-from wdskit.processes import Outcome, end_with_parent
+from wdskit.processes import end_with_parent
 from wdskit.stages.run import Board
 
 STDERR = 2
