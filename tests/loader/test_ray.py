@@ -123,7 +123,7 @@ def test_a_job_that_ends_each_worker_is_an_error(numbers, ray):
             raise ActorDiedError("The worker ran out of memory.")
 
     ray.before = die
-    message = r"^on: a worker died 10 times while it made the same batches: worker \d( on \S+)?: The actor died"
+    message = r"^on: a worker died 10 times at the same batches: worker \d( on \S+)?: The actor died"
     with pytest.raises(PipelineError, match=message):
         list(exact(numbers).batched(3).loader(workers=2, on="ray"))
     assert not ray.living
@@ -179,9 +179,9 @@ def test_a_module_that_nodes_lack_is_named_with_the_way_to_send_it(numbers, ray,
 # --- settings
 
 
-@pytest.mark.parametrize(("way", "what"), [({}, "workers is not set"), ({"workers": 0}, "workers is 0")])
-def test_the_number_of_workers_must_be_set(numbers, ray, way, what):
-    with pytest.raises(PipelineError, match=rf"^loader.on: ray: {what}, .*\n  .*workers: 32"):
+@pytest.mark.parametrize("way", [{}, {"workers": 0}])
+def test_the_number_of_workers_must_be_set(numbers, ray, way):
+    with pytest.raises(PipelineError, match=r"^loader.on: ray: workers is not set, .*\n  .*workers: 32"):
         exact(numbers).loader(on="ray", **way)
 
 

@@ -32,7 +32,8 @@ class Budget:
 
     def __init__(self, spec: ErrorsSpec, *, name: str, rank: int, num_samples: int) -> None:
         self.count = 0
-        self.limit = _limit(spec.max_bad, num_samples)
+        share = Fraction(str(spec.max_bad).removesuffix("%")) / 100 * num_samples
+        self.limit = spec.max_bad if isinstance(spec.max_bad, int) else max(1, int(share))
         self._max_bad = spec.max_bad
         self._name, self._rank = name, rank
         self._path = None if spec.dir is None else Path(spec.dir).absolute() / f"bad-{name}-rank{rank:05d}.jsonl"
@@ -64,9 +65,3 @@ class Budget:
         if self._path is not None:
             records = [{"pipeline": self._name, "epoch": epoch, **each._asdict()} for each in bad]
             append_lines(self._path, [json.dumps(record) for record in records])
-
-
-def _limit(max_bad: int | str, num_samples: int) -> int:
-    if isinstance(max_bad, int):
-        return max_bad
-    return max(1, int(Fraction(max_bad.removesuffix("%")) / 100 * num_samples))

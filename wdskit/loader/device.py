@@ -16,8 +16,11 @@ from wdskit.pipeline.settings import LoaderSpec
 _NUM_AHEAD = 2  # one batch is being moved, the other batch waits for the consumer
 
 
-class Pin:
-    """Moves batches to page-locked memory."""
+class Mover:
+    """Moves batches to page-locked memory, and from there to a CUDA device, unless `device` is None."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
 
     def send(self, value: Any) -> Any:
         """Return a batch in page-locked memory. Called in the thread of `move_ahead`.
@@ -28,43 +31,30 @@ class Pin:
         return map_tensors(value, _pinned)
 
     def receive(self, sent: Any) -> Any:
-        """Return the moved batch. `sent` is the result of `send`. Called in the consumer's thread."""
-        return sent
+        """Return the moved batch. `sent` is the result of `send`. Called in the consumer's thread.
 
-
-class ToDevice(Pin):
-    """Moves batches to page-locked memory, and from there to a CUDA device.
-
-    Args:
-        device: The CUDA device.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def receive(self, sent: Any) -> Any:
-        """Return the batch on the device. `sent` is the result of `send`.
-
-        This call does not wait for the copy, which is the next work on the consumer's CUDA stream. torch keeps the
-        page-locked memory until the copy has ended.
+        This call does not wait for the copy to the device, which is the next work on the consumer's CUDA stream. torch
+        keeps the page-locked memory until the copy has ended.
         """
-        return map_tensors(sent, lambda value: value.to(self._device, non_blocking=True))
+        return (
+            sent if self._device is None else map_tensors(sent, lambda part: part.to(self._device, non_blocking=True))
+        )
 
 
-def make_mover(spec: LoaderSpec) -> Pin | None:
-    """Return what moves the batches of a loader with these settings: a `ToDevice` if `device` is set, a `Pin` if
-    `pin_memory` is set and a GPU exists; else None.
+def make_mover(spec: LoaderSpec) -> Mover | None:
+    """Return what moves the batches of a loader with these settings, or None if they stay where they are: neither
+    `device` is set, nor `pin_memory` where a GPU exists.
 
     Raises:
         PipelineError: The device does not exist.
     """
     if spec.device is None:
-        return Pin() if spec.pin_memory and torch.cuda.is_available() else None
+        return Mover() if spec.pin_memory and torch.cuda.is_available() else None
     device = torch.device(spec.device)
     if (device.index or 0) >= torch.cuda.device_count():
         msg = f"device: {spec.device}, but torch sees {torch.cuda.device_count()} CUDA devices here."
         raise PipelineError(f"{msg}\n  Leave `device` out where there is no GPU: --set loader.device=null.")
-    return ToDevice(device)
+    return Mover(device)
 
 
 def _pinned(value: Any) -> Any:
@@ -97,7 +87,7 @@ def map_tensors(value: Any, function: Callable[[Any], Any]) -> Any:
     return value
 
 
-def move_ahead(source: Generator[Any, None, None], mover: Pin, is_ready: Callable[[], bool]) -> Iterator[Any]:
+def move_ahead(source: Generator[Any, None, None], mover: Mover, is_ready: Callable[[], bool]) -> Iterator[Any]:
     """Yield the values of `source` in order, each moved by `mover`. A thread moves the next values before the consumer
     asks for them.
 

@@ -108,8 +108,7 @@ class Loader(ABC):
         The number of the next epoch is set just before the last item is yielded, or when an iteration is left early. If
         a stream has no known length, the number is set after the last item.
         """
-        epoch: int = self._counter.epoch
-        return epoch
+        return int(self._counter.epoch)
 
     @property
     def remaining(self) -> int:
@@ -118,8 +117,7 @@ class Loader(ABC):
         Raises:
             TypeError: The stages of a stream do not define the length of an epoch.
         """
-        remaining: int = self._counter.remaining
-        return remaining
+        return int(self._counter.remaining)
 
     def __len__(self) -> int:
         """Return the number of items of a whole epoch on this rank. Every rank has as many.
@@ -341,19 +339,17 @@ class PlannedLoader(Loader):
         self._number, self._num_iterations = next(_numbers[self._meter.name]), 0
         num_samples = layout.num_samples // world_size
         self._budget = Budget(errors, name=self._meter.name, rank=rank, num_samples=num_samples)
-        self._pool = self._make_pool()
+        keep_freed_memory()
+        pool: type[Pool] = ProcessPool if spec.workers else LocalPool
+        if spec.on is not None:
+            from wdskit.loader.ray import RayPool
+
+            pool = RayPool
+        self._pool = pool(program, spec)
         self._steps_per_job, self._num_ahead = jobs_ahead(spec, program)
         self._waiting: deque[tuple[Job, Any]] = deque()  # started jobs and their tickets
         self._made: deque[Batch] = deque()  # of the current job, not yielded yet
         self.most_ahead = self._num_ahead * self._steps_per_job + self._steps_per_job - 1
-
-    def _make_pool(self) -> Pool:
-        keep_freed_memory()
-        if self.spec.on is not None:
-            from wdskit.loader.ray import RayPool
-
-            return RayPool(self.program, self.spec)
-        return (ProcessPool if self.spec.workers else LocalPool)(self.program, self.spec)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the consumer as plain JSON, the same on every rank except `bad` and `bad_rank`.

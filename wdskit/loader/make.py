@@ -108,6 +108,5 @@ def _check_cluster(spec: LoaderSpec, stages: Sequence[Any]) -> None:
         msg = f"loader.on: {spec.on}: a stream continues only in the worker that started it, not on another node."
         raise PipelineError(f"{msg}\n  Index the shards (`wdskit index FOLDER`) and use `exact`, or leave `on` out.")
     if not spec.workers or "workers" not in spec.model_fields_set:
-        what = "workers is 0" if "workers" in spec.model_fields_set else "workers is not set"
-        msg = f"loader.on: {spec.on}: {what}, but the cores of this machine do not say how many a cluster can run."
+        msg = f"loader.on: {spec.on}: workers is not set, and the cores of this machine do not say how many to run."
         raise PipelineError(f"{msg}\n  Set their number, as in `loader: {{workers: 32, on: {spec.on}}}`.")

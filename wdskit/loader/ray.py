@@ -170,9 +170,7 @@ class RayPool(Pool):
         job.num_losses += 1
         where = f"worker {actor.number}{actor.host and f' on {actor.host}'}"
         if job.num_losses >= _MOST_LOSSES:
-            msg = (
-                f"on: a worker died {job.num_losses} times while it made the same batches: {where}: {last_line(error)}."
-            )
+            msg = f"on: a worker died {job.num_losses} times at the same batches: {where}: {last_line(error)}."
             advice = "Often memory ran out, or one of your functions ended the process: see the logs of Ray."
             raise PipelineError(f"{msg}\n  {advice}") from error
         if actor.host:

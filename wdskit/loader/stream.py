@@ -24,7 +24,7 @@ from wdskit.errors import PipelineError, StateError
 from wdskit.loader.budget import Budget
 from wdskit.loader.loader import MAX_EPOCH, Loader
 from wdskit.loader.start_method import StartMethod, check_guard, prepare_start
-from wdskit.loader.state import differences, plain_state, refuse_state, unused_state
+from wdskit.loader.state import STATE_VERSION, differences, plain_state, refuse_state, unused_state
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
 from wdskit.processes import block_sigint, end_with_parent
 from wdskit.stages.run import RejectedSample
@@ -32,7 +32,6 @@ from wdskit.storage.urls import is_local
 from wdskit.text import plural
 
 _END = object()
-STATE_VERSION = 1
 _PATIENCE_S = 0.5  # for workers to finish their sample
 
 
