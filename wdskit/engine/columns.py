@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from wdskit.codecs.columns import NpyColumn, RawColumn, decode_column
 from wdskit.codecs.fields import is_path
 from wdskit.codecs.formats import is_image_field
 from wdskit.engine.reader import ColumnarSamples, SampleReader
 from wdskit.errors import SampleError, WdskitError
 from wdskit.order.base import Ints
-from wdskit.stages.collate import Batcher, Collate, Memory, Ragged, has_torch_dtype, offsets_of
+from wdskit.stages.collate import Batcher, Collate, Memory, Ragged, has_torch_dtype
 from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple
 from wdskit.stages.run import NO_ORIGIN, NOTHING, Origin, SampleStages, add_advice
 
@@ -181,7 +183,7 @@ def _ragged(column: NpyColumn, memory: Memory) -> Ragged | None:
     shapes = column.shapes
     if not all(shapes) or len({shape[1:] for shape in shapes}) > 1:
         return None
-    offsets: Any = offsets_of([shape[0] for shape in shapes])
+    offsets: Any = np.cumsum([0, *(shape[0] for shape in shapes)], dtype=np.int64)
     values = _joined(column, (int(offsets[-1]), *shapes[0][1:]), memory)
     return None if values is None else Ragged(values, offsets)
 

@@ -358,7 +358,7 @@ def make_ragged(values: Sequence[Any], where: str, memory: Memory) -> Ragged:
     arrays = [np.asarray(value) for value in values]
     forms = [f"(..., {', '.join(map(str, array.shape[1:]))}) of {_dtype(array)}" for array in arrays]
     _check_same(forms, where, advice=". Ragged fields can differ only in their first axis")
-    offsets: Any = offsets_of([len(array) for array in arrays])
+    offsets: Any = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
     joined: Any = memory.empty((int(offsets[-1]), *arrays[0].shape[1:]), arrays[0].dtype.newbyteorder("="))
     np.concatenate(arrays, out=joined)
     return Ragged(joined, offsets)
@@ -372,8 +372,3 @@ def _unify_lists(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
     dtype = np.result_type(*{array.dtype for array in filled})
     empty = np.zeros((0, *filled[0].shape[1:]), dtype)
     return [empty if array.shape == (0,) else array.astype(dtype, copy=False) for array in arrays]
-
-
-def offsets_of(lengths: Sequence[int]) -> NDArray[np.int64]:
-    """Return the start of each array after arrays of these lengths are joined, and the total length: int64 (n + 1,)."""
-    return np.cumsum([0, *lengths], dtype=np.int64)

@@ -28,7 +28,7 @@ from wdskit.config.types import (
 from wdskit.errors import DecodeError, PipelineError, WdskitError
 from wdskit.limits import MAX_PIXELS
 from wdskit.stages.base import Context, Function, PerSampleStage
-from wdskit.stages.run import NO_ORIGIN, NOTHING, Live, Origin, Roles, ValueFunction
+from wdskit.stages.run import NO_ORIGIN, NOTHING, Live, Numbers, Origin, Roles, ValueFunction
 
 _MAX_EXACT = 1 << 53  # float64 is exact for whole numbers up to this number
 
@@ -81,9 +81,8 @@ class Decode(PerSampleStage):
 
     def roles_after(self, roles: Roles) -> Roles:
         """Return the roles of the fields after this stage; `roles` are those before it."""
-        if self.images is None:
-            return roles
-        return roles.decoded(self.only or (), "mask" if self.images == INDEX_SPEC else "colours")
+        numbers: Numbers = "mask" if self.images == INDEX_SPEC else "colours"
+        return roles if self.images is None else roles.decoded(self.only or (), numbers)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ def resize(image: Array, size: tuple[int, int], *, nearest: bool = False) -> Arr
     if image_size(image) == size:
         return image
     if nearest:
-        rows, columns = (_nearest_pixels(n, into) for n, into in zip(image_size(image), size, strict=True))
+        sides = zip(image_size(image), size, strict=True)
+        rows, columns = ((2 * np.arange(into) + 1) * n // (2 * into) for n, into in sides)  # the pixels that are copied
         copied: Array = image[rows[:, None], columns]
         return copied
     pixels: Array = _resize_bilinear(_tensor(image).reshape(*image.shape[:2], -1), size).numpy()
@@ -120,9 +121,7 @@ def to_tensor(image: Array) -> torch.Tensor:
 
 def shorter_side(height: int, width: int, size: int) -> tuple[int, int]:
     """Return height and width with `size` as the shorter side, in the same aspect ratio, rounded as in torchvision."""
-    if height <= width:
-        return size, int(size * width / height)
-    return int(size * height / width), size
+    return (size, int(size * width / height)) if height <= width else (int(size * height / width), size)
 
 
 def _tensor(array: Array) -> torch.Tensor:
@@ -150,13 +149,6 @@ def _resize_bilinear(image_hwc: torch.Tensor, size: tuple[int, int]) -> torch.Te
     images_nchw = image_hwc[None].permute(0, 3, 1, 2)
     blended = functional.interpolate(images_nchw, size, mode="bilinear", align_corners=False, antialias=True)
     return blended[0, :num_channels].permute(1, 2, 0).contiguous()
-
-
-def _nearest_pixels(n: int, into: int) -> NDArray[np.int64]:
-    """Return the indices of the pixels that a resize by nearest neighbour copies along one side, int64 (into,). The
-    side has `n` pixels before the resize and `into` pixels after it.
-    """
-    return (2 * np.arange(into) + 1) * n // (2 * into)
 
 
 def middle(full: int, part: int) -> int:
