@@ -41,7 +41,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "pipeline.settings": ("load_config",),
     "planning": ("EpochPlan", "plan"),
     "shards.index": ("IndexReport", "index_folder"),
-    "shards.listing": ("SampleRow", "ShardRow", "Summary", "cat", "info"),
+    "shards.info": ("SampleRow", "ShardRow", "Summary", "cat", "info"),
     "shards.split": ("SplitReport", "split"),
     "shards.verify": ("VerifyResult", "verify"),
     "shards.verify_shard": ("Finding",),

@@ -35,11 +35,11 @@ from wdskit.planning import EpochPlan as EpochPlan
 from wdskit.planning import plan as plan
 from wdskit.shards.index import IndexReport as IndexReport
 from wdskit.shards.index import index_folder as index_folder
-from wdskit.shards.listing import SampleRow as SampleRow
-from wdskit.shards.listing import ShardRow as ShardRow
-from wdskit.shards.listing import Summary as Summary
-from wdskit.shards.listing import cat as cat
-from wdskit.shards.listing import info as info
+from wdskit.shards.info import SampleRow as SampleRow
+from wdskit.shards.info import ShardRow as ShardRow
+from wdskit.shards.info import Summary as Summary
+from wdskit.shards.info import cat as cat
+from wdskit.shards.info import info as info
 from wdskit.shards.split import SplitReport as SplitReport
 from wdskit.shards.split import split as split
 from wdskit.shards.verify import VerifyResult as VerifyResult

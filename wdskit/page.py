@@ -31,7 +31,7 @@ from wdskit.errors import DecodeError, PipelineError, StorageError, WdskitError
 from wdskit.files import Buffer, publish_bytes
 from wdskit.limits import MAX_SHOWN_PIXELS
 from wdskit.pipeline.builder import Pipeline, open_pipeline
-from wdskit.shards.listing import class_name
+from wdskit.shards.info import class_name
 from wdskit.shards.shares import check_seed
 from wdskit.stages.sources import PlannedData, PlannedSource, Sequential
 from wdskit.storage.urls import shown_url

@@ -11,7 +11,7 @@ from formats import Samples
 from wdskit import LocalShard, Pipeline, make_loader
 from wdskit.dataset.samples import ShardReader
 from wdskit.shards.index import index_folder
-from wdskit.shards.listing import info
+from wdskit.shards.info import info
 
 
 def check_read(folder: Path, samples: Samples) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import functools
+import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,12 +13,12 @@ import pytest
 from disks import FailingDisk, WatchedDisk, on
 from shards import write_members
 
-from wdskit import Pipeline, pack
+from wdskit import Pipeline, pack, split
 from wdskit.dataset.index import read_index
 from wdskit.dataset.lock import LOCK_NAME, lock_folder
 from wdskit.dataset.patterns import check_found, find_shards
 from wdskit.dataset.shard import LocalShard
-from wdskit.errors import FolderIndexError, ShardError, StorageError
+from wdskit.errors import FolderIndexError, PackError, ShardError, StorageError
 from wdskit.shards.index import index_folder
 
 
@@ -135,10 +137,23 @@ def test_a_damaged_index_is_replaced_with_a_warning(tmp_path, caplog):
     assert (tmp_path / "index.json").read_bytes() == data
 
 
-def test_a_folder_whose_commit_was_stopped_is_not_indexed(folder):
+def test_a_folder_whose_commit_was_stopped_is_neither_indexed_nor_split(tmp_path: Path) -> None:
     """The same `wdskit pack` would replace the index by its own."""
-    (folder / ".wdskit").mkdir()
-    index_folder(folder)
-    (folder / ".wdskit" / "index.json").touch()
-    with pytest.raises(FolderIndexError, match=r"a run of `wdskit pack` here is unfinished.\n.*same command"):
-        index_folder(folder)
+    rows = [{"__key__": f"{number}", "cls": number} for number in range(4)]
+    num_refused = 0
+    for number in itertools.count():
+        dest = tmp_path / f"{number}" / "d"
+        try:
+            on(FailingDisk(number, errno.EIO, for_good=True), pack, rows, dest, max_samples=2)
+            break
+        except (OSError, PackError):
+            if not [*dest.glob("*.tar")] or (dest / "index.json").exists():
+                continue
+        num_refused += 1
+        for change in (index_folder, functools.partial(split, shares="a=0.5,b=0.5")):
+            with pytest.raises(FolderIndexError, match=r"a run of `wdskit pack` here is unfinished.\n.*same command"):
+                change(dest)
+        pack(rows, dest, max_samples=2)
+        index_folder(dest)
+        assert [entry.num_samples for entry in read_index(dest).entries] == [2, 2]
+    assert num_refused > 4

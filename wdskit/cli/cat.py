@@ -30,7 +30,7 @@ def cat_command(
     """
     from wdskit.cli.console import escape_lines, plural
     from wdskit.errors import DecodeError
-    from wdskit.shards.listing import cat_pieces
+    from wdskit.shards.info import cat_pieces
 
     pieces = cat_pieces(shard, name)
     if not sys.stdout.isatty():

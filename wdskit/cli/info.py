@@ -25,7 +25,7 @@ from wdskit.cli.options import JsonOption, PathArgument
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wdskit.shards.listing import ColumnSummary, Summary
+    from wdskit.shards.info import ColumnSummary, Summary
 
 NUM_CLASSES_SHOWN = 8
 NUM_VALUES_SHOWN = 5
@@ -56,7 +56,7 @@ def info_command(
         wdskit info data/train/train-000000.tar --num 20
         wdskit info https://host/data/train-000000.tar
     """
-    from wdskit.shards.listing import info
+    from wdskit.shards.info import info
 
     with show_bytes("reading") as show:
         summary = info(path, num=num, where=where, progress=show)

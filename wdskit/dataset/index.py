@@ -32,6 +32,7 @@ from wdskit.storage.urls import ABSENT_STATUSES, is_local, local_path, read_byte
 
 INDEX_NAME = "index.json"
 RUN_FOLDER = ".wdskit"
+COMMIT_NAME = "commit.json"
 INDEX_VERSION = 1
 
 _KIND = "wids-shard-index-v1"
@@ -209,7 +210,7 @@ def refuse_commit(folder: Path) -> None:
     """Raise FolderIndexError if a run of `wdskit pack` was stopped in a local folder while it moved its shards into
     place. The same command, run again, would replace the index by its own.
     """
-    if (folder / RUN_FOLDER / INDEX_NAME).exists():
+    if (folder / RUN_FOLDER / COMMIT_NAME).exists():
         raise unfinished(folder)
 
 

@@ -2,8 +2,8 @@
 
 A run fills shards in `DEST/.wdskit/`, in files named by the digests of their jobs. `commit` writes
 `.wdskit/commit.json`, with the final names and the new index: from now on the run will be completed. Then the files get
-their names, and `index.json` last. After a kill, `open_folder` completes the moves. Every step can be repeated. With
-`--append`, the new index lists the old shards, too.
+their names, and `index.json` last (`files.publish` renames it). After a kill, `open_folder` completes the moves. Every
+step can be repeated. With `--append`, the new index lists the old shards, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from wdskit.dataset.classes import CLASSES_NAME, read_classes
 from wdskit.dataset.columns import COLUMNS_NAME, Columns, NewColumn, Texts, is_column_file, write_columns
-from wdskit.dataset.index import INDEX_NAME, Index, ShardEntry, has_index, index_json, read_index
+from wdskit.dataset.index import COMMIT_NAME, INDEX_NAME, Index, ShardEntry, has_index, index_json, read_index
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.lock import lock_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
@@ -40,7 +40,6 @@ from wdskit.storage.urls import LocalFile
 WORK_NAME = ".wdskit"
 RUN_NAME = ".wdskit.last-run"
 REJECTED_NAME = "rejected.jsonl"
-_COMMIT_NAME = "commit.json"
 _SHARD = re.compile(r"(.+)-([0-9]+)\.tar", re.DOTALL)
 _OWN = re.compile(
     r"[0-9a-f]{32}\.(tar|idx|json)|(index|commit|classes|columns)\.json|run|"
@@ -169,7 +168,7 @@ class Folder:
         """Move the shards and the files `names` of the work folder to the data, `index.json` last."""
         old = sorted(name for name in self._sizes() if self.entries and is_column_file(name) and name not in names)
         moves = {"shards": [(each.digest, asdict(each.entry)) for each in shards], "names": names, "remove": old}
-        publish_note(self.work / _COMMIT_NAME, {**moves, "index": index.decode(), "done": done}, disk=self.disk)
+        publish_note(self.work / COMMIT_NAME, {**moves, "index": index.decode(), "done": done}, disk=self.disk)
         self.roll_forward()
 
     def _write_columns(
@@ -196,7 +195,7 @@ class Folder:
             FolderIndexError: `commit.json` or a shard is damaged.
             OSError: An operation of the disk fails.
         """
-        commit = self.work / _COMMIT_NAME
+        commit = self.work / COMMIT_NAME
         note = parse_note(read_own(commit), commit)
         if note is None:
             return
@@ -228,7 +227,7 @@ class Folder:
 
     def clean(self) -> None:
         """Remove all files that wdskit made in the work folder."""
-        self.disk.remove(self.work / _COMMIT_NAME)
+        self.disk.remove(self.work / COMMIT_NAME)
         self.disk.fsync_folder(self.work)  # it must be gone for certain before the files that it names
         for path in sorted(self.work.iterdir()):
             if _OWN.fullmatch(path.name):
@@ -268,7 +267,7 @@ def open_folder(path: Path, *, is_part: bool, disk: Disk) -> Iterator[Folder]:
     work = path / WORK_NAME
     check_work(work)
     make_folders(path, disk=disk)
-    is_shared = is_part and not (work / _COMMIT_NAME).exists()
+    is_shared = is_part and not (work / COMMIT_NAME).exists()
     with lock_folder(path, shared=is_shared):
         make_folders(work, disk=disk)
         folder = Folder(path, work, disk)

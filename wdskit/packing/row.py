@@ -1,9 +1,9 @@
 """A row is what is packed as one sample: its key, its fields, and its place for messages.
 
 `Row.make` cleans, refuses or hashes the key, as `--keys` says. A field is bytes, or stands for bytes that are known
-later: a part of a file, a label that the plan numbers, or an array whose dtype the whole column decides. `Row.encode`
-writes a row as two byte strings: the places, and everything that decides the bytes of the sample. Only the second byte
-string enters the digest of a shard.
+later: a part of a file (`SourceFiles.read`, also for `reshard`), a label that the plan numbers, or an array whose dtype
+the whole column decides. `Row.encode` writes a row as two byte strings: the places, and everything
+that decides the bytes of the sample. Only the second byte string enters the digest of a shard.
 """
 
 from __future__ import annotations

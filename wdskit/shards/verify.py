@@ -24,7 +24,7 @@ from wdskit.dataset.keys import find_repeated
 from wdskit.dataset.patterns import UNLISTED, any_index, find_shards, shard_error, split_parts, split_url
 from wdskit.errors import ConfigError, FolderIndexError, StorageError, WdskitError
 from wdskit.limits import MAX_LISTED
-from wdskit.shards.listing import other_tars
+from wdskit.shards.info import other_tars
 from wdskit.shards.parallel import Progress, file_size, read_shards
 from wdskit.shards.verify_shard import NOTES, CheckJob, Fields, Finding, Kind, ShardReport, check_shard
 from wdskit.storage.urls import ABSENT_STATUSES, is_local, open_ranges, shown_url

@@ -9,7 +9,7 @@ import pytest
 from shards import write_shard
 
 from wdskit import KeyRuleError, SelectionError, pack
-from wdskit.shards.listing import cat, info
+from wdskit.shards.info import cat, info
 
 SAMPLES = {
     "cat/1": {"jpg": b"\xff\xd8 image", "json": b"{}"},
