@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from disks import FailingDisk, PowerLossDisk, SlowDisk, Stopped, StoppingDisk, WatchedDisk, on
+from disks import FailingDisk, PowerLossDisk, Stopped, StoppingDisk, WatchedDisk, on
 from shards import write_shard
 
 from wdskit.dataset.index import INDEX_NAME
@@ -71,14 +71,6 @@ def test_indexing_shards_of_others_survives_a_power_loss(tmp_path: Path) -> None
 
 
 # Folders.
-
-
-def test_new_folders_are_there_after_a_power_loss(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "c" / "file"
-    disk = PowerLossDisk()
-    make_folders(path.parent, disk=disk)
-    publish_bytes(path, NEW, disk=disk)
-    assert disk.survivors(path) == {NEW}
 
 
 def test_a_folder_made_by_a_run_that_was_killed_is_flushed_by_the_next(tmp_path: Path) -> None:
@@ -152,12 +144,6 @@ def test_a_failed_operation_leaves_no_open_descriptor_and_no_draft(tmp_path: Pat
     assert not [name for name in opened if name.startswith(str(tmp_path))]
     is_published = disk.operations[fail_at] == "fsync_folder"
     assert [*tmp_path.iterdir()] == [tmp_path / "a"] * is_published
-
-
-@pytest.mark.parametrize("most", [1, 7, len(NEW)])
-def test_a_disk_that_writes_few_bytes_at_a_time_gets_all_of_them(tmp_path: Path, most: int) -> None:
-    publish_bytes(tmp_path / "a", NEW, disk=SlowDisk(most))
-    assert (tmp_path / "a").read_bytes() == NEW
 
 
 def test_a_disk_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:

@@ -118,18 +118,6 @@ def test_a_split_depends_on_the_key_alone_and_takes_its_share(tmp_path: Path) ->
     assert all(other[name] == {key for key in whole[name] if key.endswith(("1", "2"))} for name in whole)
 
 
-def test_a_shuffle_is_another_order_for_each_seed(tmp_path: Path) -> None:
-    orders = []
-    for seed in (None, 0, 1, 1):
-        plan = planned(tmp_path, [*rows_of([0] * 50)])
-        [shards] = plan.divide(Limits(7, NO_LIMIT, None), lambda *_: "", shuffle=seed, options=b"").values()
-        orders.append([number for shard in shards for number in shard.numbers.tolist()])
-        plan.close()
-    assert orders[0] == [*range(50)]
-    assert orders[2] == orders[3]
-    assert len({*map(tuple, orders)}) == 3
-
-
 # Keys.
 
 

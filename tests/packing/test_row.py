@@ -38,23 +38,6 @@ def test_a_cleaned_key_is_valid_or_empty_and_a_valid_key_stays(key: str) -> None
         assert cleaned == key
 
 
-@pytest.mark.parametrize(
-    ("key", "cleaned"),
-    [("a b", "a_b"), ("22.05", "22_05"), ("a/../b", "a/b"), ("/abs/x", "abs/x"), ("__a", "_a"), ("x/__y", "x/_y"),
-     ("ä/ß-1+2", "ä/ß-1+2"), ("a\nb", "a_b"), ("a//b", "a/b")],
-)  # fmt: skip
-def test_odd_characters_become_underscores(key: str, cleaned: str) -> None:
-    row = Row.make(key, {"txt": b""}, "here", keys="clean", source="s")
-    assert (row.key, row.is_cleaned) == (cleaned, cleaned != key)
-
-
-@pytest.mark.parametrize("keys", ["clean", "given"])
-@pytest.mark.parametrize("key", ["", ".", "..", "/", "x" * 200])
-def test_a_key_of_which_nothing_valid_is_left_is_an_error(key: str, keys: str) -> None:
-    with pytest.raises(KeyRuleError, match=r"^key"):
-        Row.make(key, {"txt": b""}, "here", keys=keys, source="s")
-
-
 def test_fields_are_sorted_and_a_field_of_8_gib_is_refused() -> None:
     row = Row.make("a", {"txt": b"", "cls": Label(1), "png": b""}, "", keys="given", source="")
     assert [*row.fields] == ["cls", "png", "txt"]

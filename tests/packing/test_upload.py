@@ -248,18 +248,6 @@ def test_a_run_that_stops_at_any_disk_operation_goes_on(tmp_path: Path, url: str
         assert not [*(tmp_path / "cache").rglob("*.tar")]
 
 
-def test_another_run_where_one_was_stopped_leaves_no_mixture(
-    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Objects of the stopped run are its own; an index never lists them."""
-    with cut_line("2.tar", monkeypatch):
-        pack(rows(), url, max_samples=3, **QUICK)
-    pack(rows(), url, max_samples=12, **QUICK)
-    expected = locally(tmp_path, max_samples=12)
-    assert expected.items() <= objects_at(url).items()
-    assert verify(url).is_clean
-
-
 @pytest.mark.parametrize("end", ["00000.tar", "1.tar", "1.tar.idx", "cls.*npy", "columns.json", "index.json"])
 def test_a_run_stopped_with_other_names_or_columns_goes_on(url: str, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     """A run was stopped, and so was a second one of the same rows, at any upload: the first is still known."""

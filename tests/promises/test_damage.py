@@ -425,7 +425,9 @@ def test_long_and_odd_names_of_other_programs_are_read(tmp_path: Path, form: int
 def test_dot_slash_before_a_name_changes_no_key(tmp_path: Path) -> None:
     """`./a.txt` beside `a.cls` is one sample, for each reader."""
     (tmp_path / "in").mkdir()
-    data = tar_bytes({"./a": {"txt": b"x"}})[:1024] + tar_bytes({"a": {"cls": b"1"}, "./b": {"cls": b"2", "txt": b"y"}})
+    data = tar_bytes({"./a": {"txt": b"x"}})[:1024] + tar_bytes(
+        {"a": {"cls": b"1"}, "././b": {"cls": b"2", "txt": b"y"}}
+    )
     (tmp_path / "in" / "in.tar").write_bytes(data)
     expected = {"a": {"txt": b"x", "cls": b"1"}, "b": {"cls": b"2", "txt": b"y"}}
     pack(tmp_path / "in" / "in.tar", tmp_path / "d")
@@ -446,13 +448,15 @@ def _member(kind: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["readme", "link", "hard link", "fifo", "label", "not UTF-8"])
-@pytest.mark.parametrize("way", ["stream", "pack"])
+@pytest.mark.parametrize("way", ["stream", "LocalShard", "exact", "pack"])
 def test_member_without_a_key_costs_no_sample(tmp_path: Path, kind: str, way: str) -> None:
     samples = {f"k{n}": {"cls": b"%d" % n, "txt": b"x"} for n in range(4)}
     data = tar_bytes(samples)
-    (tmp_path / "in.tar").write_bytes(data[:4096] + _member(kind) + data[4096:])
-    if way == "stream":
-        assert dict(WAYS["stream"](tmp_path / "in.tar")) == samples
+    parts = [b"", data[:1024], data[1024:4096], data[4096:-1024], data[-1024:]]  # it comes before, in and after samples
+    (tmp_path / "in.tar").write_bytes(_member(kind).join(parts))
+    if way != "pack":
+        wdskit.index_folder(tmp_path, workers=1)
+        assert dict(WAYS[way](tmp_path / "in.tar")) == samples
     else:
         pack(tmp_path / "in.tar", tmp_path / "d")
         assert read_folder(tmp_path / "d") == samples

@@ -439,10 +439,10 @@ def test_hashed_keys_are_the_same_in_each_run_and_keep_the_path_in_json(tmp_path
 
 def test_odd_characters_of_keys_are_cleaned_by_default(tmp_path: Path) -> None:
     """The path stays in json; `keys="given"` refuses such keys."""
-    make_photos(tmp_path / "in", {"a b": 1, "c.d": 1})
-    pack(tmp_path / "in", tmp_path / "d")
+    make_photos(tmp_path / "in", {"a b": 1, "c.d": 1, "e": 1})
+    assert pack(tmp_path / "in", tmp_path / "d").num_cleaned == 2
     samples = read_folder(tmp_path / "d")
-    assert [*samples] == ["a_b/0000", "c_d/0000"]
+    assert [*samples] == ["a_b/0000", "c_d/0000", "e/0000"]
     assert json.loads(samples["a_b/0000"]["json"])["path"] == "a b/0000.jpg"
     with pytest.raises(WdskitError, match="a b"):
         pack(tmp_path / "in", tmp_path / "given", keys="given")
