@@ -44,9 +44,8 @@ OWN_EVENTS = {
     for module, names in {
         "errors": ["SampleError", "WdskitError"],
         "engine.batch": ["Batch"],
-        "processes": ["Outcome", "_unpickle_outcome"],
+        "engine.outcome": ["Outcome", "_unpickle_outcome"],
         "loader.stream": ["Item"],
-        "loader.worker": ["Reply"],
         "loader.memory": ["Message"],
         "stages.run": ["Timings"],
         "storage.traffic": ["Traffic"],

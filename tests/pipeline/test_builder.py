@@ -185,7 +185,7 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return index_numbers(folder, [5, 4])
 
 
-REFUSED: dict[str, Any] = {"threads": 2, "timeout": 5.0, "device": "cuda"}
+REFUSED: dict[str, Any] = {"threads": 2, "device": "cuda"}
 
 
 @pytest.mark.parametrize("name", REFUSED)
