@@ -72,9 +72,9 @@ class Pool(ABC):
             OSError: A process cannot be started, or an answer cannot be received, because too many files are open.
         """
         if self._ending is None:
-            self._owner = os.getpid()
             with block_sigint():  # so that `close` knows every thread and process
                 self._start()
+                self._owner = os.getpid()
         self._receive(0.0)
         self._last_ticket += 1
         self._answers[self._last_ticket] = None
