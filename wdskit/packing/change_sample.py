@@ -1,4 +1,7 @@
-"""Changes of samples while they are packed: `--resize` and `--format` (`recode`), and functions of the user (`map`)."""
+"""Checks and changes of a sample while it is packed: `--validate`, `--resize` and `--format` (`recode`), and functions
+of the user (`map`). A sample that fails is a `DecodeError`, which `fill` makes a `RowError`: it ends the run, or with
+`--skip-bad` the sample is left out and listed in `rejected.jsonl`.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 A run fills shards in `DEST/.wdskit/`, in files named by the digests of their jobs. `commit` writes
 `.wdskit/commit.json`, with the final names and the new index: from now on the run will be completed. Then the files get
 their names, and `index.json` last (`files.publish` renames it). After a kill, `open_folder` completes the moves. Every
-step can be repeated. With `--append`, the new index lists the old shards, too.
+step can be repeated. With `--append`, the new index lists the old shards, too. A run removes only files of `.wdskit/`
+with names that it makes (`_OWN`), temporary files of its own, and columns that the new index replaces.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Split a folder of shards: `wdskit split` writes the column `split`. `shards.shares` says how a split is drawn."""
+"""Split a folder of shards: `wdskit split` writes the column `split`. `shards.shares` draws the split of a sample from a
+hash of its key, or of the text of a column.
+"""
 
 from __future__ import annotations
 

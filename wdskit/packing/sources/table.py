@@ -1,5 +1,5 @@
-"""Rows from a table of text: .csv, .tsv, .jsonl or .ndjson, also with .gz, or a .json with a list of objects. Which
-columns are image, key and fields of a row is decided in `records`.
+"""Rows from a table of text: .csv, .tsv, .jsonl or .ndjson, also with .gz, or a .json with a list of objects. Each
+row is a dict by column; `records.Records.row` makes its image, key and fields.
 """
 
 from __future__ import annotations
