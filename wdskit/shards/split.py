@@ -1,5 +1,5 @@
-"""Split a folder of shards: `wdskit split` writes the column `split`. `shards.shares` draws the split of a sample from a
-hash of its key, or of the text of a column.
+"""Split a folder of shards: `wdskit split` writes the column `split`. `shards.shares` draws the split of a sample from
+a hash of its key, or of the text of a column.
 """
 
 from __future__ import annotations

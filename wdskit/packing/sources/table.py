@@ -1,5 +1,6 @@
-"""Rows from a table of text: .csv, .tsv, .jsonl or .ndjson, also with .gz, or a .json with a list of objects. Each
-row is a dict by column; `records.Records.row` makes its image, key and fields.
+"""Rows from a table of text: .csv, .tsv, .jsonl or .ndjson, also with .gz, or a .json with a list of objects. A row is
+a dict by column, of which `records.Records.row` makes a sample: the column of the image, the column of the key, the
+fields of `--field`, and `json` with all columns.
 """
 
 from __future__ import annotations
