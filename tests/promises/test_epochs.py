@@ -137,6 +137,8 @@ def test_loader_resumes_exactly_at_each_step(data: dict[str, str], name: str) ->
 def test_all_ranks_take_equally_many_steps_and_no_sample_twice(data: dict[str, str], source: str, tail: str) -> None:
     """With `tail: pad` each sample comes once; `__valid__` marks padding."""
     for world, batch in itertools.product(range(1, 12 if ALL else 6), (1, 3, 8)):
+        if tail == "drop" and world * batch > NUM_SAMPLES:
+            continue  # refused, as the next test shows
         seen: Keys = []
         lengths = set()
         for rank in range(world):

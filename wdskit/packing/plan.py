@@ -292,8 +292,8 @@ class Plan:
         """
         digest = hashlib.sha256(options)
         with self._path.open("rb") as file:
-            for start in np.frombuffer(self._ends, np.int64)[numbers]:
-                digest.update(os.pread(file.fileno(), _DIGEST_BYTES, start))
+            for number in numbers:
+                digest.update(os.pread(file.fileno(), _DIGEST_BYTES, self._ends[number]))
         return digest.hexdigest()[:32]
 
     def divide(
