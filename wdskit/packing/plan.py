@@ -1,5 +1,5 @@
 """The plan of a run: all rows of a source in one file, the spool, and the rows of each shard. It is complete before the
-first shard is filled.
+first shard is filled. `pack` says what a killed run that starts again keeps of it.
 
 From the spool follow: unique keys (`check_keys`), the numbers of class names and one dtype for each `npy` column
 (`read`), the splits and the division into shards (`divide`), and the digest of a job, which identifies everything that

@@ -1,4 +1,6 @@
-"""Rows from Parquet files, read by pyarrow in small batches. Images are bytes, structs of bytes and path, or paths."""
+"""Rows from Parquet files, read by pyarrow in small batches. Images are bytes, structs of bytes and path, or paths.
+`records.Records.row` makes a sample of each row, as for tables of text.
+"""
 
 from __future__ import annotations
 
