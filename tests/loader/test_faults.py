@@ -22,7 +22,7 @@ import torch
 from leaks import leftovers, open_things, opened_since, start_endless
 from shards import fail_on_7, index_numbers, number_of
 
-from wdskit import DecodeError, Pipeline, PipelineError, SampleError, ShardError, StorageError
+from wdskit import DecodeError, Pipeline, PipelineError, SampleError, ShardError, StorageError, pack
 from wdskit.engine.outcome import Outcome, WorkerTraceback
 from wdskit.shards.index import index_folder
 
@@ -432,6 +432,21 @@ def test_a_daemon_thread_that_reads_at_the_end_of_the_program_prints_nothing(six
     script.write_text(AT_EXIT.format(folder=folder, settings=settings))
     done = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_thread_that_outlives_the_main_thread_still_raises_its_errors(tmp_path):
+    pack([{"__key__": f"{at:02}", "cls": at} for at in range(40)], tmp_path / "d", max_samples=20)
+    with (tmp_path / "d" / "d-000001.tar").open("r+b") as file:
+        file.seek(10 << 10)
+        file.write(b"zz")
+    script = tmp_path / "train.py"
+    start = "    thread = Background(wdskit.Pipeline().sequential('d').batched(4).loader(workers=0))\n"
+    text = AT_EXIT.partition("    thread = ")[0].replace("daemon=True", "daemon=False")
+    script.write_text(text.replace("self.queue.put(item)", "threading.main_thread().join()") + start)
+    done = subprocess.run(
+        [sys.executable, script], check=False, capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert "ShardError: " in done.stderr
 
 
 # --- leaks

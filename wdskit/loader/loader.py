@@ -259,8 +259,8 @@ class Loader(ABC):
                 yield item
                 del item
         except Exception as err:
-            if not threading.main_thread().is_alive():
-                raise SystemExit from err  # the workers end with the program, but a daemon thread still waits for them
+            if threading.current_thread().daemon and not threading.main_thread().is_alive():
+                raise SystemExit from err  # the program ends: its workers have ended, and Python ends such a thread
             if self._running is items:
                 raise
             # Otherwise the pool was closed during a wait.
