@@ -18,7 +18,6 @@ import math
 import operator
 import threading
 import zlib
-from collections.abc import Mapping
 from typing import Any, Literal, Protocol, cast
 
 import numpy as np
@@ -39,7 +38,6 @@ _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 _NUM_WORDS = 5
 _MIN_PACKED = 512  # `_argsort_packed` is faster from this number of words on
 _WORD_MASK = 0xFFFFFFFF
-_MIN_PER_TABLE = 24  # with fewer lookups per table, single lookups are faster
 
 
 class Order(Protocol):
@@ -234,18 +232,6 @@ class ShardOffsets:
     def counts(self, shards: Ints) -> Ints:
         """Return the number of samples in each of `shards`: int64 (n,)."""
         return self.stops[shards] - self.starts(shards)
-
-
-def look_up(keys: Ints, places: Ints, tables: Mapping[int, NDArray[Any]]) -> Ints:
-    """Return `tables[key][place]` for each pair of `keys` (n,) and `places` (n,): int64 (n,)."""
-    # A rank's batch may need one place from each of 240 lanes: then single lookups are five times as fast.
-    if len(tables) * _MIN_PER_TABLE > len(keys):
-        single = [tables[key].item(place) for key, place in zip(keys.tolist(), places.tolist(), strict=True)]
-        return np.array(single, dtype=np.int64)
-    values = np.empty_like(places)
-    for key, at in group_indices(keys):
-        values[at] = tables[key][places[at]]
-    return values
 
 
 def group_indices(keys: Ints) -> list[tuple[int, Ints]]:

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import DEFAULT_LANES, DEFAULT_WINDOW, DEPTHS, Ints, Lanes, ShardOffsets, look_up, philox
+from wdskit.order.base import DEFAULT_LANES, DEFAULT_WINDOW, DEPTHS, Ints, Lanes, ShardOffsets, philox
 
 DEFAULT_CHUNK = 64
 
@@ -56,16 +56,12 @@ class ResampledOrder:
 
         Each position is at least 0.
         """
-        num_lanes, window = self.num_lanes, self.window
-        places, lanes = np.divmod(np.asarray(positions, dtype=np.int64), num_lanes)
-        numbers, within = np.divmod(self._lanes.shuffle(0, lanes, places), window)
+        places, lanes = np.divmod(np.asarray(positions, dtype=np.int64), self.num_lanes)
+        numbers, within = np.divmod(self._lanes.shuffle(0, lanes, places), self.window)
         chunks, steps = np.divmod(within, self._chunk)
-
-        windows = numbers * num_lanes + lanes
-        wanted = dict.fromkeys(windows.tolist())
-        num_chunks = -(-window // self._chunk)
-        starts = (_draw(self._seed, *divmod(each, num_lanes), num_chunks, self.num_samples) for each in wanted)
-        firsts = look_up(windows, chunks, dict(zip(wanted, starts, strict=True)))
+        draw = functools.partial(_draw, self._seed, -(-self.window // self._chunk), self.num_samples)
+        rows = zip(numbers.tolist(), lanes.tolist(), chunks.tolist(), strict=True)
+        firsts = np.array([draw(number, lane).item(chunk) for number, lane, chunk in rows], dtype=np.int64)
         shards, samples = self._stack.find(firsts)
         return shards, (samples + steps) % self._stack.counts(shards)
 
@@ -80,7 +76,7 @@ class ResampledOrder:
 
 
 @functools.lru_cache(maxsize=1 << 13)  # 8 bytes per chunk; each lane uses one window at a time
-def _draw(seed: int, number: int, lane: int, num_chunks: int, num_samples: int) -> Ints:
+def _draw(seed: int, num_chunks: int, num_samples: int, number: int, lane: int) -> Ints:
     """Return the number, over all shards, of the first sample of each chunk of one window of a lane: int64
     (num_chunks,), drawn uniformly.
 
