@@ -22,8 +22,6 @@ import numpy as np
 from wdskit.order.base import Ints, Order, Tail
 from wdskit.order.buckets import BucketSteps
 
-MUCH_DROPPED = 0.01
-"""Fraction of an epoch. Dropping a larger fraction causes a warning."""
 SUBSTITUTES = 1024
 """Number of positions of an epoch that may replace each other's bad samples."""
 _HASH_FACTOR = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio
@@ -65,7 +63,7 @@ class Steps:
 
     def describe_dropped(self) -> str:
         """Return the warning that samples of the epoch are dropped; empty if at most 1 % of the samples are dropped."""
-        if self.num_dropped <= MUCH_DROPPED * self.num_samples:
+        if 100 * self.num_dropped <= self.num_samples:
             return ""
         each = "" if self.world_size == 1 else f" on each of {self.world_size:,} ranks"
         return (

@@ -32,8 +32,8 @@ class SampleSubset(Protocol):
 class PickedOrder:
     """An order over the selected samples of shards. Implements `order.base.Order`.
 
-    `take` and `substitute` return shards 0 to S - 1, and the number of the sample among the samples of the shard from
-    which the subsets select.
+    `take` returns shards 0 to S - 1, and the number of the sample among the samples of the shard from which the subsets
+    select.
 
     Args:
         order: An order over n x S shards, for n subsets of S shards. Shard k * S + s of `order` has the samples of
@@ -58,21 +58,7 @@ class PickedOrder:
 
         Each position is at least 0.
         """
-        return self._map(*self._order.take(positions))
-
-    def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return the part and the depth of each position: int64 (n,) each. Without a mixture, the part is 0.
-
-        The depth is the place in the selected data, 0 <= depth < 2**20. Positions of one part with close depths mostly
-        read the same shards.
-        """
-        return self._order.locate(positions)
-
-    def _map(self, shards: Ints, places: Ints) -> tuple[Ints, Ints]:
-        """Return (shard, number in the shard) of each sample, as `take` does: int64 (n,) each.
-
-        `shards` and `places` are the numbers of the shard and of the sample in `order`.
-        """
+        shards, places = self._order.take(positions)
         if len(self._subsets) == 1:
             return shards, self._subsets[0].take(shards, places)
         layers, inner = np.divmod(shards, self._num_shards)
@@ -81,3 +67,11 @@ class PickedOrder:
             rows = np.flatnonzero(layers == layer)
             samples[rows] = self._subsets[layer].take(inner[rows], places[rows])
         return inner, samples
+
+    def locate(self, positions: Ints) -> tuple[Ints, Ints]:
+        """Return the part and the depth of each position: int64 (n,) each. Without a mixture, the part is 0.
+
+        The depth is the place in the selected data, 0 <= depth < 2**20. Positions of one part with close depths mostly
+        read the same shards.
+        """
+        return self._order.locate(positions)

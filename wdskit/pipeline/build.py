@@ -35,8 +35,8 @@ def build_pipeline(
     """Build the running form of a pipeline: a `Program` for a planned source, a `StreamPipeline` for any other source.
 
     Args:
-        stages: One source, then stages, in an order that `rules.check_order` accepts. A callable is a stage that is not
-            wdskit's.
+        stages: One source, then stages, in an order that `config.order.check_order` accepts. A callable is a stage that
+            is not wdskit's.
         rank_info: Rank and world size.
         num_threads: Threads for one-to-one stages, in each process.
         max_workers: The largest number of worker processes that will run the pipeline.

@@ -75,7 +75,7 @@ def plan_epoch(stages: Sequence[Any], world_size: int) -> tuple[PlannedData, Epo
     """Return the data of a pipeline and the layout of its epochs.
 
     Args:
-        stages: One planned source, then other stages, in an order that `rules.check_order` accepts.
+        stages: One planned source, then other stages, in an order that `config.order.check_order` accepts.
         world_size: Number of ranks.
 
     Raises:
@@ -136,7 +136,7 @@ def _lay_out(stages: Sequence[Any], data: PlannedData, world_size: int) -> Epoch
             msg = f"with_epoch: {n} samples per rank are not a whole number of batches of {batch}."
             raise PipelineError(f"{msg}\n  Write a multiple; or count batches, with `with_epoch` after `batched`.")
         num_samples = n * world_size * (batch if counts_batches else 1)
-    assert num_samples is not None  # rules: a mixture by weights has with_epoch
+    assert num_samples is not None  # check_order: a mixture by weights has with_epoch
     # `with_epoch` is always present: torch.distributed.checkpoint loads only keys that the loader's own state has.
     return EpochLayout(source.tail, batch, num_samples, {**data.fingerprint, "with_epoch": n})
 
