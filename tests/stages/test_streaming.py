@@ -43,10 +43,11 @@ def test_a_pass_holds_every_sample_once_in_another_order_each_epoch(six):
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(("size", "initial"), [(1, None), (5, 1), (38, 38), (39, None), (40, None), (5000, None)])
 def test_with_epoch_of_all_samples_holds_each_once_whatever_the_buffer(six, size, initial, workers):
-    pipe = numbers(six, seed=2).shuffle(size, initial=initial).with_epoch(39)
-    epochs = epochs_of(pipe, 4, workers=workers)
-    assert all(sorted(epoch) == list(range(39)) for epoch in epochs)
-    assert size == 1 or len({tuple(epoch) for epoch in epochs}) == 4
+    pipe = numbers(six, seed=2).shuffle(size, initial=initial)
+    for each in (pipe, pipe.shuffle(9)):
+        epochs = epochs_of(each.with_epoch(39), 4, workers=workers)
+        assert all(sorted(epoch) == list(range(39)) for epoch in epochs)
+        assert size == 1 or len({tuple(epoch) for epoch in epochs}) == 4
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)

@@ -45,7 +45,8 @@ class StreamRun(Run):
     Attributes:
         num_items: Number of items of an epoch of this rank, which `with_epoch` sets. The source then starts again after
             each pass over the shards. None without `with_epoch`.
-        pass_number: Number of the pass over the shards to which the last draw belongs; 0 if the source is resampled.
+        pass_number: Number of the pass over the shards to which the value belongs that a stage passes on; 0 if the
+            source is resampled.
         num_samples: Number of samples in the item that the pipeline yielded last.
         bad: The samples that were skipped in the running epoch, or since the loader took the last ones.
     """
@@ -235,8 +236,11 @@ class Shuffle(StageSpec):
         import webdataset  # here, because it imports torch
 
         rng = random.Random(f"{label}/{run.seed}/{run.epoch}/{run.rank_info.rank}/{run.worker}")  # noqa: S311
-        for _, values in itertools.groupby(source, lambda _: run.pass_number):
-            yield from webdataset.shuffle(self.size, initial=self.initial, rng=rng)(values)
+        for number, values in itertools.groupby(source, lambda _: run.pass_number):
+            for value in webdataset.shuffle(self.size, initial=self.initial, rng=rng)(values):
+                ahead, run.pass_number = run.pass_number, number  # the source may have begun the next pass
+                yield value
+                run.pass_number = ahead
 
 
 class Select(StageSpec):
