@@ -130,10 +130,13 @@ def test_random_numbers_follow_from_the_position_alone(folder: str):
     assert digests(other.to_dict("png", "__key__").batched(20), workers=0) != expected
 
 
-def test_ready_transforms_and_pillow_images_are_taken(folder: str):
+def test_ready_transforms_pillow_images_and_an_only_mask_are_taken(folder: str):
     from torchvision.transforms import v2
 
-    pipe = Pipeline().sequential(folder, range=[0, 8]).decode("pil", only="png").decode(only="cls")
+    pipe = Pipeline().sequential(folder, range=[0, 8])
+    masks = pipe.decode("index").to_dict("seg.png").torchvision([{"RandomInvert": {"p": 1.0}}]).loader(workers=0)
+    assert all(sample["seg.png"].max() <= 1 for sample in masks)
+    pipe = pipe.decode("pil", only="png").decode(only="cls")
     pipe = pipe.torchvision(transforms=[v2.Resize((20, 30)), v2.ToImage()], fields={"png": "image"})
     [batch] = pipe.to_dict("png").batched(8).loader(workers=0)
     assert batch["png"].shape == (8, 3, 20, 30)

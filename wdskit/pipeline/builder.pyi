@@ -429,7 +429,7 @@ class Pipeline:
                 Python also a transform object.
             fields: Maps each field to its kind: image, mask, labels, keypoints, or boxes as {boxes: xywh}, {boxes:
                 xyxy} or {boxes: cxcywh}. The result for a path in JSON is stored as a field with the path as its name.
-                Default: the only image field.
+                Default: the only image field, as a mask after `decode: index`.
         """
 
     def multi_hot(self, *, source: str, classes: int | Fields, to: str = "multi_hot") -> Self:

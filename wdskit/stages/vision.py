@@ -98,7 +98,7 @@ class Torchvision(PerSampleStage):
         None,
         description="Maps each field to its kind: image, mask, labels, keypoints, or boxes as {boxes: xywh}, "
         "{boxes: xyxy} or {boxes: cxcywh}. The result for a path in JSON is stored as a field with the path as its "
-        "name. Default: the only image field.",
+        "name. Default: the only image field, as a mask after `decode: index`.",
     )
 
     @property
@@ -160,7 +160,8 @@ class BoundTorchvision:
         import torch
 
         check_dict("torchvision", sample)
-        kinds = self.fields or {only_image("torchvision", sample, self.roles): "image"}
+        only = "" if self.fields else only_image("torchvision", sample, self.roles)
+        kinds = self.fields or {only: "mask" if self.roles.is_mask(only) else "image"}
         inputs = self._inputs_of(sample, kinds)
         # All threads share the generators of the process, so seeding and drawing happen under a lock.
         with self.run.call_lock(self.transform, global_rng=True), torch.random.fork_rng(devices=[]):
