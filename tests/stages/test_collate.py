@@ -119,6 +119,9 @@ def test_hwc_arrays_become_channels_last_images(size, dtype):
         assert batch.stride() == (height * width * channels, 1, width * channels, channels)
         assert np.array_equal(batch.numpy(), np.stack(arrays).transpose(0, 3, 1, 2))
         assert batch.numpy().dtype == dtype
+    tensors = [torch.from_numpy(array).permute(2, 0, 1).bfloat16() for array in arrays]  # which numpy cannot hold
+    assert torch.equal(collate([{"jpg": each} for each in tensors], ["jpg"])["jpg"], batch.bfloat16())
+    assert collate([{"jpg": each} for each in tensors], ["jpg"])["jpg"].is_contiguous(memory_format=LAST)
 
 
 @pytest.mark.parametrize("slots", [[], [0]])

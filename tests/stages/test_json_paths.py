@@ -59,13 +59,13 @@ def test_whole_numbers_that_no_array_holds_exactly_stay_a_list(tmp_path: Path):
 
 
 def test_a_part_behind_a_list_of_objects_is_that_member_of_each(tmp_path: Path):
-    found = [[], [{"bbox": [1, 2, 3, 4], "category_id": 7}], [{"bbox": [5, 6, 7, 8.5], "category_id": 9}] * 2]
+    found = [[], [{"bbox": [1, 2, 3, 4], "id": 7, "name": "x"}], [{"bbox": [5, 6, 7, 8.5], "id": 9, "name": "y"}] * 2]
     rows = [{"__key__": f"k{number}", "json": {"annotations": each}} for number, each in enumerate(found)]
     on(HastyDisk(), pack, rows, tmp_path / "data", columns="n=json.annotations.length")
     pipe = Pipeline().sequential(str(tmp_path / "data"), tail="drop").decode()
-    [(boxes, labels)] = (
-        pipe.to_tuple("json.annotations.bbox", "json.annotations.category_id").batched(3).loader(workers=0)
-    )
+    paths = [f"json.annotations.{name}" for name in ("bbox", "id", "name")]
+    [(boxes, labels, names)] = pipe.to_tuple(*paths).batched(3).loader(workers=0)
+    assert names == [[], ["x"], ["y"] * 2]
     assert [each.tolist() for each in boxes] == [[], [[1, 2, 3, 4]], [[5, 6, 7, 8.5]] * 2]
     assert [each.tolist() for each in labels] == [[], [7], [9, 9]]
     assert wdskit.columns(tmp_path / "data")["n"].tolist() == [0, 1, 2]

@@ -155,7 +155,11 @@ class Collate:
         where = f"slot {slot}" if isinstance(slot, int) else "the value" if slot is None else f"`{slot}`"
         names = self.roles.names_at(slot)
         kinds = [_kind(value) for value in values]
-        is_list = self.roles.is_list(names) and {*kinds} == {"array"}
+        is_list = self.roles.is_list(names)
+        if is_list and "" in kinds:  # such as lists of text: an empty list is not an array of numbers then
+            values = [value.tolist() if getattr(value, "size", 1) == 0 else value for value in values]
+            kinds = [_kind(value) for value in values]
+        is_list = is_list and {*kinds} == {"array"}
         if is_list:
             values = _unify_lists(values)
         if self.is_ragged(slot) or (is_list and _differ_in_length(values)):
@@ -263,7 +267,8 @@ def _stack(values: Sequence[Any], where: str, memory: Memory, *, image: str) -> 
     except (TypeError, RuntimeError):  # of another device, with gradients, or of a dtype such as bfloat16
         import torch
 
-        return torch.stack(list(values))
+        stacked = torch.stack(list(values))
+        return stacked.contiguous(memory_format=torch.channels_last) if image else stacked
     dtype, shape = arrays[0].dtype.newbyteorder("="), (len(arrays), *arrays[0].shape)
     batch = empty_images(memory, shape, dtype) if image else memory.empty(shape, dtype)
     for place, array in enumerate(arrays):
