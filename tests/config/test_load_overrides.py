@@ -53,11 +53,12 @@ def test_overrides(config_file: Path, override: str, pipeline: str, index: int, 
 def test_overrides_of_the_loader_and_of_whole_parts(config_file: Path) -> None:
     """Of two overrides the last one wins. A stage or a pipeline may be replaced."""
     config = load_config(
-        config_file,
+        config_file, functions={"f": dict},
         overrides=["loader.workers=4", "loader.workers=0", "loader.pin_memory=true", "errors.max_bad=3",
-                   "pipelines.train.5=batched",
+                   "pipelines.train.5=batched", "pipelines.train.1=f", "pipelines.train.f.by=3",
                    "pipelines.train.5={resize: 8}", "pipelines.test=[{stream: c.tar}]"],
     )  # fmt: skip
+    assert config.pipeline("train")[1].settings == {"by": 3}
     assert config.loader == LoaderSpec(workers=0, pin_memory=True)
     assert config.errors == ErrorsSpec(max_bad=3)
     assert config.pipeline("train")[5] == parse_stage("resize", 8)
@@ -67,26 +68,14 @@ def test_overrides_of_the_loader_and_of_whole_parts(config_file: Path) -> None:
 def test_null_removes_a_setting(config_file: Path) -> None:
     """Also one whose default is not null, and one that the file does not set."""
     given = [
-        "loader.workers=4",
-        "loader.prefetch=2",
-        "errors.max_bad=3",
-        "pipelines.train.shuffle.initial=5",
+        "loader.workers=4", "loader.prefetch=2", "errors.max_bad=3", "pipelines.train.shuffle.initial=5",
         "pipelines.train.stream.seed=9",
-    ]
+    ]  # fmt: skip
     removed = [
-        *(
-            "loader.workers=null",
-            "loader.prefetch=",
-            "loader.timeout=null",
-            "errors.max_bad=null",
-            "errors.transforms=null",
-        ),
-        *(
-            "pipelines.train.shuffle.initial=null",
-            "pipelines.train.stream.seed=null",
-            "pipelines.train.batched.partial=~",
-        ),
-    ]
+        "loader.workers=null", "loader.prefetch=", "loader.timeout=null", "errors.max_bad=null",
+        "errors.transforms=null", "pipelines.train.shuffle.initial=null", "pipelines.train.stream.seed=null",
+        "pipelines.train.batched.partial=~",
+    ]  # fmt: skip
     plain, changed = load_config(config_file), load_config(config_file, overrides=given + removed)
     assert (changed.loader, changed.errors) == (LoaderSpec(), ErrorsSpec())
     assert changed.pipeline("train")[2] == parse_stage("shuffle", 200)

@@ -317,9 +317,9 @@ def _find(node: Any, steps: Sequence[str], known: Stages) -> tuple[Path, Any]:
             places = [at for at, name in enumerate(names) if step in (name, str(at))]
             if len(places) == 1:
                 at = places[0]
-                stage = known.get(names[at])
-                if stage is not None and not stage.is_mapping:
-                    node[at] = {stage.name: stage.expand(types.split_stage(node[at])[1])}
+                if stage := known.get(names[at]):
+                    value = types.split_stage(node[at])[1]
+                    node[at] = {stage.name: value if stage.is_mapping and value is not None else stage.expand(value)}
                 path, parent, node = (*path, at), node, node[at]
                 if step != names[at]:
                     continue
