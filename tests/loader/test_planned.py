@@ -86,6 +86,9 @@ def test_the_mask_is_where_to_tuple_names_it_or_a_field(numbers):
     assert batch["labels"] == [0, 1, 2, 2]
     assert batch["__valid__"].tolist() == [True] * 3 + [False]
     assert [sample["__valid__"] for sample in pipe.loader(workers=0, rank=1, world_size=2)] == [True, True]
+    for moved in (named.map(lambda pair: pair[::-1]).batched(4), named.batched(4, collate=lambda _: ([0, 1], 2))):
+        with pytest.raises(PipelineError, match="`__valid__` is at place 0, but a function after it"):
+            list(moved.loader(workers=0))
 
 
 @pytest.mark.parametrize("only", [None, ["cls"]], ids=["all", "columns"])
