@@ -22,7 +22,7 @@ from wdskit.engine.program import WHOLE_BATCH, Job, OpenJob, Program
 from wdskit.errors import PROCESS_ERRORS, FolderIndexError, PipelineError, SampleError, ShardError, StorageError
 from wdskit.order.base import take_one
 from wdskit.order.steps import AnySteps
-from wdskit.stages.collate import FRESH, Collate, Memory, as_tensors, empty_images
+from wdskit.stages.collate import FRESH, Collate, Memory, as_tensors, empty_images, is_tensor
 from wdskit.stages.run import Origin, RejectedSample, Slot, Timings, add_advice
 
 BUCKET = "__bucket__"
@@ -221,9 +221,10 @@ def _finish(
             valid = bool(valid[0]) if program.collate is None else as_tensors(valid)
     has_mask = at is not None and isinstance(value, tuple)
     if is_padded and at is not None and has_mask:
-        if len(value) > at and not np.array_equal(value[at], np.ones_like(valid)):
-            msg = f"to_tuple: `{VALID}` is at place {at}, but a function after it has put another value there."
-            raise PipelineError(f"{msg}\n  Keep the place of `{VALID}`, or name it last and leave it out.")
+        for named in value[at : at + 1]:
+            if not np.array_equal(named.cpu() if is_tensor(named) else named, np.ones_like(valid)):
+                msg = f"to_tuple: `{VALID}` is at place {at}, but a function after it has put another value there."
+                raise PipelineError(f"{msg}\n  Keep the place of `{VALID}`, or name it last and leave it out.")
         value = (*value[:at], valid, *value[at + 1 :])
     if program.batch_stages is not None:
         value, valid = (as_tensors(value), as_tensors(valid)) if has_arrays else (value, valid)

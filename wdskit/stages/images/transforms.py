@@ -130,9 +130,10 @@ class BoundTransform:
         """Return a shallow copy of the sample with the fields changed.
 
         Raises:
-            PipelineError: A field is missing or is not an image (see `_check_image`), the fields differ in size where
-                they may not, or `fields` is not set, and the sample has not exactly one image.
-            WdskitError: A mask must be padded, and `mask_fill` is not set or does not fit its dtype.
+            PipelineError: A field is not an image (see `_check_image`), the fields differ in size where they may not,
+                or `fields` is not set, and the sample has not exactly one image.
+            WdskitError: A field is missing; or a mask must be padded, and `mask_fill` is not set or does not fit its
+                dtype.
         """
         transform, name = self.transform, self.transform.name
         masks = dict(find(name, sample, names) for names in transform.mask_names)
