@@ -134,8 +134,9 @@ def test_ready_transforms_pillow_images_and_an_only_mask_are_taken(folder: str):
     from torchvision.transforms import v2
 
     pipe = Pipeline().sequential(folder, range=[0, 8])
-    masks = pipe.decode("index").to_dict("seg.png").torchvision([{"RandomInvert": {"p": 1.0}}]).loader(workers=0)
-    assert all(sample["seg.png"].max() <= 1 for sample in masks)
+    masks = pipe.decode("index").to_dict("seg.png").map_dict(**{"seg.png": lambda ids: ids.astype(">i4")})
+    inverted = masks.torchvision([{"RandomInvert": {"p": 1.0}}]).loader(workers=0)  # which changes images only
+    assert all(sample["seg.png"].max() <= 1 for sample in inverted)
     pipe = pipe.decode("pil", only="png").decode(only="cls")
     pipe = pipe.torchvision(transforms=[v2.Resize((20, 30)), v2.ToImage()], fields={"png": "image"})
     [batch] = pipe.to_dict("png").batched(8).loader(workers=0)

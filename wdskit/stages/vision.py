@@ -212,7 +212,7 @@ def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) ->
         if hasattr(value, "getbands"):  # an image of Pillow
             return (value if kind == "image" else tv_tensors.Mask(value)), (value.height, value.width)
         if isinstance(value, np.ndarray):
-            tensor = torch.from_numpy(np.ascontiguousarray(value))
+            tensor = torch.from_numpy(np.require(value, value.dtype.newbyteorder("="), ["C", "W"]))
             value = tensor.permute(2, 0, 1).contiguous() if tensor.ndim == 3 else tensor
         if not isinstance(value, torch.Tensor) or value.ndim not in (2, 3):
             raise WdskitError(f"torchvision: `{name}` is not an image but {type(value).__name__}")
