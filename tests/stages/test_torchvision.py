@@ -138,7 +138,7 @@ def test_ready_transforms_pillow_images_and_an_only_mask_are_taken(folder: str):
     inverted = masks.torchvision([{"RandomInvert": {"p": 1.0}}]).loader(workers=0)  # which changes images only
     assert all(sample["seg.png"].max() <= 1 for sample in inverted)
     pipe = pipe.decode("pil", only="png").decode(only="cls")
-    pipe = pipe.torchvision(transforms=[v2.Resize((20, 30)), v2.ToImage()], fields={"png": "image"})
+    pipe = pipe.torchvision(transforms=[v2.Resize((20, 30)), v2.ToImage()], fields={"jpg;png": "image"})
     [batch] = pipe.to_dict("png").batched(8).loader(workers=0)
     assert batch["png"].shape == (8, 3, 20, 30)
     assert batch["png"].dtype == torch.uint8

@@ -100,8 +100,8 @@ def plan_epoch(stages: Sequence[Any], world_size: int) -> tuple[PlannedData, Epo
         layout = EpochLayout(source.tail, batch, buckets.plan.num_samples, data.fingerprint, buckets)
         num_samples, least = sum(buckets.plan.counts), min(buckets.plan.sizes)
     if source.tail == "drop" and layout.num_samples < least:
-        msg = f"{num_samples} samples cannot fill one batch of {layout.batch} on each of {world_size} ranks, which "
-        msg += f"takes {least}, and `tail: drop` drops an incomplete batch."
+        msg = f"{num_samples} samples cannot fill one batch of {least // world_size} on each of {world_size} ranks, "
+        msg += f"which takes {least}, and `tail: drop` drops an incomplete batch."
         raise PipelineError(f"{msg}\n  Use `tail: pad`, smaller batches or fewer ranks.")
     return data, layout
 

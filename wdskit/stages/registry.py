@@ -53,8 +53,8 @@ def register(name: str) -> Callable[[F], F]:
     Running the same definition again (a notebook cell, a reloaded module) replaces the function.
 
     Raises:
-        PipelineError: The name is not an identifier, or is a keyword of Python or the name of a stage of wdskit. From
-            the decorator: another function has the name.
+        PipelineError: The name is not an identifier, or is the name of a stage of wdskit. From the decorator: another
+            function has the name.
     """
     if not name.isidentifier():
         raise PipelineError(f"register({name!r}): a name is letters, digits and _, as in `my_augment`.")

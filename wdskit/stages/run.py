@@ -222,10 +222,11 @@ class Roles:
 
     def named(self, images: Iterable[str], masks: Iterable[str] = (), lists: Iterable[str] = ()) -> Roles:
         """Return the roles after an image stage that names images, masks, and fields that are lists in JSON."""
-        found, as_masks = ({name for each in names for name in each.split(";")} for names in (images, masks))
+        given = (images, masks, lists)
+        found, as_masks, as_lists = ({name for each in names for name in each.split(";")} for names in given)
         new: dict[str, Numbers] = dict.fromkeys(as_masks, "mask")
         numbers = {**self.numbers, **new}
-        return replace(self, images=self.images | found | as_masks, lists=self.lists | {*lists}, numbers=numbers)
+        return replace(self, images=self.images | found | as_masks, lists=self.lists | as_lists, numbers=numbers)
 
     def renamed(self, names: Mapping[str, str]) -> Roles:
         """Return the roles after fields got new names. `names` maps each new name to the old one or to alternatives."""

@@ -13,10 +13,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from wdskit.config.types import refuse, show
+from wdskit.config.types import Alternatives, refuse, show
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, PerSampleStage
-from wdskit.stages.fields import check_dict, pick
+from wdskit.stages.fields import check_dict, find, pick
 from wdskit.stages.images.transforms import only_image
 from wdskit.stages.run import Live, Origin, Roles, Run
 from wdskit.text import install_extra
@@ -26,7 +26,7 @@ FieldKind = Annotated[
     | Annotated[dict[Literal["boxes"], Literal["xywh", "xyxy", "cxcywh"]], Field(min_length=1), Tag("[settings]")],
     Discriminator(lambda value: "[settings]" if isinstance(value, Mapping) else "[list]"),
 ]
-FieldKinds = Annotated[dict[str, FieldKind], Field(min_length=1)]
+FieldKinds = Annotated[dict[Alternatives, FieldKind], Field(min_length=1)]
 
 
 def _check_transforms(transforms: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -136,8 +136,8 @@ class BoundTorchvision:
 
     Attributes:
         transform: All transforms of the stage, composed to one.
-        fields: Maps each field to change to its kind, a value of the setting `fields`. Empty: the only image field is
-            changed.
+        fields: The setting `fields`: maps each field to change, or its alternatives, to its kind. Empty: the only image
+            field is changed.
         roles: What the stages before say of the fields.
         run: The running pipeline, which has the random numbers.
         label: Key of the stage's random numbers.
@@ -162,6 +162,7 @@ class BoundTorchvision:
         check_dict("torchvision", sample)
         only = "" if self.fields else only_image("torchvision", sample, self.roles)
         kinds = self.fields or {only: "mask" if self.roles.is_mask(only) else "image"}
+        kinds = {find("torchvision", sample, names)[0]: kind for names, kind in kinds.items()}
         inputs = self._inputs_of(sample, kinds)
         # All threads share the generators of the process, so seeding and drawing happen under a lock.
         with self.run.call_lock(self.transform, global_rng=True), torch.random.fork_rng(devices=[]):
