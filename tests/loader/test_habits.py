@@ -46,7 +46,17 @@ def same(loader: Any) -> Any:
     return loader
 
 
+def stream_of(folder: str, *, seed: int = 1, batch: int = 4, items: int = 3) -> Pipeline:
+    pipe = Pipeline().stream(folder, seed=seed).split_by_node().decode().to_dict("cls").batched(batch)
+    return pipe.with_epoch(items)
+
+
 DISAGREEING: dict[str, tuple[Callable[[dict[str, str]], Pipeline], Callable[[Any], Any]]] = {
+    "stream, seed": (lambda data: stream_of(data["one"], seed=2), same),
+    "stream, epoch": (lambda data: stream_of(data["one"]), at_epoch_1),
+    "stream, other data": (lambda data: stream_of(data["two"]), same),
+    "stream, batch": (lambda data: stream_of(data["one"], batch=2), same),
+    "stream, steps": (lambda data: stream_of(data["one"], items=4), same),
     "seed": (lambda data: pipe_of(data["one"], seed=2), same),
     "epoch": (lambda data: pipe_of(data["one"]), at_epoch_1),
     "other data": (lambda data: pipe_of(data["two"]), same),
@@ -72,14 +82,15 @@ def test_ranks_that_disagree_are_an_error_before_the_second_of_them_yields(
         return loaders
 
     pipe, change = DISAGREEING[case]
-    loaders = ranks([pipe_of(data["one"]), pipe(data)])
+    common = stream_of if case.startswith("stream") else pipe_of
+    loaders = ranks([common(data["one"]), pipe(data)])
     with pytest.raises(RankError, match="read different samples"):
         for rank in (first, 1 - first):
             next(iter(change(loaders[1]) if rank else loaders[0]))
     store = dist.HashStore()
     for _ in range(3):  # also if one rank is an epoch ahead
-        for loader in ranks([pipe_of(data["one"])] * 2):
-            assert len([*loader]) == 5
+        for loader in ranks([common(data["one"])] * 2):
+            assert len([*loader]) == len(loader)
 
 
 def with_epoch(sample: dict[str, Any], epoch: int) -> dict[str, Any]:

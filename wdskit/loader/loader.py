@@ -86,6 +86,7 @@ class Loader(ABC):
         self._is_in_epoch = False  # False once a state is loaded during the running iteration
         self._next_epoch: int | None = None  # from `set_epoch` during the running iteration
         self._meter = Meter(name=name, rank=rank_info.rank)
+        self._number, self._num_iterations = next(_numbers[name]), 0
 
     def __repr__(self) -> str:
         """Return one line: name of the pipeline, batch size, rank, workers and threads."""
@@ -285,6 +286,24 @@ class Loader(ABC):
             msg = f"this loader reads for rank {own.rank} of {own.world_size}, but the process group has rank "
             raise RankError(f"{msg}{now.rank} of {now.world_size}.\n  Make the loader after init_process_group.")
 
+    def _compare_ranks(self, own: dict[str, Any]) -> None:
+        """Raise RankError if `own`, what decides this rank's samples, differs from that of the rank of the process group
+        that was first in this iteration.
+
+        There is no collective call: the first rank writes `own` into the group's store, and goes on.
+        """
+        store = None if self._is_rank_given else group_store(self._process_group)
+        if store is None:
+            return
+        self._num_iterations += 1
+        found = own
+        with contextlib.suppress(RuntimeError):  # the rank that has the store has ended
+            key = f"{self._meter.name}/{self._number}/{self._num_iterations}"
+            found = json.loads(store.compare_set(key, "", json.dumps(own)))
+        if differing := differences(own, found):
+            msg = f"{self._meter.name}: this rank and another one read different samples: {'; '.join(differing)}."
+            raise RankError(f"{msg}\n  Give all ranks the same settings, data, epoch and state.")
+
 
 class _Sampler:
     """A stand-in for a DistributedSampler, on which frameworks call `set_epoch`."""
@@ -336,7 +355,6 @@ class PlannedLoader(Loader):
         logs_dropped = rank == 0 and layout.fingerprint.get("source") != "resampled"
         if logs_dropped and (dropped := layout.steps(world_size).describe_dropped()):
             logger.warning("%s: %s", self._meter.name, dropped)
-        self._number, self._num_iterations = next(_numbers[self._meter.name]), 0
         num_samples = layout.num_samples // world_size
         self._budget = Budget(errors, name=self._meter.name, rank=rank, num_samples=num_samples)
         keep_freed_memory()
@@ -384,8 +402,9 @@ class PlannedLoader(Loader):
         self._budget.count = state["bad"] if state.get("bad_rank") == [*self._rank_info[:2]] else 0
 
     def _items(self) -> Any:
-        running, budget = self._counter.begin(), self._budget
-        self._compare_ranks()
+        running, budget, layout = self._counter.begin(), self._budget, self.program.epoch
+        state = self._counter.state_dict()
+        self._compare_ranks({**state, **state.pop("fingerprint"), "batch": layout.batch, "tail": layout.tail})
         self.program.run.epoch = running.epoch  # workers that start now seed their generators with it
         if not running.steps.consumed:
             budget.count = 0
@@ -464,25 +483,6 @@ class PlannedLoader(Loader):
     def _close_pool(self) -> None:
         self._pool.close()
         self._waiting.clear()
-
-    def _compare_ranks(self) -> None:
-        """Raise RankError if the rank of the process group that was first in this iteration reads other samples.
-
-        There is no collective call: the first rank writes its state and settings into the group's store, and goes on.
-        """
-        store = None if self._is_rank_given else group_store(self._process_group)
-        if store is None:
-            return
-        self._num_iterations += 1
-        layout = self.program.epoch
-        own = {**self._counter.state_dict(), "batch": layout.batch, "tail": layout.tail}
-        found = own = {**own, **own.pop("fingerprint")}
-        with contextlib.suppress(RuntimeError):  # the rank that has the store has ended
-            key = f"{self._meter.name}/{self._number}/{self._num_iterations}"
-            found = json.loads(store.compare_set(key, "", json.dumps(own)))
-        if differing := differences(own, found):
-            msg = f"{self._meter.name}: this rank and another one read different samples: {'; '.join(differing)}."
-            raise RankError(f"{msg}\n  Give all ranks the same settings, data, epoch and state.")
 
 
 def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
