@@ -138,7 +138,7 @@ def rules(source: str, given: dict[str, Any]) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     own = own_settings(source, given)
     if not given.get("errors.max_bad"):
-        found += [("errors", name) for name in ("dir", "transforms") if given.get(f"errors.{name}")]
+        found += [("errors", name) for name in ("dir", "transforms") if given.get(f"errors.{name}")][:1]
     for name, other in (("dir", "size"), ("size", "dir")):
         if f"cache.{name}" in given and f"cache.{other}" not in given:
             found.append(("cache", name))
@@ -299,8 +299,10 @@ class Sweep:
         late = {each.setting for each in pair if each.refused == "run"}
         if given.get(f"{self.source}.classes") == "any":
             late -= {name for name in late if self.tables.other in json.dumps(given[name])}
-        if self.source == "stream" and given.get("errors.max_bad") == "50%":
-            late.add("errors.max_bad")
+        if self.source == "stream":
+            late |= {
+                name for name, value in (("errors.max_bad", "50%"), ("loader.threads", 3)) if given.get(name) == value
+            }
         return late
 
     def _check_plan(self, late: set[str]) -> None:
@@ -316,7 +318,7 @@ class Sweep:
         try:
             loader = make_loader(self.path, workers=0)
             items = list(loader)
-        except WdskitError as err:
+        except (WdskitError, FileExistsError) as err:
             text = str(err)
             named = [name for each in late for name in names_of(each, given[each])]
             assert any(name in text for name in named), f"{late}\n{text}"

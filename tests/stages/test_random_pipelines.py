@@ -150,8 +150,7 @@ MAKES: dict[str, Callable[[Any], Any]] = {
         for n in (2, 3, 4, 5)
     },
 }
-LATE = {"tensor": lambda array: torch.from_numpy(np.ascontiguousarray(array if array.ndim == 2 else
-                                                                      array.transpose(2, 0, 1)))}  # fmt: skip
+LATE = {"tensor": lambda array: torch.from_numpy((array if array.ndim == 2 else array.transpose(2, 0, 1)).copy())}
 
 
 @dataclass
@@ -237,11 +236,11 @@ def _change(rng: random.Random, state: State, arrays: list[str]) -> Step:
     picked = rng.sample(arrays, rng.randint(1, min(3, len(arrays))))
     masks = {name for name in picked if name not in state.colours and rng.random() < 0.4}
     size = (rng.randint(1, 24), rng.randint(1, 24))
+    fields = sorted(name for name in picked if name not in masks and _may_change(state, name, choice))
     if choice == "crop":  # which refuses a mask of another size than its image
         size = tuple(min(n, *(state.values[name].shape[at] for name in picked)) for at, n in enumerate(size))
-        sizes = {state.values[name].shape[:2] for name in picked if name not in masks}
+        sizes = {state.values[name].shape[:2] for name in fields or masks}
         masks = {name for name in masks if state.values[name].shape[:2] in sizes}
-    fields = sorted(name for name in picked if name not in masks and _may_change(state, name, choice))
     if not fields:
         fields, masks = sorted(name for name in masks if _may_change(state, name, choice)), set()
     if not fields:

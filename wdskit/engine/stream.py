@@ -157,10 +157,8 @@ def _each(run: StreamRun, stages: SampleStages, source: Iterable[_Pair], *, is_f
             if not run.skips(err, origin):
                 raise
             continue
-        if not is_filter:
-            yield made, origin
-        elif made:
-            yield value, origin
+        if made or not is_filter:
+            yield value if is_filter else made, origin
 
 
 def _batches(batcher: Batcher, source: Iterator[_Pair]) -> Iterator[_Pair]:

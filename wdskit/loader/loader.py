@@ -287,7 +287,7 @@ class Loader(ABC):
             raise RankError(f"{msg}{now.rank} of {now.world_size}.\n  Make the loader after init_process_group.")
 
     def _compare_ranks(self, own: dict[str, Any]) -> None:
-        """Raise RankError if `own`, what decides this rank's samples, differs from that of the rank of the process group
+        """Raise RankError if `own`, which decides the samples of this rank, differs on the rank of the process group
         that was first in this iteration.
 
         There is no collective call: the first rank writes `own` into the group's store, and goes on.

@@ -1,8 +1,7 @@
 """Stages for streams only: the source `stream`, its splitters, `shuffle`, `select`, `with_epoch` and `with_length`.
 
-A class has the stage's settings and its YAML form. The source and `shuffle` have a method `bind` that returns the
-running stage, a callable `iterator -> iterator` as in webdataset. The items of the iterators are pairs of a value and
-its origin. All running stages of a stream share a `StreamRun`.
+A class has the stage's settings and its YAML form. The running stages map iterators to iterators, as in webdataset; the
+items are pairs of a value and its origin. All running stages of a stream share a `StreamRun`.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from wdskit.config.types import Alternatives, refuse, show
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, PerSampleStage
 from wdskit.stages.fields import check_dict, find, pick
+from wdskit.stages.images.geometry import shared_tensor
 from wdskit.stages.images.transforms import only_image
 from wdskit.stages.run import Live, Origin, Roles, Run
 from wdskit.text import install_extra
@@ -213,7 +214,7 @@ def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) ->
         if hasattr(value, "getbands"):  # an image of Pillow
             return (value if kind == "image" else tv_tensors.Mask(value)), (value.height, value.width)
         if isinstance(value, np.ndarray):
-            tensor = torch.from_numpy(np.require(value, value.dtype.newbyteorder("="), ["C", "W"]))
+            tensor = shared_tensor(value)
             value = tensor.permute(2, 0, 1).contiguous() if tensor.ndim == 3 else tensor
         if not isinstance(value, torch.Tensor) or value.ndim not in (2, 3):
             raise WdskitError(f"torchvision: `{name}` is not an image but {type(value).__name__}")

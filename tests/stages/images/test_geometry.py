@@ -95,6 +95,8 @@ def test_read_only_and_reversed_arrays_are_accepted(function):
     assert np.array_equal(np.asarray(function(frozen)), expected)
     assert np.array_equal(np.asarray(function(frozen[::-1][::-1])), expected)
     assert np.array_equal(np.asarray(function(np.asfortranarray(frozen))), expected)
+    column = frozen[:, :1].copy()
+    assert np.array_equal(np.asarray(function(column[:, ::-1])), np.asarray(function(column)))
 
 
 # --- crops and flips

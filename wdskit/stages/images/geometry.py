@@ -39,7 +39,7 @@ def resize(image: Array, size: tuple[int, int], *, nearest: bool = False) -> Arr
         rows, columns = ((2 * np.arange(into) + 1) * n // (2 * into) for n, into in sides)  # the pixels that are copied
         copied: Array = image[rows[:, None], columns]
         return copied
-    pixels: Array = _resize_bilinear(_tensor(image).reshape(*image.shape[:2], -1), size).numpy()
+    pixels: Array = _resize_bilinear(shared_tensor(image).reshape(*image.shape[:2], -1), size).numpy()
     return pixels.reshape(*size, *image.shape[2:])
 
 
@@ -77,7 +77,7 @@ def center_crop(image: Array, size: tuple[int, int], *, fill: int = 0) -> Array:
 def flip(image: Array) -> Array:
     """Return the image with left and right exchanged, in new memory."""
     if image.dtype.name in {"uint8", "float32"}:  # torch takes 0.03 ms, numpy 0.38 ms
-        flipped: Array = _tensor(image).flip(1).numpy()
+        flipped: Array = shared_tensor(image).flip(1).numpy()
         return flipped
     mirrored: Array = image[:, ::-1].copy()
     return mirrored
@@ -100,7 +100,7 @@ def normalize(image: Array, mean: Sequence[float], std: Sequence[float]) -> Arra
     if {len(mean), len(std)} - {1, channels}:
         raise PipelineError(f"normalize: mean has {len(mean)} values and std {len(std)}, the image {channels} channels")
     # Whole rows at once are 12 times faster than single pixels.
-    rows = _tensor(image).reshape(image.shape[0], -1)
+    rows = shared_tensor(image).reshape(image.shape[0], -1)
     scale, shift = _affine(tuple(mean), tuple(std), _unit(image), rows.shape[1])
     # A fused operation rounds the rest after the last full vector differently, so results would depend on threads.
     values = rows * scale if rows.dtype == torch.float32 else rows.to(torch.float32).mul_(scale)
@@ -115,7 +115,7 @@ def to_tensor(image: Array) -> torch.Tensor:
     float32 image.
     """
     unit = _unit(image)
-    tensor = _tensor(image if unit == 1 else np.divide(image, np.float32(unit), dtype=np.float32))
+    tensor = shared_tensor(image if unit == 1 else np.divide(image, np.float32(unit), dtype=np.float32))
     return tensor[None] if tensor.ndim == 2 else tensor.permute(2, 0, 1)
 
 
@@ -124,13 +124,13 @@ def shorter_side(height: int, width: int, size: int) -> tuple[int, int]:
     return (size, int(size * width / height)) if height <= width else (int(size * height / width), size)
 
 
-def _tensor(array: Array) -> torch.Tensor:
-    """Return a tensor that shares the memory of the array. If the array is read-only, not C-contiguous or not in native
-    byte order, return a tensor in new memory.
+def shared_tensor(array: Array) -> torch.Tensor:
+    """Return a tensor that shares the memory of the array; in new memory if the array is read-only, not C-contiguous,
+    mirrored (also if it has one column, which is contiguous for numpy) or not in native byte order.
     """
     import torch
 
-    if not (array.flags.writeable and array.flags.c_contiguous and array.dtype.isnative):
+    if not (array.flags.carray and array.dtype.isnative) or min(array.strides, default=0) < 0:
         array = array.astype(array.dtype.newbyteorder("="), order="C")
     return torch.from_numpy(array)
 
