@@ -26,6 +26,7 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.images import make_mask_overlay, make_thumbnail, may_be_mask
 from wdskit.config.types import parse_settings
 from wdskit.dataset.classes import CLASS_FIELD, read_classes
+from wdskit.dataset.patterns import shown_path
 from wdskit.engine.reader import SampleReader
 from wdskit.errors import DecodeError, PipelineError, StorageError, WdskitError
 from wdskit.files import Buffer, publish_bytes
@@ -34,7 +35,6 @@ from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.shards.info import class_name
 from wdskit.shards.shares import check_seed
 from wdskit.stages.sources import PlannedData, PlannedSource, Sequential
-from wdskit.storage.urls import shown_url
 from wdskit.text import format_bytes, format_count, plural, printable, shorten
 
 SIDE = 256
@@ -104,7 +104,7 @@ def view(
     config, folder = data, ""
     if isinstance(data, str | os.PathLike) and not str(data).endswith((".yaml", ".yml")):
         given = {"shards": str(data), "where": where, "classes": "any"}
-        config, folder = Pipeline([parse_settings(Sequential, given, where="view")]), shown_url(str(data))
+        config, folder = Pipeline([parse_settings(Sequential, given, where="view")]), shown_path(str(data))
     elif seed or where is not None:
         raise PipelineError("`seed` and `where` belong to a folder. Change the source, as in pipeline.exact.where=...")
     name, stages, _ = open_pipeline(config, pipeline, overrides)

@@ -67,6 +67,7 @@ def urls_of(host: str) -> dict[str, str]:
         "space": f"http://{host}/s-000.tar?x=a b&sig={SIGNATURE} {SIGNATURE}",
         "tab": f"http://{host}/s-000\t.tar?sig=\t{SIGNATURE}",
         "bucket": f"s3://me:{PASSWORD}@bucket/s-000.tar?X-Amz-Signature={SIGNATURE}",
+        "slash": f"s3://me:{SIGNATURE}@bucket/s-000.tar",
         "scheme": f"ftp://me:{PASSWORD}@{host}/s-000.tar?sig={SIGNATURE}",
     }
 
@@ -74,7 +75,7 @@ def urls_of(host: str) -> dict[str, str]:
 COMMANDS = {
     "pack": [["{url}", "{out}"], ["{out}/in", "{url}"]],
     "index": [["{url}"]],
-    "info": [["{url}"], ["{url}", "--json"]],
+    "info": [["{url}"], ["{url}", "--json"], ["{local}/s-000.tar::{url}"]],
     "reshard": [["{url}", "{out}"]],
     "split": [["{url}", "train=.5,val=.5"]],
     "plan": [["{config}"], ["{config}", "--set", "pipeline.0.stream.shards={url}"]],

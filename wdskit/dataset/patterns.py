@@ -24,7 +24,7 @@ from wdskit.dataset.index import Index, ShardEntry, has_index, has_run, join_url
 from wdskit.errors import FolderIndexError, StorageError, WdskitError
 from wdskit.files import describe_missing
 from wdskit.limits import MAX_SHARD_NAMES
-from wdskit.storage.urls import LISTED_SCHEMES, is_local, local_path, scheme_of
+from wdskit.storage.urls import LISTED_SCHEMES, is_local, local_path, scheme_of, shown_url
 
 _JOINT = re.compile(r"::(?![^\[\]/]*\])")  # but not inside http://[::1]/
 _GLOB = re.compile(r"[*?\[]")
@@ -320,6 +320,13 @@ def split_parts(item: str) -> list[str]:
     IPv6 address in brackets does not separate: `http://[::1]/a.tar` is one part.
     """
     return [item] if "::" in item and os.path.lexists(item) else _JOINT.split(item)
+
+
+def shown_path(path: str) -> str:
+    """Return a path as a user wrote it, perhaps of several parts, without the secrets of its URLs. Raises StorageError
+    if a URL is invalid.
+    """
+    return "::".join(map(shown_url, split_parts(path)))
 
 
 def _expand_braces(pattern: str) -> Iterator[str]:

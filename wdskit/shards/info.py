@@ -24,6 +24,7 @@ from wdskit.dataset.patterns import (
     files_of,
     find_folders,
     find_shards,
+    shown_path,
     split_url,
 )
 from wdskit.dataset.where import Mask, Where
@@ -253,7 +254,7 @@ def info(
     summaries: tuple[ColumnSummary, ...] = ()
     mask: Mask | None = None
     if where is not None and target.index is None:
-        raise SelectionError(f"{shown_url(path)}: where: only a folder with an index has columns.")
+        raise SelectionError(f"{shown_path(path)}: where: only a folder with an index has columns.")
     if target.index is not None and (where is not None or is_local(path) or scheme_of(path) in LISTED_SCHEMES):
         stored = columns(path)
         mask = None if where is None else Where(where).mask(stored)
@@ -261,7 +262,7 @@ def info(
     classes = read_target_classes(target)
     labels.update(next((one.values for one in summaries if one.source == CLASS_FIELD and one.values), {}))
     return Summary(
-        path=shown_url(path),
+        path=shown_path(path),
         kind=target.kind,
         source="scan" if is_scan else "index",
         num_shards=len(counts),

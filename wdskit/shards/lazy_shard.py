@@ -12,7 +12,7 @@ from wdskit.files import Buffer
 from wdskit.limits import MAX_HELD_BYTES
 from wdskit.storage.urls import LocalFile, open_stream
 from wdskit.tar.walk import Span
-from wdskit.tar.window import LargeData
+from wdskit.tar.window import LargeData, size_of
 
 LazyField: TypeAlias = Span | Buffer
 """A field as `LazyShard` yields it: a range of the file, or bytes (`LargeData` for a large field of a stream)."""
@@ -99,6 +99,4 @@ def fields_of(sample: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def field_size(field: LazyField) -> int:
     """Return the number of bytes of a field."""
-    if isinstance(field, Span):
-        return field.size
-    return field.num_bytes if isinstance(field, LargeData) else len(field)
+    return field.size if isinstance(field, Span) else size_of(field)

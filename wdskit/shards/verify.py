@@ -21,7 +21,7 @@ from wdskit.dataset.classes import CLASSES_NAME, read_classes
 from wdskit.dataset.columns import COLUMNS_NAME, columns
 from wdskit.dataset.index import INDEX_NAME, Index, ShardEntry, has_run, join_url, unfinished
 from wdskit.dataset.keys import find_repeated
-from wdskit.dataset.patterns import UNLISTED, any_index, find_shards, shard_error, split_parts, split_url
+from wdskit.dataset.patterns import UNLISTED, any_index, find_shards, shard_error, shown_path, split_url
 from wdskit.errors import ConfigError, FolderIndexError, StorageError, WdskitError
 from wdskit.limits import MAX_LISTED
 from wdskit.shards.info import other_tars
@@ -101,7 +101,7 @@ def verify(
     if images not in IMAGE_CHECKS:
         raise ConfigError(f"images are checked as {', '.join(IMAGE_CHECKS)}, not {images!r}.")
     target = find_targets(str(path))
-    shown = "::".join(map(shown_url, split_parts(str(path))))
+    shown = shown_path(str(path))
     classes: dict[str, tuple[str, ...] | None] = {}
     for folder in sorted({split_url(name)[0] for name in target.shards}):
         try:

@@ -8,6 +8,7 @@ from typing import IO
 from typing_extensions import Self
 
 from wdskit.errors import ShardError, UnsupportedMember
+from wdskit.files import Buffer
 from wdskit.limits import BLOCK_BYTES, MAX_READ_MEMBER_BYTES
 from wdskit.tar.header import padded
 
@@ -46,7 +47,7 @@ class LargeData(bytes):
         return self
 
 
-def size_of(data: bytes) -> int:
+def size_of(data: Buffer) -> int:
     """Return the number of bytes of a member's data, which may be `LargeData`."""
     return data.num_bytes if isinstance(data, LargeData) else len(data)
 
