@@ -13,23 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from wdskit.dataset.columns import (
-    COLUMNS_NAME,
-    Column,
-    NewColumn,
-    Part,
-    list_columns,
-    remove_columns,
-    write_columns,
-)
-from wdskit.dataset.index import (
-    INDEX_NAME,
-    Index,
-    ShardEntry,
-    read_index,
-    refuse_commit,
-    write_index,
-)
+from wdskit.dataset.columns import COLUMNS_NAME, Column, NewColumn, Part, list_columns, remove_columns, write_columns
+from wdskit.dataset.index import INDEX_NAME, Index, ShardEntry, read_index, refuse_commit, write_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import files_of, split_url
 from wdskit.dataset.remote import read_copy
