@@ -1,4 +1,4 @@
-"""Publish files. This is the only module that writes data.
+"""Publish files. Only `storage.cache`, whose files may be lost, writes data in another way.
 
 A file appears under its final name whole and on disk, or not at all: it is written to a temporary file in the same
 folder, flushed to the device, renamed, and the folder is flushed too. Every disk operation goes through one `Disk`, so

@@ -199,6 +199,7 @@ def test_what_was_not_used_for_long_makes_room_and_what_is_in_use_does_not(tmp_p
     old = time.time() - 1000
     for name in names[:2]:
         os.utime(name.path(tmp_path), (old, old))
+    assert (cache._make_room(5 * size), len([*parts_of(tmp_path)])) == (False, 4)  # it can never be in the cache
     other = PartCache(tmp_path, 4 * size)  # another process, which sees the parts of this one
     state = random.getstate()
     keep(other, names[5])

@@ -38,8 +38,9 @@ def list_objects(url: str) -> list[ObjectInfo]:
         StorageError: The URL is invalid, or the store cannot be reached, refuses the request, or cannot list objects.
     """
     location = check_bucket(url)
+    loop = loop_of_this_process(location.url)
     listing = call_with_retries(location, lambda store: store.list_with_delimiter_async(location.key or None), PART_S)
-    objects = wait_for_result(loop_of_this_process(location.url).submit(listing), location.url)["objects"]
+    objects = wait_for_result(loop.submit(listing), location.url)["objects"]
     base = f"{location.scheme}://{location.root}"
     return sorted(ObjectInfo(f"{base}/{quote(one['path'])}", one["size"], quote_etag(one["e_tag"])) for one in objects)
 

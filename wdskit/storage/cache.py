@@ -279,8 +279,11 @@ class PartCache:
         """Reserve `num_bytes` for a new part and return True.
 
         If the cache is full, remove old parts, but no part that was used in the last `IN_USE_S` seconds. If this does
-        not free enough, reserve nothing, make `keep` return False for `IN_USE_S / 3` seconds, and return False.
+        not free enough, reserve nothing, make `keep` return False for `IN_USE_S / 3` seconds, and return False. For a
+        part that is larger than the cache, only return False.
         """
+        if num_bytes > self.num_bytes:
+            return False
         with self._space_lock:
             if not self._until_scan or self._used_bytes + num_bytes > self.num_bytes:
                 parts = sorted(parts_of(self.folder), key=lambda part: part.used_s)

@@ -75,11 +75,9 @@ class ObjectFile:
 
     def __init__(self, url: str, *, num_bytes: int | None = None, etag: str | None = None) -> None:
         self._location = locate(url)
-        if not self._location.key and self._location.scheme not in ("http", "https"):
-            raise StorageError(
-                f"{self._location.url}: the URL has no key. Add the key of an object.", url=self._location.url
-            )
         self.url = self._location.url
+        if not self._location.key and self._location.scheme not in ("http", "https"):
+            raise self._error("the URL has no key. Add the key of an object")
         self._full_url = url
         self._num_bytes = num_bytes
         self._etag = quote_etag(etag)
