@@ -88,7 +88,7 @@ def test_members_that_are_read_for_themselves_are_the_same(monkeypatch):
             for case in CASES:
                 if len(case.data) < 20_000:
                     check(case, *read(io.BytesIO(case.data).read))
-    monkeypatch.setattr(window_module, "MAX_READ_BYTES", 700)
+    monkeypatch.setattr(window_module, "MAX_PIECE_BYTES", 700)
     for case in CASES:
         check(case, *read(io.BytesIO(case.data).read))
 

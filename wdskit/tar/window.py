@@ -23,7 +23,7 @@ Spill = Callable[[], IO[bytes]]
 CHUNK_BYTES = 256 << 10
 LARGE_BYTES = 64 << 10
 NUM_EXACT_READS = 8  # reads without reading ahead after a large member, because the next one is often large too
-MAX_READ_BYTES = 16 << 20  # os.read allocates the requested size before it reads
+MAX_PIECE_BYTES = 16 << 20  # os.read allocates the requested size before it reads
 
 _CUT = "It was cut short. Fetch it again, or pack it again."
 _DAMAGED = "It is damaged, or not a tar of plain files. Fetch it again, or pack it again."
@@ -99,7 +99,7 @@ class Window:
         ahead = 0 if self.num_exact_reads else CHUNK_BYTES
         self.num_exact_reads = max(0, self.num_exact_reads - 1)
         while have < size:
-            part = self._read(max(ahead, min(size - have, MAX_READ_BYTES)))
+            part = self._read(max(ahead, min(size - have, MAX_PIECE_BYTES)))
             if not part:
                 break
             parts.append(part)
@@ -146,7 +146,7 @@ class Window:
         file = None if is_held or self._spill is None else self._spill()
         if file is not None:
             file.writelines(parts)
-        while have < size and (part := self._read(min(size - have, MAX_READ_BYTES if is_held else CHUNK_BYTES))):
+        while have < size and (part := self._read(min(size - have, MAX_PIECE_BYTES if is_held else CHUNK_BYTES))):
             if is_held:
                 parts.append(part)
             elif file is not None:
