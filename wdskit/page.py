@@ -123,7 +123,8 @@ def view(
 
 def _draw(source: PlannedData, num: int, seed: int) -> Iterator[Mapping[str, Any]]:
     """Yield samples as they are stored, drawn at random; of a damaged sample, the problem."""
-    places = np.random.default_rng(seed).permutation(source.num_samples or 0)[:num]
+    total = source.num_samples or 0
+    places = np.random.default_rng(seed).choice(total, min(num, total), replace=False)
     shards, numbers = source.order.take(np.sort(places))
     reader = SampleReader(source.tables, source.parts).request(shards, numbers)
     for shard, number in zip(shards.tolist(), numbers.tolist(), strict=True):
