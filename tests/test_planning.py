@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import bisect
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -108,9 +110,6 @@ def test_a_plan_of_many_shards_is_quick(tmp_path):
 
 
 def test_planning_a_planned_source_does_not_wait_for_torch(folder, script_environment):
-    import subprocess
-    import sys
-
     code = (
         "import sys, wdskit\n"
         f"wdskit.plan({{'pipeline': [{{'exact': {json.dumps(str(folder))}}}]}})\n"

@@ -41,6 +41,9 @@ MAX_INDEX_BYTES = 1 << 30
 MAX_IDX_BYTES = 1 << 30
 """Largest `.idx` that is read: 134 million samples in one shard, whose headers alone take 69 GB."""
 
+MAX_EPOCH = 10**9
+"""Largest number of an epoch: its positions fit in 64 bits for data of up to 9 billion samples."""
+
 MAX_PIXELS = 100_000_000
 """Default limit for width x height of one image: 300 MB as RGB. Training images are hardly ever larger."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from wdskit.errors import PipelineError
+from wdskit.limits import MAX_EPOCH
 from wdskit.order.base import DEPTHS, Ints
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.steps import AnySteps, rank_positions
@@ -118,8 +119,8 @@ def plan(
     """
     world_size, gpus_per_node, epoch = map(as_int, (world_size, gpus_per_node, epoch))
     for name, value, least in (("world_size", world_size, 1), ("gpus_per_node", gpus_per_node, 1), ("epoch", epoch, 0)):
-        if type(value) is not int or value < least:
-            raise PipelineError(f"plan({name}={value!r}): pass a whole number, {least} or more.")
+        if type(value) is not int or not least <= value <= MAX_EPOCH:
+            raise PipelineError(f"plan({name}={value!r}): pass a whole number, {least} to {MAX_EPOCH}.")
     _, stages, settings = open_pipeline(config, pipeline, overrides)
     source = stages[0]
     if not isinstance(source, PlannedSource):

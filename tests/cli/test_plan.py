@@ -62,9 +62,12 @@ def test_the_plan_as_json_has_every_number(folder: Path, run) -> None:
 
 
 def test_errors_end_a_plan_with_their_message(folder: Path, run) -> None:
-    code, out, err = run("plan", "a.yaml", "--pipeline", "train", "--world-size", "30")
-    assert (code, out) == (1, "")
-    assert err.startswith("100 samples cannot fill one batch of 4 on each of 30 ranks")
+    for option, value, problem in (
+        ("--world-size", "30", "100 samples cannot fill one batch of 4 on each of 30 ranks"),
+        ("--epoch", str(10**18), f"plan(epoch={10**18}): pass a whole number, 0 to {10**9}."),
+    ):
+        code, out, err = run("plan", "a.yaml", "--pipeline", "train", option, value)
+        assert (code, out, err[: len(problem)]) == (1, "", problem)
     code, _, err = run("plan", "nothing.yaml")
     assert (code, err) == (1, "nothing.yaml: the configuration cannot be read: No such file or directory.")
     (folder / "data" / "index.json").unlink()

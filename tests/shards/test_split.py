@@ -233,7 +233,7 @@ def test_keys_come_from_headers_alone(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"seed": -1}, "seed: -1 must be a whole number, 0 or more, and below 2**64"),
         ({"seed": 1.0}, "seed: 1.0 must be"),
         ({"seed": True}, "seed: True must be"),
-        ({"missing": "train"}, "missing: 'train' is a split of"),
+        ({"missing": "train"}, "missing: 'train' must be a split of"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_read(tmp_path: Path, options, told: str) -> None:

@@ -18,6 +18,7 @@ from torch.utils.data import get_worker_info
 from wdskit.engine.batch import Batch
 from wdskit.engine.program import Job, Program
 from wdskit.errors import PipelineError, RankError
+from wdskit.limits import MAX_EPOCH
 from wdskit.loader.budget import Budget
 from wdskit.loader.device import make_mover, move_ahead
 from wdskit.loader.memory import keep_freed_memory
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ENDED = "this iteration has ended: the loader was closed, or a new iteration began. Two at a time need two loaders."
-MAX_EPOCH = 10**9
 _JOBS_A_WORKER = 4  # at least, in an epoch with enough batches, so that all workers have work up to its end
 _MOST_FOLLOWING = 2  # jobs of the next epoch that are made at the end of an epoch, and kept while other loaders run
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)  # of this process's loaders of each name

@@ -21,8 +21,9 @@ from torch.utils.data._utils import signal_handling
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.stream import StreamPipeline
 from wdskit.errors import PipelineError, StateError
+from wdskit.limits import MAX_EPOCH
 from wdskit.loader.budget import Budget
-from wdskit.loader.loader import MAX_EPOCH, Loader
+from wdskit.loader.loader import Loader
 from wdskit.loader.start_method import StartMethod, check_guard, prepare_start
 from wdskit.loader.state import STATE_VERSION, differences, plain_state, refuse_state, unused_state
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec

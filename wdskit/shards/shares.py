@@ -50,7 +50,8 @@ def split_source(
     if by != "key" and not (is_json and len(by) <= _MAX_CHARS and by.isprintable()):
         raise SelectionError(f"by: {by!r} is neither `key` nor a value of a JSON field. Write key or json:patient.id.")
     if missing is not None and (by == "key" or missing not in parsed):
-        raise SelectionError(f"missing: {missing!r} is a split of {format_shares(parsed)} for samples without a value.")
+        msg = f"missing: {missing!r} must be a split of {format_shares(parsed)}"
+        raise SelectionError(f"{msg}, and `by` a value of a JSON field.")
     source = {"split": format_shares(parsed), "by": by, "missing": missing, "seed": seed}
     return {name: value for name, value in source.items() if value not in (None, 0, "key")}
 
