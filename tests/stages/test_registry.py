@@ -107,13 +107,12 @@ def test_a_class_is_a_stage_with_settings_and_draws_by_position(numbers):
     registry.register("shift")(Shift)
     registry.register("add")(add)
     plain = dict(zip(*map(sum_of, zip(*batches(numbers, {"add": {}}), strict=True)), strict=True))
-    shifted = dict(zip(*map(sum_of, zip(*batches(numbers, {"shift": {"by": 5}}), strict=True)), strict=True))
+    five = {"by": 5}
+    shifted = dict(zip(*map(sum_of, zip(*batches(numbers, {"shift": five}), strict=True)), strict=True))
     assert shifted == {key: label + 5 for key, label in plain.items()}
-    assert (
-        batches(numbers, {"shift": {"by": 5}})
-        == batches(numbers, {"add": {"by": 5}})
-        == batches(numbers, {"map": Shift(5)})
-    )
+    assert batches(numbers, {"shift": five}) == batches(numbers, {"add": five}) == batches(numbers, {"map": Shift(5)})
+    part = {"shards": numbers, "repeat": 1, "stages": [{"shift": five}]}
+    assert wdskit.Pipeline().exact(mixture=[part]).stages[0].mixture[0].stages[0].settings == five
     assert batches(numbers, "shift") == batches(numbers, {"map": "shift"}) == batches(numbers, {"add": {"by": 1}})
     drawn = {"shift": {"draws": True}}
     assert batches(numbers, drawn) == batches(numbers, drawn, threads=3) != batches(numbers, "shift")

@@ -113,10 +113,10 @@ def known_stages(functions: Mapping[str, Callable[..., Any]]) -> dict[str, type[
 
 
 def parse_stage(name: str, value: object = None, *, where: str = "pipeline") -> StageSpec:
-    """Return a stage of wdskit with its settings.
+    """Return a stage with its settings.
 
     Args:
-        name: A key of `STAGES`.
+        name: A key of `STAGES`, or the name of a registered function.
         value: As in YAML: None, a bare value as in `parse_stage("shuffle", 200)`, or a mapping of settings.
         where: Start of messages.
 
@@ -124,6 +124,6 @@ def parse_stage(name: str, value: object = None, *, where: str = "pipeline") -> 
         ConfigError: The stage is unknown, or settings are invalid. The message lists all problems.
     """
     try:
-        return read_stage({name: value}, STAGES)
+        return read_stage({name: value}, known_stages({}))
     except ValidationError as err:
         raise config_error(err, where) from err
