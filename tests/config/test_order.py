@@ -60,13 +60,7 @@ MISFITS = [
     *(
         (f"{source} decode {name}", 2, f"`{name}` cannot follow `{source}`")
         for source in ("exact", "resampled", "sequential")
-        for name in (
-            "select",
-            "shuffle",
-            "split_by_node",
-            "split_by_worker",
-            "with_length",
-        )
+        for name in ("select", "shuffle", "split_by_node", "split_by_worker", "with_length")
     ),
     ("? decode", 0, "starts with a source of wdskit"),
     ("stream ? split_by_node", 2, "picks shards"),
@@ -94,6 +88,13 @@ def test_pipelines_that_do_not(text: str, index: int, rule: str) -> None:
     found = check(text)
     assert [at for at, _ in found] == [index]
     assert rule in found[0][1]
+
+
+def test_the_tail_of_a_planned_source_decides_about_the_last_batch() -> None:
+    dropped = parse_stage("batched", {"size": 2, "partial": False})
+    assert [check_order([parse_stage(name, "a"), dropped]) for name in ("stream", "exact")] == [
+        [], [(1, "`partial: false` does nothing after `exact`, whose `tail` decides. Remove it.")]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DICT_STAGES)

@@ -13,6 +13,7 @@ _RULES = [
     ("source", "source", "this is a second source; a pipeline has one, its first item. Join shards with `::`."),
     *((word, "is_planned", _OWN) for word in ("splitter", "stream", "with_length")),
     ("foreign", "is_planned", "after `{earlier}` call your own function with `map`, or use the source `stream`."),
+    ("partial", "is_planned", "`partial: false` does nothing after `{earlier}`, whose `tail` decides. Remove it."),
     *((word, word, _TWICE) for word in ("batch", "split_by_node", "split_by_worker", "with_epoch", "with_length")),
     ("splitter", "opens", "`{stage}` picks shards, which `{earlier}` at [{at}] has opened. Put it after the source."),
     ("inner", "end", "`{earlier}` at [{at}] concerns the output of the whole pipeline; it must be last."),
@@ -76,6 +77,8 @@ def _words_of(stage: Any, *, is_planned: bool) -> set[str]:
     words = {"any" if stage.takes_any else kind, stage.name}
     words |= {flag for flag in ("is_planned", "needs_plan") if getattr(stage, flag)}
     words.add("dicts" if kind == "source" else "opens" if kind != "splitter" else "")
+    if getattr(stage, "partial", True) is False:
+        words.add("partial")
     if stage.name == "map_tuple":
         words.remove("each")
     if stage.name != "with_length":

@@ -66,7 +66,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
                 yield functools.partial(_each, self.run, SampleStages((step,)), is_filter=isinstance(stage, Select))
             elif isinstance(stage, StageSpec):
                 if isinstance(stage, Batched):
-                    yield functools.partial(_batches, stage.make_batcher(context))
+                    yield functools.partial(_batches, stage.make_batcher(context), keeps_last=stage.partial)
                 elif isinstance(stage, Shuffle):
                     yield functools.partial(stage.shuffled, self.run, context.label(stage))
                 context = context.after(stage)
@@ -161,10 +161,12 @@ def _each(run: StreamRun, stages: SampleStages, source: Iterable[_Pair], *, is_f
             yield value if is_filter else made, origin
 
 
-def _batches(batcher: Batcher, source: Iterator[_Pair]) -> Iterator[_Pair]:
-    """Yield each batch of consecutive values as soon as it is full. The default collate makes tensors."""
+def _batches(batcher: Batcher, source: Iterator[_Pair], *, keeps_last: bool) -> Iterator[_Pair]:
+    """Yield each batch of consecutive values as soon as it is full, and with `keeps_last` a last, smaller batch. The
+    default collate makes tensors.
+    """
     while rows := [*itertools.islice(source, batcher.size)]:
-        if len(rows) < batcher.size and not batcher.partial:
+        if len(rows) < batcher.size and not keeps_last:
             return
         values, origins = map(list, zip(*rows, strict=True))
         batch, origin = batcher.collated(values, origins)

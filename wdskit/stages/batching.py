@@ -47,8 +47,8 @@ class BatchStage(StageSpec):
                 raise PipelineError(f"{msg}\n  Choose a multiple of the ranks that you will ever use.")
         return max(self.sizes) // world_size
 
-    def make_batcher(self, context: Context, *, partial: bool = True) -> Batcher:
-        """Return the object that collates the batches. `partial` is an argument of `Batcher`.
+    def make_batcher(self, context: Context) -> Batcher:
+        """Return the object that collates the batches.
 
         Raises:
             PipelineError: A global batch is not a multiple of the number of ranks, or the name of a function or of a
@@ -57,7 +57,7 @@ class BatchStage(StageSpec):
         collate: Callable[..., Any] = Collate(context.roles, frozenset(self.ragged or ()))
         if self.collate is not None:
             collate = context.resolve(self.name, self.collate)
-        return Batcher(context.run, collate, self.size_on(context.run.rank_info.world_size), partial)
+        return Batcher(context.run, collate, self.size_on(context.run.rank_info.world_size))
 
 
 class Batched(BatchStage):
@@ -93,9 +93,3 @@ class Batched(BatchStage):
         multiple of `world_size`.
         """
         return self.size or super().size_on(world_size)
-
-    def make_batcher(self, context: Context, *, partial: bool = True) -> Batcher:
-        """Return the object that collates the batches. A stream keeps a smaller last batch if `partial` and the setting
-        `partial` are both True. The errors are those of `BatchStage.make_batcher`.
-        """
-        return super().make_batcher(context, partial=partial and self.partial)

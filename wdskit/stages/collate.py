@@ -189,13 +189,11 @@ class Batcher:
         run: The running pipeline.
         collate: A `Collate`, or a user's function that takes a list of values and returns a batch.
         size: Number of values in a batch.
-        partial: Whether a stream yields a smaller last batch; otherwise its values are dropped.
     """
 
     run: Run
     collate: Callable[..., Any]
     size: int
-    partial: bool = True
 
     def collated(
         self,
