@@ -34,7 +34,7 @@ from wdskit.packing.row import SAME_FIELD, OnProgress, Reading
 from wdskit.packing.sources import find_source
 from wdskit.packing.sources.records import Source, parse_pairs
 from wdskit.packing.sources.tars import Shards
-from wdskit.pipeline.ray_connection import ADDRESS
+from wdskit.pipeline.ray_connection import Cluster
 from wdskit.shards.make_columns import parse_columns, parse_names
 from wdskit.shards.parallel import choose_workers, map_shards
 from wdskit.shards.shares import parse_shares
@@ -91,7 +91,6 @@ Size = Annotated[
     Field(ge=_MIN_BYTES, lt=MAX_SHARD_BYTES),
 ]
 Part = Annotated[str, Field(pattern="^[0-9]{1,9}/[1-9][0-9]{0,8}$")]
-Address = Annotated[str, Field(pattern=f"^{ADDRESS.pattern}$")]
 
 
 @with_config(ConfigDict(extra="forbid", arbitrary_types_allowed=True))
@@ -108,7 +107,7 @@ class RunOptions(TypedDict, total=False):
     columns: str | Sequence[str]
     append: bool
     part: Part | None
-    on: Address | None
+    on: Cluster | None
     workers: Count | None
     dry_run: bool
     progress: OnProgress | None

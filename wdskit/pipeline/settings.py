@@ -34,6 +34,7 @@ from wdskit.errors import ConfigError, Problem
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.weighted import WeightedOrder
 from wdskit.pipeline.ranks import local_ranks
+from wdskit.pipeline.ray_connection import Cluster
 from wdskit.processes import usable_cores
 from wdskit.stages.fields import Decode
 from wdskit.stages.registry import known_stages
@@ -59,7 +60,6 @@ MAX_TOTAL_THREADS = 16
 
 
 Device = Annotated[str, Field(pattern=r"^cuda(:[0-9]+)?$")]
-Cluster = Annotated[str, Field(pattern=r"^ray(://[^\s/:@]+:[0-9]{1,5})?$")]
 Timeout = Annotated[float, Field(strict=True, ge=0, lt=math.inf)]
 Budget = Annotated[CountOrShare, AfterValidator(lambda share: share if str(share).strip("0.%") else 0)]
 
