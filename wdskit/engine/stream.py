@@ -157,7 +157,7 @@ def _each(run: StreamRun, stages: SampleStages, source: Iterable[_Pair], *, is_f
             if not run.skips(err, origin):
                 raise
             continue
-        if made or not is_filter:
+        if not is_filter or made:  # a value may have no truth, such as an array
             yield value if is_filter else made, origin
 
 
