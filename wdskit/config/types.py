@@ -262,6 +262,8 @@ Classes = Literal["same", "any"]
 CLASSES: Any = Field(
     "same", description="Whether the `classes.json` of all folders must name the same classes, or may differ."
 )
+Cluster = Annotated[str, Field(pattern=r"^ray(://[^\s/:@]+:[0-9]{1,5})?$")]
+"""`ray` for the cluster that the environment names, or the address of a Ray Client server."""
 Side = Annotated[int, Field(strict=True, ge=1, le=65_535), WHOLE]
 Size = Annotated[
     Annotated[Side, Tag("[number]")] | Annotated[tuple[Side, Side], Tag("[list]")],

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict, Unpack
 
+from wdskit.config.types import Cluster
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, classes_json
 from wdskit.dataset.index import ShardEntry
 from wdskit.errors import PackError, RowError
@@ -34,7 +35,6 @@ from wdskit.packing.row import SAME_FIELD, OnProgress, Reading
 from wdskit.packing.sources import find_source
 from wdskit.packing.sources.records import Source, parse_pairs
 from wdskit.packing.sources.tars import Shards
-from wdskit.pipeline.ray_connection import Cluster
 from wdskit.shards.make_columns import parse_columns, parse_names
 from wdskit.shards.parallel import choose_workers, map_shards
 from wdskit.shards.shares import parse_shares

@@ -6,15 +6,9 @@ import os
 import socket
 import threading
 from types import ModuleType
-from typing import Annotated
-
-from pydantic import Field
 
 from wdskit.errors import WdskitError
 from wdskit.text import install_extra
-
-Cluster = Annotated[str, Field(pattern=r"^ray(://[^\s/:@]+:[0-9]{1,5})?$")]
-"""The setting `on`: `ray` for the cluster that the environment names, or the address of a Ray Client server."""
 
 _SETTINGS = 4
 _HTTP2_START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0))
@@ -44,8 +38,8 @@ def connect(on: str, error: type[WdskitError], *, starts_cluster: bool) -> tuple
     until the program ends or calls `ray.shutdown`.
 
     Args:
-        on: "ray" or the address of a cluster, as `Cluster` describes. If the process is already connected, "ray" means
-            this connection.
+        on: "ray" or the address of a cluster, as `config.types.Cluster` describes. If the process is already connected,
+            "ray" means this connection.
         error: Class of the errors to raise.
         starts_cluster: For a new connection. With "ray", the process connects to the cluster in RAY_ADDRESS, or to a
             running cluster that Ray finds. If Ray finds none, True starts a cluster on this machine, and False is an

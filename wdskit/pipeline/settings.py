@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, PlainValidator, model_validator
 from wdskit.config.load import SINGLE, Configuration, Stage, load, to_yaml
 from wdskit.config.types import (
     Bool,
+    Cluster,
     Count,
     CountOrShare,
     Natural,
@@ -34,7 +35,6 @@ from wdskit.errors import ConfigError, Problem
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.weighted import WeightedOrder
 from wdskit.pipeline.ranks import local_ranks
-from wdskit.pipeline.ray_connection import Cluster
 from wdskit.processes import usable_cores
 from wdskit.stages.fields import Decode
 from wdskit.stages.registry import known_stages
