@@ -279,6 +279,8 @@ def test_a_source_that_was_moved_is_the_same_and_one_that_was_touched_is_another
     on(again, pack, moved, dest, max_samples=2)
     assert again.operations.count("write") < whole.operations.count("write") // 2
     assert files_in(dest) == files_in(tmp_path / "whole" / "d")
+    done = on(HastyDisk(), pack, moved, dest, max_samples=2, dry_run=True)
+    assert (done.was_done, done.num_samples) == (True, 7)
     assert on(HastyDisk(), pack, moved, dest, max_samples=2).was_done
     os.utime(moved / "cat" / "0001.jpg")
     with pytest.raises(PackError, match="another data set"):

@@ -1,6 +1,7 @@
-"""Checks and changes of a sample while it is packed: `--validate`, `--resize` and `--format` (`recode`), and functions
-of the user (`map`). A sample that fails is a `DecodeError`, which `fill` makes a `RowError`: it ends the run, or with
-`--skip-bad` the sample is left out and listed in `rejected.jsonl`.
+"""Checks and changes of a sample while it is packed: `--validate`, `--resize` and `--format`, and functions of the user
+(`map`). `codecs.recode.recode_image` shrinks and encodes images. A sample that fails is a `DecodeError` or
+`KeyRuleError`, which `fill` makes a `RowError`: it ends the run, or with `--skip-bad` the sample is left out and listed
+in `rejected.jsonl`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Change:
 
     Attributes:
         validate: How images are checked: "none", "structure" or "decode".
-        resize: Length of the shorter side of images in pixels; None keeps sizes.
+        resize: Largest length of the shorter side of images in pixels: larger images are shrunk; None keeps sizes.
         format: Format of images; None keeps theirs.
         quality: 1 to 100, of new jpg and webp; None for 90.
         keep_json: Whether JSON with numbers is packed beside a changed image: none of them describes its pixels.

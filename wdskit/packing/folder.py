@@ -1,4 +1,5 @@
 """The folder of a data set. `index.json` is the only commit point: a file that it does not list is no part of the data.
+One run at a time writes in it (`open_folder` locks it); another run is refused at once.
 
 A run fills shards in `DEST/.wdskit/`, in files named by the digests of their jobs. `commit` writes
 `.wdskit/commit.json`, with the final names and the new index: from now on the run will be completed. Then the files get
@@ -218,8 +219,8 @@ class Folder:
         self.clean()
 
     def _move(self, source: Path, target: Path) -> None:
-        """Give a file of the run its name in the folder. It keeps its first name until `clean`: a power loss may undo
-        one half of a rename between two folders.
+        """Give a file of the run its name in the folder. Where the disk has hard links, it keeps its first name until
+        `clean`: a power loss may undo one half of a rename between two folders.
         """
         if source.suffix not in {".tar", ".idx", ".npy"}:
             publish_bytes(target, source.read_bytes(), disk=self.disk)  # may replace a file of the old data

@@ -51,7 +51,7 @@ def read_label(value: Any) -> Label | None:
 
 
 class ClassNames:
-    """The classes of `--classes`, or of a folder that is added to.
+    """The classes of `--classes`, of a source that numbers them, or of a folder that is added to.
 
     Args:
         names: Class names in the order of their numbers.

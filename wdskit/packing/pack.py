@@ -1,8 +1,9 @@
 """`pack` and `reshard`: rows -> plan -> jobs -> shards -> commit. `fill_folder` does it for the rows of any source.
 
-No run is recorded. A killed run that is started again, also with other options or rows, keeps each filled shard whose
-job still has the same digest (`fill.read_filled`), and fills the others. `leave_out_bad` is `--skip-bad`. `name_shards`
-names and numbers the shards, also those of `--append`.
+A killed run that is started again, also with other options or rows, keeps each filled shard whose job still has the
+same digest (`fill.read_filled`), and fills the others. But if it was killed during its commit, the commit is completed
+first (`Folder.roll_forward`). `Plan.reject` and `leave_out_bad` are `--skip-bad`. `name_shards` names and numbers the
+shards, also those of `--append`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class PackResult:
 
     Attributes:
         folder: The folder that the shards were written to: a path, or a URL as text.
-        entries: Index entries of the shards of this run (with `part`, of this part), in order; empty after a dry run.
+        entries: Index entries of the shards of this run (with `part`, of this part), in order; empty after a dry run,
+            unless `was_done`.
         splits: The planned shards of each split, in order; without splits, of the split "". Empty if `was_done`.
         num_samples: Samples in the shards of this run, or in the plan of a dry run.
         num_bytes: Bytes of these shards; in a dry run, before samples are changed.
@@ -214,7 +216,7 @@ def pack(
         PackError: The source has no valid row, an option is invalid, the folder cannot be written, or it has another
             data set.
         SelectionError: `split` or `columns` is invalid, or a sample has no valid value for a column.
-        ShardError: A tar of the source has a sample in two places, or an existing shard is damaged.
+        ShardError: An existing shard is damaged.
         FolderIndexError: Another process is writing in the folder, or a file of it is damaged or foreign.
         StorageError: A bucket cannot be read or written, or the folder cannot be locked.
         WdskitError: A worker process was killed.
@@ -258,9 +260,8 @@ def reshard(
 
     Raises:
         PackError: An option is invalid, no sample is left, the folder cannot be written, or it has another data set.
-        RowError: Two samples have one key, or a renamed field does not fit its name.
+        RowError: Two samples have one key, a source shard is damaged, or a renamed field does not fit its name.
         SelectionError: `where`, `split` or `columns` is invalid, or a folder lacks a column.
-        ShardError: A source shard is damaged before its first sample, or has two samples of one key.
         FolderIndexError: A source does not match its index, two sources number their classes differently, or another
             process is writing in `dest`.
         StorageError: A source cannot be read, or a bucket cannot be written.
@@ -347,7 +348,7 @@ def fill_folder(
     except OSError as err:
         where = " -> ".join(str(name) for name in (err.filename, err.filename2) if name)
         raise PackError(f"{where or dest}: {describe_os_error(err)}") from err
-    written: Sequence[ShardEntry | PlannedShard] = todo if run.get("dry_run") else entries
+    written: Sequence[ShardEntry | PlannedShard] = todo if run.get("dry_run") and not was_done else entries
     return PackResult(
         folder=dest if not is_local(dest) else Path(dest),
         entries=entries,

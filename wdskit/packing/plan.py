@@ -1,5 +1,6 @@
 """The plan of a run: all rows of a source in one file, the spool, and the rows of each shard. It is complete before the
-first shard is filled. `pack` says what a killed run that starts again keeps of it.
+first shard is filled. A killed run that starts again, also with other options or rows, makes a new plan, and keeps each
+filled shard whose digest is in it (`pack.fill_all`).
 
 From the spool follow: unique keys (`check_keys`), the numbers of class names and one dtype for each `npy` column
 (`read`), the splits and the division into shards (`divide`), and the digest of a job, which identifies everything that
@@ -357,7 +358,8 @@ class Limits(NamedTuple):
 
     Attributes:
         max_samples: Most samples in a shard.
-        max_bytes: Most bytes of a shard's file, with headers, padding and end marker; `NO_LIMIT` for none.
+        max_bytes: Most bytes of a shard's file, with headers, padding and end marker; `NO_LIMIT` for none, as
+            for samples that are changed, whose sizes are not known beforehand.
         num_shards: Number of shards, equal within one sample, in place of limits; None for as many as the limits ask.
     """
 

@@ -4,6 +4,9 @@
 later: a part of a file (`SourceFiles.read`, also for `reshard`), a label that the plan numbers, or an array whose dtype
 the whole column decides. `Row.encode` writes a row as two byte strings: the places, and everything
 that decides the bytes of the sample. Only the second byte string enters the digest of a shard.
+
+A bad row is a `RowError` (`bad_row`). It ends the run. With `--skip-bad` the row is left out and listed in
+`rejected.jsonl` (`plan.Plan.reject` and `pack.leave_out_bad`), but not if its key is repeated (`plan.Plan.check_keys`).
 """
 
 from __future__ import annotations
@@ -98,7 +101,8 @@ class Reading:
 
     Attributes:
         image: Column with the image of a table's row; None for the first of `records.IMAGE_COLUMNS` that it has.
-        key: Column with the key; None for the column `key`, or else the image's path.
+        key: Column with the key; None for the column `key`, else the path of the image or of another file, else the
+            number of the row.
         fields: Column from which each further field is made, by field name.
         keys: "clean", "given" or "hashed", as `Row.make` takes it.
         sidecars: Extensions of files that belong to the main file of the same name: `json`, `seg.png`.
@@ -162,7 +166,9 @@ class Row(NamedTuple):
         return cls(key, dict(sorted(fields.items())), where, key != given)
 
     def encode(self) -> tuple[bytes, bytes]:
-        """Return (places, content) of a row as bytes. Rows with equal content give equal samples."""
+        """Return (places, content) of a row as bytes. Rows with equal content give equal samples: a file counts
+        as the same, also under another path, if its size and its modification time are the same.
+        """
         paths = [data.path for data in self.fields.values() if isinstance(data, File)]
         content = self.key, [(name, *_encode(data)) for name, data in self.fields.items()]
         return marshal.dumps([self.where, *paths], _MARSHAL), marshal.dumps(content, _MARSHAL)
@@ -211,7 +217,7 @@ def size_of(data: Field) -> int:
 
 
 class SourceFiles:
-    """Reads fields from files. Files that hold many fields, such as tars, stay open until `close`."""
+    """Reads fields from files. The last 128 files stay open until `close`, because a tar has many fields."""
 
     def __init__(self) -> None:
         self._fds: dict[str, int] = {}

@@ -67,7 +67,6 @@ class Tars(Source):
         before the damage, then one `RowError`.
 
         Raises:
-            ShardError: A key is in two places, or a field is repeated.
             FolderIndexError: The tar has another size or number of samples than its index entry.
             StorageError: The tar cannot be read.
             PackError: `_finish` found a fault of all samples together.
