@@ -450,7 +450,7 @@ class _OpenPart:
 
 
 def _write_part(folder: Path, name: PartName, chunks: Sequence[Chunk], starts: Sequence[int]) -> None:
-    """Write the file of a part. If this fails, no file is left.
+    """Write the file of a part, and remove what killed processes wrote of it. If this fails, no file is left.
 
     Args:
         folder: The cache's folder, in which the folder of the shard exists.
@@ -462,6 +462,9 @@ def _write_part(folder: Path, name: PartName, chunks: Sequence[Chunk], starts: S
         OSError: The file cannot be written.
     """
     path = name.path(folder)
+    for begun in path.parent.glob(f"{TEMP_PREFIX}{path.name}.*"):  # of a process that was killed
+        if time.time() - begun.stat().st_mtime > CLAIM_S:
+            begun.unlink()
     temp = path.with_name(f"{TEMP_PREFIX}{path.name}.{secrets.token_hex(4)}")  # another process may write the part too
     try:
         with temp.open("xb") as file:
