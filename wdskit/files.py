@@ -265,11 +265,13 @@ def describe_foreign(path: Path, problem: str) -> str:
 def describe_missing(path: str, what: str) -> str:
     """Return the message that a file or folder of the kind `what` does not exist.
 
-    If a parent folder of a local `path` is missing, the message names the first missing folder instead.
+    If a parent folder of a local `path` is missing or may not be searched, the message names this folder instead.
     """
     missing = Path(path)
     while "://" not in path and not os.path.isdir(missing.parent):  # noqa: PTH112 (Path raises without permission)
         missing = missing.parent
+    if "://" not in path and not os.access(missing.parent, os.X_OK):
+        return f"the folder {missing.parent} may not be read."
     return f"there is no such {what}." if missing == Path(path) else f"there is no such folder: {missing}."
 
 

@@ -130,15 +130,19 @@ def test_an_unfinished_run_is_found(tmp_path):
         verify(folder)
 
 
-@pytest.mark.parametrize("path", ["none", "none/*.tar", "s-{0..1}", "pipe:cat x", ""])
+@pytest.mark.parametrize("path", ["none", "none/*.tar", "s-{0..1}", "pipe:cat x", "", "a" * 300, "x/" * 3000])
 def test_what_is_not_there_or_not_local_cannot_be_verified(tmp_path, monkeypatch, path, run):
     monkeypatch.setattr(requests, "WAIT_S", 0.001)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(StorageError):
-        verify(path)
+    for function in (verify, info, index_folder):
+        with pytest.raises(StorageError):
+            function(path)
     code, out, err = run("verify", path)
     assert (code, out) == (2, "")
     assert err
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root has every right
+    with pytest.raises(StorageError, match=r"^none\.tar: the folder \. may not be read\.$"):
+        verify("none.tar")
 
 
 @pytest.mark.parametrize("place", ["same shard", "two shards"])
@@ -252,7 +256,8 @@ def test_a_disk_that_fails_in_one_shard_is_a_finding_and_the_others_are_read(tmp
         url = reads[fail_at - 1]
         reads_before, reads[:] = list(reads), []
         result = verify(folder, workers=1)
-        assert told(result) == ([("unreadable", Path(url).name)] if url.endswith(".tar") else [])
+        failed = [f"{url}: reading failed: Input/output error."] if url.endswith(".tar") else []
+        assert [str(finding) for finding in result.findings] == failed
         assert result.num_shards == 3
         reads[:] = reads_before
 

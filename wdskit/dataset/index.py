@@ -196,8 +196,8 @@ def has_index(folder: str | Path) -> bool:
 
 def has_run(folder: str | Path) -> bool:
     """Return whether a local folder has the sub-folder of a run of `wdskit pack` that is active or was stopped."""
-    path = Path(folder) / RUN_FOLDER
-    return path.is_dir() and not path.is_symlink()
+    path = os.path.join(folder, RUN_FOLDER)  # noqa: PTH118 (no error)
+    return os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114
 
 
 def unfinished(folder: str | Path) -> FolderIndexError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -73,7 +74,8 @@ def find_target(path: str) -> Target:
             a local folder has no index because a run of `wdskit pack` is unfinished.
     """
     is_plain = [*expand_patterns(path)] == [path]
-    is_folder = is_plain and (Path(local_path(path)).is_dir() if is_local(path) else not split_url(path)[1])
+    is_here = is_local(path) and os.path.isdir(local_path(path))  # noqa: PTH112 (no error)
+    is_folder = is_plain and (is_here or not split_url(path)[1])
     is_shard = is_plain and not any(place.is_glob for place in find_folders(path))
     found = find_shards(path, (lambda _: None) if is_shard else any_index)
     check_found(found, with_sizes=True)

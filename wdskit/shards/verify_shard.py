@@ -174,7 +174,8 @@ class _ShardCheck:
         except StorageError as err:
             report.is_whole, is_absent = False, err.status == HTTPStatus.NOT_FOUND
             absent = ABSENT if job.entry is None else LISTED_ABSENT
-            self._add("missing" if is_absent else "unreadable", absent if is_absent else str(err))
+            problem = absent if is_absent else str(err).removeprefix(f"{self._shown}: ")
+            self._add("missing" if is_absent else "unreadable", problem)
         must_have = job.entry is not None and self._shown == job.path  # no query hides the end of the name
         has_offsets = must_have or (is_local(job.path) and offsets_path(job.path).exists())
         if has_offsets and not is_absent and (problem := compare_offsets(job.path, report, entry=job.entry)):

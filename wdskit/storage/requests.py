@@ -414,9 +414,8 @@ def wait_for_result(future: Future[T], url: str) -> T:
     try:
         return future.result()
     except concurrent.futures.CancelledError:
-        raise StorageError(
-            f"{url}: the read was cancelled: the file was closed, or the process is ending.", url=url
-        ) from None
+        msg = f"{url}: the read was cancelled: the file was closed, or the process is ending."
+        raise StorageError(msg, url=url) from None
     except BaseException:
         future.cancel()
         raise
