@@ -118,7 +118,7 @@ class Where:
         if isinstance(op, ast.In | ast.NotIn):
             if not isinstance(right, list) or any(not isinstance(each, str | int | float) for each in right):
                 raise self._error("`in` needs a list of numbers or texts, as in `cls in [1, 2]`")
-            if isinstance(left, TextColumn):
+            if isinstance(left, TextColumn) and all(isinstance(each, str) for each in right):
                 found = left.isin(right)
             else:
                 number = self._number(left)
@@ -148,7 +148,7 @@ class Where:
         if isinstance(value, TextColumn | str | list) or value is None:
             what = "a column of text" if isinstance(value, TextColumn) else _shown(value)
             raise self._error(f"{what} is not a number")
-        if isinstance(value, bool) or (isinstance(value, np.ndarray) and value.dtype == np.bool_):
+        if isinstance(value, bool) or (isinstance(value, np.ndarray | np.bool_) and value.dtype == np.bool_):
             return np.asarray(value, dtype=np.int64)
         return value
 
@@ -183,12 +183,12 @@ def _problem(node: ast.AST) -> str:
     return "" if isinstance(node, _NODES) else f"{type(node).__name__} is not supported"
 
 
-def _dotted(node: ast.AST) -> str | None:
+def _dotted(node: Any) -> str | None:
     """Return the name of the column that a node stands for, such as `json.score`; None for other nodes."""
-    if isinstance(node, ast.Name):
-        return node.id
-    owner = _dotted(node.value) if isinstance(node, ast.Attribute) else None
-    return None if owner is None else f"{owner}.{node.attr}"  # type: ignore[attr-defined]
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        node, names = node.value, [node.attr, *names]
+    return ".".join([node.id, *names]) if isinstance(node, ast.Name) else None
 
 
 def _names(node: ast.AST) -> Sequence[str]:
