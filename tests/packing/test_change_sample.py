@@ -135,6 +135,7 @@ PNG = encoded(photo(8, 12), "PNG")
         ({"png": PNG, "a.json": b'["7"]'}, r"its a\.json has numbers"),
         ({"png": PNG, "seg.png": PNG}, r"it has 2 images \(png, seg\.png\)"),
         ({"png": PNG[:-30], "txt": b""}, "PNG, byte 33: the file stops"),
+        ({"webp": encoded(photo(8, 12), "WEBP", exif=b"Exif\0\0damaged!")}, "Pillow cannot read this WEBP image: "),
     ],
 )
 def test_a_changed_image_never_contradicts_the_rest_of_its_sample(how: Any, fields: Any, message: str) -> None:
@@ -199,7 +200,7 @@ def test_another_version_of_a_map_is_another_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "made", [None, {}, {"txt": "text"}, [("txt", b"")], {"json": b"{"}, {"png": b"x"}, {"A B": b"x"}, {"txt": b"\xff"}]
+    "made", [None, {}, {"txt": "text"}, [("txt", b"")], {"json": b"{"}, {1: b"x"}, {"A B": b"x"}, {"txt": b"\xff"}]
 )
 def test_what_a_map_must_not_return_is_an_error_of_its_row(tmp_path: Path, made: Any) -> None:
     def wrong(key: str, fields: dict[str, bytes]) -> Any:

@@ -147,6 +147,8 @@ BAD: dict[str, tuple[Callable[[Path], Written], str]] = {
         "no UTF-8": {"__key__": "k1", "txt": b"\xff"}, "no number": {"__key__": "k1", "id": b"x"},
         "missing file": {"__key__": "k1", "jpg": Path("none.jpg")}, "field name": {"__key__": "k1", "a/b": b"x"},
         "empty field name": {"__key__": "k1", "": b"x"}, "None": None,
+        "key too long for its json": {"__key__": "a." + "b" * 94, "txt": "x"},
+        "rounded number": {"__key__": "k1", "npy": [float("nan"), 2**60 + 1]},
     }.items()},
 }  # fmt: skip
 

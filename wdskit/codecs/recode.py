@@ -44,7 +44,8 @@ def recode_image(
     image: Image.Image = open_pillow(data, max_pixels=max_pixels)
     own = _FORMATS.get(image.format or "")
     target = fmt or own or "png"
-    is_upright = image.getexif().get(ExifTags.Base.Orientation, 1) in {0, 1}
+    with pillow_errors(image.format or ""):
+        is_upright = image.getexif().get(ExifTags.Base.Orientation, 1) in {0, 1}
     is_small = size is None or min(image.size) <= size
     if target == own and is_upright and is_small:
         return bytes(data), target

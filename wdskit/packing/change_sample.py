@@ -99,9 +99,10 @@ class Change:
                 raise
             except Exception as err:
                 raise DecodeError(f"map: {type(err).__name__}: {err}") from err
-            if not isinstance(made, Mapping) or not made or not all(isinstance(data, bytes) for data in made.values()):
+            pairs = [*made.items()] if isinstance(made, Mapping) else []
+            if not pairs or not all(isinstance(name, str) and isinstance(data, bytes) for name, data in pairs):
                 raise DecodeError(f"map: it returned {type(made).__name__}, not a dict of one or more fields as bytes")
-            fields = dict(made)
+            fields = dict(pairs)
         for name, data in fields.items():
             check_member_name(key, name)
             self.check(name, data)

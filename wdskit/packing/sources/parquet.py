@@ -109,7 +109,7 @@ def _open(path: str) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BYTES) as file:
             yield file
-    except (pa.ArrowException, OSError, ValueError) as err:
+    except (pa.ArrowException, OSError, OverflowError, ValueError) as err:
         raise PackError(f"{path}: it cannot be read as Parquet: {str(err).splitlines()[0]}.") from err
 
 

@@ -133,16 +133,6 @@ def labelled_json(own: Mapping[str, Any], about: Mapping[str, str], *, has_label
     return LabelledJson(data) if has_label else data
 
 
-def keep_key(row: Row, given: str) -> Row:
-    """Return the row with the key that the source gave as the member `key` of its `json`.
-
-    Raises:
-        OSError, ValueError: The row's `json` is not an object, or has another `key`.
-    """
-    both = labelled_json(read_object(row.fields), {"key": given}, has_label=False)
-    return row._replace(fields=dict(sorted({**row.fields, "json": both}.items())))
-
-
 def add_field(fields: dict[str, Field], name: str, field: Field | None) -> None:
     """Add a field to the fields of a row, unless it is None. ValueError: The row has the field already."""
     if field is None:
@@ -188,7 +178,8 @@ def to_array(value: Any, dtype: Any = None) -> NDArray[Any]:
     array = np.asarray(value)
     if array.dtype.kind not in "biuf" or not isinstance(value, list):
         raise ValueError(f"{str(value)[:60]} is not a list of numbers")
-    if array.dtype.kind == "f" and np.abs(array).max(initial=0) >= _MAX_FLOAT and array.tolist() != value:
+    large = np.abs(array) >= _MAX_FLOAT  # never NaN
+    if array.dtype.kind == "f" and large.any() and (array[large] != np.asarray(value, object)[large]).any():
         raise ValueError("a number would be rounded, because the list has floats or numbers over 64 bits")
     return array if dtype is None else array.astype(dtype)
 
@@ -257,14 +248,17 @@ class Source(ABC):
         """
         try:
             key, fields = make(*args)
-            row = Row.make(key, fields, where, keys=self.how.keys, source=self.name if name is None else name)
-            return keep_key(row, key) if self.keeps_keys and row.is_cleaned else row
+            row = Row.make(key, fields, where, keys=self.how.keys, source=name or self.name)
+            if self.keeps_keys and row.is_cleaned:
+                fields = {**fields, "json": labelled_json(read_object(fields), {"key": key}, has_label=False)}
+                row = Row.make(key, fields, where, keys=self.how.keys, source=name or self.name)
         except KeyError as err:
             return bad_row(where, f"it has no {err}")
         except OSError as err:
             return bad_row(where, f"{err.filename}: {err.strerror}")
         except (DecodeError, KeyRuleError, RecursionError, TypeError, ValueError) as err:
             return bad_row(where, str(err))
+        return row
 
 
 class Records:
