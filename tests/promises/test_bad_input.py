@@ -276,12 +276,13 @@ def test_index_does_not_replace_files_of_other_programs(tmp_path: Path) -> None:
         assert (folder / name).read_text() == data
 
 
-def test_relative_folder_with_a_colon_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only `word://` is a URL."""
+@pytest.mark.parametrize("name", ["run:1", "run\u202f1", "run\udcff"])
+def test_a_folder_of_any_name_is_packed_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Only `word://` is a URL. An index has no name that cannot be printed."""
     monkeypatch.chdir(tmp_path)
-    pack([{"__key__": "a", "txt": "x"}], Path("run:1"))
-    assert verify("run:1").is_clean
-    reshard("run:1", Path("copy"))
+    pack([{"__key__": "a", "txt": "x"}], Path(name))
+    assert verify(name).is_clean
+    reshard(name, Path("copy"))
     assert [*read_folder(tmp_path / "copy")] == ["a"]
 
 

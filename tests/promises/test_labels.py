@@ -296,7 +296,10 @@ def test_append_refuses_names_to_numbers_and_other_classes(tmp_path: Path) -> No
     with pytest.raises(WdskitError, match="names"):
         pack(named("cat", start=3), tmp_path / "numbers", append=True, classes=["cat"])
     pack(named("cat"), tmp_path / "d", classes=["cat", "dog"])
-    before = files_in(tmp_path / "d")
-    with pytest.raises(WdskitError, match=r"classes|dog"):
-        pack(named("cat", start=3), tmp_path / "d", append=True, classes=["dog", "cat"])
-    assert files_in(tmp_path / "d") == before
+    pack(named(None), tmp_path / "without")
+    (tmp_path / "without/classes.json").write_text('["cat", "dog"]')
+    for folder in (tmp_path / "d", tmp_path / "without"):
+        before = files_in(folder)
+        with pytest.raises(WdskitError, match=r"classes|dog"):
+            pack(named("cat", start=3), folder, append=True, classes=["dog", "cat"])
+        assert files_in(folder) == before

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +45,7 @@ from wdskit.text import as_int, hide_secrets, parse_bytes
 _CHECK_ROWS = 256  # rows per task of a process that checks rows
 _SHOWN = 3
 _MIN_BYTES = END_BYTES + 1024  # of a shard: one sample with one small field
-_UNSAFE = re.compile(r"[%/\\{}\[\]*?:\x00-\x1f\x7f]")  # in names of shards: patterns have these characters
+_UNSAFE = r"%/\{}[]*?:"  # in names of shards: patterns have these characters
 
 
 @dataclass(frozen=True)
@@ -211,8 +210,8 @@ def pack(
             that it has completed, and the number of all its samples, None if unknown.
 
     Raises:
-        RowError: A row cannot be packed, or has the key of another row or of an existing sample. `where` of the error
-            names the file and line of the row.
+        RowError: A row cannot be packed, a tar of the source is damaged, or a row has the key of another row or of an
+            existing sample. `where` of the error names the file and line of the row.
         PackError: The source has no valid row, an option is invalid, the folder cannot be written, or it has another
             data set.
         SelectionError: `split` or `columns` is invalid, or a sample has no valid value for a column.
@@ -310,7 +309,7 @@ def fill_folder(
             given = given if classes is None else find_class_names(classes)
             allowed = given if given or source.copies else own
             plan.read(source.rows(), allowed, reads_labels=not source.copies, on_progress=on_progress)
-            has_both = CLASS_FIELD in plan.fields and any(CLASS_FIELD in each.fields for each in folder.entries)
+            has_both = CLASS_FIELD in plan.fields and (own or any(CLASS_FIELD in one.fields for one in folder.entries))
             if append and has_both and plan.class_numbers != (own.numbers if own else {}):
                 raise PackError(f"{folder.shown}: its classes are not those of the new rows: a label would mean two.")
             if append and folder.entries:
@@ -382,7 +381,8 @@ def name_shards(folder: Folder, dest: str, splits: Sequence[str]) -> Callable[[s
     """Return a function of a split and the number of a new shard in it. It returns the name of the shard: the numbers
     follow those of the shards in the folder. Without splits, the split is "", and shards are named after `dest`.
     """
-    name = _UNSAFE.sub("_", Path(dest).resolve().name).lstrip(".") or "shard"
+    given = Path(dest).resolve().name  # an index holds only names that can be printed
+    name = "".join("_" if each in _UNSAFE or not each.isprintable() else each for each in given).lstrip(".") or "shard"
     first_of = {split: folder.first_number(split or name) for split in splits}
     return lambda split, number: f"{split or name}-{first_of[split] + number:06d}.tar"
 
