@@ -17,13 +17,7 @@ import webdataset.tariterators
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from wdskit.dataset.keys import (
-    check_field,
-    check_key,
-    check_member_name,
-    find_repeated,
-    hashed_key,
-)
+from wdskit.dataset.keys import check_field, check_key, check_member_name, find_repeated, hashed_key
 from wdskit.dataset.samples import ShardReader
 from wdskit.errors import KeyRuleError
 from wdskit.limits import MAX_NAME_BYTES

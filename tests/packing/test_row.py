@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from wdskit.dataset.keys import check_key
 from wdskit.errors import KeyRuleError
 from wdskit.packing import row as row_module
-from wdskit.packing.row import (
-    File,
-    Label,
-    Row,
-    SourceFiles,
-    clean_key,
-)
+from wdskit.packing.row import File, Label, Row, SourceFiles, clean_key
 
 
 @given(st.text(max_size=30) | st.text("a.b /_-+\\é\n", max_size=12))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,13 +65,6 @@ def parse_classes(data: bytes, path: str, *, folder: str = "") -> tuple[str, ...
     return tuple(names)
 
 
-def first_conflict(one: Sequence[str], other: Sequence[str]) -> int | None:
-    """Return the first class number whose names in two lists differ; None if there is no such number. Numbers that only
-    one list has are not compared.
-    """
-    return next((number for number, names in enumerate(zip(one, other, strict=False)) if names[0] != names[1]), None)
-
-
 class CommonClasses(NamedTuple):
     """The class names of several folders.
 
@@ -121,7 +114,8 @@ def common_classes(folders: Iterable[str], has_labels: Callable[[str], bool], *,
         if found is None:
             without.append(folder)
             continue
-        number = first_conflict(names or (), found)
+        pairs = enumerate(zip(names or (), found, strict=False))  # numbers that both lists have
+        number = next((number for number, pair in pairs if pair[0] != pair[1]), None)
         if names is not None and number is not None:
             paths = join_url(folder, CLASSES_NAME), join_url(named, CLASSES_NAME)
             msg = f"{paths[0]}: class {number} is {found[number]!r}, but {names[number]!r} in {paths[1]}"

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+import braceexpand
+
 from wdskit.dataset.classes import is_label
 from wdskit.dataset.index import Index, ShardEntry, has_index, has_run, join_url, read_index, unfinished
 from wdskit.errors import FolderIndexError, StorageError, WdskitError
@@ -335,8 +337,6 @@ def _expand_braces(pattern: str) -> Iterator[str]:
     scheme_of(pattern)
     if "{" not in pattern or os.path.lexists(pattern):
         return iter((pattern,))
-    import braceexpand
-
     try:
         if _count_names(pattern) <= MAX_SHARD_NAMES:
             return braceexpand.braceexpand(pattern)

@@ -61,6 +61,6 @@ def fill_on_node(job: ShardJob, filler: Filler, folder: str, version: str) -> Fi
         os.chdir(folder)
         return filler.fill(job)
     except OSError as err:
-        return PackError(f"on host {host}: {err.filename}: {err.strerror}.")
+        return PackError(f"on host {host}: {err.filename or filler.work}: {err.strerror}.")
     except WdskitError as err:
         return err

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from wdskit.dataset.index import INDEX_NAME, join_url, read_index
 from wdskit.dataset.remote import user_cache
 from wdskit.errors import PackError
-from wdskit.files import Disk, make_folders, publish_bytes, read_own
+from wdskit.files import Disk, publish_bytes, read_own
 from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.packing.fill import Filled, parse_note, publish_note, read_filled
 from wdskit.packing.folder import ENDS, LISTS, RUN_NAME, Folder, open_folder
@@ -134,6 +134,5 @@ def open_bucket(url: str, *, disk: Disk) -> Iterator[Bucket]:
     if not check_bucket(url).key:
         raise PackError(f"{url}: the URL does not name a folder of a bucket. Write s3://BUCKET/FOLDER.")
     local = user_cache() / "uploads" / hashlib.sha256(url.encode()).hexdigest()[:16]
-    make_folders(local, disk=disk)
-    with open_folder(Path(local), is_part=False, disk=disk) as work:
+    with open_folder(local, is_part=False, disk=disk) as work:
         yield Bucket(url, work)

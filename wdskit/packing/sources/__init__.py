@@ -28,9 +28,10 @@ def find_source(source: Any, how: Reading) -> Source:
     """Return the source for a path, a URL or pattern of tars, or an iterable of rows as dicts.
 
     Raises:
-        PackError: The source does not exist or cannot be read, its kind is unknown.
+        PackError: The source does not exist, its kind is unknown, or the file cannot be read.
         StorageError: A URL or pattern is invalid, or no tar matches.
         FolderIndexError: An index or `classes.json` of the tars is invalid.
+        OSError: A folder cannot be listed.
     """
     if not isinstance(source, (str, os.PathLike)):
         return Python(source, how)
