@@ -16,7 +16,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 _URL_SECRETS = re.compile(
     r"""\b([A-Za-z][A-Za-z0-9+.-]*:/{1,2})  # scheme; a Path keeps one slash
-    (?:[^\s/?'"`:]+:(?!\d+/)[^\s?'"`]*@|[^\s/?'"`]*@)?  # user and password, which may have a slash
+    (?:[^\s/?'"`:\[]+:(?!\d+/)[^\s?'"`]*@|[^\s/?'"`]*@)?  # user and password, which may have a slash
     ([^ \n?'"`]*)  # host and path
     (?:\?[^ '"`\n][^'"`\n]*?(?=[:.,;)\]}]+(?:\s|$)|['"`\n]|$))?  # query, with its spaces
     """,
