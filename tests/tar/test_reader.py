@@ -328,7 +328,7 @@ def changed_in_place(draw) -> bytes:
     for _ in range(draw(st.integers(0, 3))):
         block = 512 * draw(st.integers(0, len(data) // 512 - 1))
         how = draw(st.sampled_from(["header", "header", "header", "byte", "remove", "repeat", "exchange", "cut"]))
-        if how == "header":
+        if how == "header" and not data[block + 100 : block + 124].strip(b"01234567 \x00"):  # no data, no name
             is_gnu = data[block + 257 : block + 265] == GNU  # others read a prefix, which the format lacks
             places = [(0, 100), (124, 12), (124, 12), (156, 1), (156, 1), (257, 8)] + [(345, 155)] * (not is_gnu)
             first, size = draw(st.sampled_from(places))
