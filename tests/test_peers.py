@@ -221,9 +221,9 @@ def test_what_any_tar_program_writes_by_default_is_read(tmp_path, program, leaf)
     check_read(tmp_path / "out", samples)
 
 
-NAME = st.text(st.characters(codec="utf-8", exclude_characters="/.\0"), min_size=1, max_size=60)
+NAME = st.text(st.characters(codec="utf-8", exclude_characters="/.\0"), min_size=1, max_size=49)  # under 200 bytes
 TREES = st.dictionaries(
-    st.lists(NAME.filter(lambda name: len(name.encode()) < 200), min_size=1, max_size=4).map("/".join),
+    st.lists(NAME.filter(lambda name: name[:2] + name[-2:] != "____"), min_size=1, max_size=4).map("/".join),
     st.dictionaries(st.sampled_from(["jpg", "json", "a.b", "x"]), st.binary(max_size=1500), min_size=1),
     min_size=1,
     max_size=5,
@@ -233,7 +233,7 @@ TREES = st.dictionaries(
 @settings(max_examples=300 if ALL else 20, suppress_health_check=[HealthCheck.too_slow])
 @given(TREES, st.sampled_from(FORMATS[1:4]))
 def test_any_names_survive_gnu_tar(tmp_path_factory, samples, format_):
-    """Any text in any folder name passes through GNU tar and each way of reading."""
+    """Any text in any folder name but `__x__`, which has no samples, passes through GNU tar and each way of reading."""
     folder = tmp_path_factory.mktemp("any")
     written = {}
     for key, fields in samples.items():
