@@ -240,18 +240,17 @@ def read_own(path: Path, *, limit: int = 1 << 30) -> bytes | None:
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
             found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise FolderIndexError(describe_foreign(path, "is not a plain file"), folder=str(path.parent))
-            if found.st_size > limit:
-                problem = f"is larger than {limit:,} bytes"
-                raise FolderIndexError(describe_foreign(path, problem), folder=str(path.parent))
-            return file.read()
+            is_plain = stat.S_ISREG(found.st_mode)
+            if is_plain and found.st_size <= limit:
+                return file.read()
+            problem = f"is larger than {limit:,} bytes" if is_plain else "is not a plain file"
     except FileNotFoundError:
         return None
     except OSError as err:
         if err.errno != errno.ELOOP:
             raise
-        raise FolderIndexError(describe_foreign(path, "is a link"), folder=str(path.parent)) from err
+        problem = "is a link"
+    raise FolderIndexError(describe_foreign(path, problem), folder=str(path.parent))
 
 
 def describe_foreign(path: Path, problem: str) -> str:

@@ -38,7 +38,7 @@ from formats import (
 )
 from writing import pack, reshard
 
-from wdskit import PackError, WdskitError
+from wdskit import PackError, WdskitError, columns
 from wdskit.testing import Disk
 
 Files = dict[str, bytes]
@@ -71,7 +71,7 @@ def _in_parts(source: Any, dest: Path, disk: Disk, **options: Any) -> None:
 
 
 def _six_rows(base: Path, dest: Path) -> None:
-    on(HastyDisk(), pack, rows(0, 6), dest, max_samples=4)
+    on(HastyDisk(), pack, rows(0, 6), dest, max_samples=4, columns="cls")
 
 
 def _photos(base: Path, dest: Path) -> None:
@@ -131,6 +131,8 @@ class Whole:
             assert "index.json" not in self.before
             return "none"
         read_folder(dest)
+        found = columns(dest)
+        assert all((found[name] == [int(sample["cls"]) for _, sample in read_folder(dest)]).all() for name in found)
         files = {name: (dest / name).read_bytes() for name in [*_listed(dest), "index.json"]}
         for name, whole in (("old", self.before), ("new", self.after)):
             if files["index.json"] == whole.get("index.json"):

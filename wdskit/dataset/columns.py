@@ -7,7 +7,8 @@ distinct texts ("" for a missing text).
 
 `columns.json` lists the columns: name, source (what the values are computed from), dtype, sha256 of the file, and for
 text the distinct texts, sorted. It also has its own digest and the digest of the index whose samples it describes
-(`Index.digest`). It is written after the files of the columns.
+(`Index.digest`). It is written after the files of the columns and before a new index, so it also lists the columns of
+the index before, in `before`.
 """
 
 from __future__ import annotations
@@ -191,6 +192,7 @@ def write_columns(
     index: bytes,
     columns: Mapping[str, NewColumn | Column],
     *,
+    before: Index | None = None,
     disk: Disk = DISK,
 ) -> list[str]:
     """Write the files of columns into a folder, then `columns.json`. Other files of columns stay in the folder. The
@@ -200,6 +202,7 @@ def write_columns(
         folder: The folder of the index, or a staging folder.
         index: `Index.digest` of the index whose samples the columns describe.
         columns: Maps each name to a new column, or to a column whose file is in the folder already.
+        before: The index of the data, if `index` will take its place: its columns are listed, too.
         disk: Performs the file operations; tests replace it.
 
     Returns:
@@ -216,15 +219,21 @@ def write_columns(
     stored = [
         new if isinstance(new, Column) else _write_column(folder, name, new, disk=disk) for name, new in columns.items()
     ]
-    listed = []
-    for one in stored:
-        item = {"name": one.name, "source": dict(one.source), "dtype": one.dtype, "sha256": one.sha256}
-        listed.append(item if one.values is None else {**item, "values": one.values})
-    num_samples = stored[-1].num_samples if stored else 0
-    document = {"version": _VERSION, "index": index.hex(), "num_samples": num_samples, "columns": listed}
+    document = {"version": _VERSION, **_list(index, stored)}
+    if before is not None:
+        document["before"] = _list(before.digest, [*list_columns(before.local)[1].values()])
     document["sha256"] = _digest_of(document)
     publish_bytes(folder / COLUMNS_NAME, json.dumps(document, indent=1).encode() + b"\n", disk=disk)
     return [*(one.file_name for one in stored), COLUMNS_NAME]
+
+
+def _list(index: bytes, columns: Sequence[Column]) -> dict[str, Any]:
+    """Return the columns of an index as plain JSON."""
+    listed = []
+    for one in columns:
+        item = {"name": one.name, "source": dict(one.source), "dtype": one.dtype, "sha256": one.sha256}
+        listed.append(item if one.values is None else {**item, "values": one.values})
+    return {"index": index.hex(), "num_samples": columns[-1].num_samples if columns else 0, "columns": listed}
 
 
 def _write_column(folder: Path, name: str, new: NewColumn, *, disk: Disk) -> Column:
@@ -476,9 +485,10 @@ class Columns:
 
     def __init__(self, index: Index) -> None:
         self.place = index.place
-        digest, self._columns = _parse(index.local, index.folder if index.is_remote else "")
+        url, wanted = index.folder if index.is_remote else "", index.digest.hex()
+        digest, self._columns = list_columns(index.local, url, wanted)
         num_samples = int(index.counts.sum())
-        is_other = digest != index.digest.hex() or any(one.num_samples != num_samples for one in self._columns.values())
+        is_other = digest != wanted or any(one.num_samples != num_samples for one in self._columns.values())
         if self._columns and is_other:
             msg = f"{index.place}/{COLUMNS_NAME}: its columns were made for other shards than those in the index now."
             remedy = f"Run `wdskit index {index.place}`, which makes them again."
@@ -556,21 +566,19 @@ def columns(folder: str | Path) -> Columns:
     return read_copy(url, [COLUMNS_NAME], lambda copy: Columns(read_index(url, copy=copy)))
 
 
-def list_columns(folder: Path, url: str = "") -> dict[str, Column]:
-    """Return the columns in the `columns.json` of a local folder by name; empty if there is no such file. The columns
-    are not compared with the index. If `folder` is the local copy of a remote folder, `url` is the URL of the remote
-    folder.
+def list_columns(folder: Path, url: str = "", wanted: str = "") -> tuple[str, dict[str, Column]]:
+    """Return (index, columns) of the `columns.json` of a local folder: the hex digest of the index for which the
+    columns were made, and the columns by name; ("", {}) without such a file. If the columns of the index before are
+    listed, too, and it is `wanted`, return these.
+
+    Args:
+        folder: The folder. If it is the local copy of a remote folder, `url` is the URL of the remote folder.
+        url: See `folder`.
+        wanted: Hex digest of the index to which the columns shall belong.
 
     Raises:
         SelectionError: `columns.json` is damaged, or of another version.
         FolderIndexError: `columns.json` is a link, is not a plain file of at most 1 GiB, or cannot be read.
-    """
-    return _parse(folder, url)[1]
-
-
-def _parse(folder: Path, url: str) -> tuple[str, dict[str, Column]]:
-    """Return (index, columns): the hex digest of the index for which the columns were made, and the columns as
-    `list_columns` returns them. `index` is "" if there is no `columns.json`. `list_columns` lists the errors.
     """
     place = url or str(folder)
     try:
@@ -584,6 +592,8 @@ def _parse(folder: Path, url: str) -> tuple[str, dict[str, Column]]:
         document = json.loads(data)
         if document.pop("sha256") != _digest_of(document) or document["version"] != _VERSION:
             raise ValueError("another version of wdskit wrote it")  # noqa: TRY301
+        before = document.get("before", document)
+        document = before if before["index"] == wanted else document
         columns = [
             Column(
                 name=item["name"],

@@ -188,7 +188,8 @@ class Folder:
             for name, part in pack_columns(shard.columns, shard.entry.name).items():
                 parts[name].append(part)
         made = {name: NewColumn(source, parts[name]) for name, source in columns.items()}
-        return write_columns(self.work, Index.of("", entries).digest, made, disk=self.disk)
+        before = read_index(self.path) if self.entries else None
+        return write_columns(self.work, Index.of("", entries).digest, made, before=before, disk=self.disk)
 
     def roll_forward(self) -> None:
         """Complete a commit, if one was begun: move all files to their names, `index.json` last.

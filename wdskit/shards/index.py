@@ -101,9 +101,9 @@ def index_folder(
         known = _read_before(place, files)
         # States of loaders depend on the order of the shards, so the order of an earlier index is kept.
         urls = [files[name] for name in dict.fromkeys([*(name for name in known if name in files), *found])]
-        columns_of: Mapping[str, Column] = list_columns(into)
+        _, columns_of = list_columns(into)
         if not is_here and INDEX_NAME in files:
-            columns_of = read_copy(place, [COLUMNS_NAME], partial(list_columns, url=place))
+            _, columns_of = read_copy(place, [COLUMNS_NAME], partial(list_columns, url=place))
         sources = _sources(columns_of, new, drop, place)
         scan = partial(scan_shard, columns=sources)
         scans = [*read_shards(scan, urls, [*map(file_size, urls)], workers=workers, progress=progress)]
