@@ -68,7 +68,7 @@ def splits_of(folder: Path) -> dict[str, str]:
 
 
 def has_split(folder: Path) -> bool:
-    return "split" in list_columns(folder)
+    return "split" in list_columns(folder)[1]
 
 
 def split(folder: Path, shares: Any = SHARES, **options: Any):
@@ -97,7 +97,7 @@ def test_each_sample_is_in_one_split_and_the_report_counts_them(folder: Path) ->
     assert [part.name for part in report.parts] == ["train", "val", "test"]
     assert [part.wanted_ratio for part in report.parts] == [0.6, 0.2, 0.2]
     assert report.num_samples == read_index(folder).num_samples == 60
-    assert list_columns(folder)["split"].source == {"split": SHARES}
+    assert list_columns(folder)[1]["split"].source == {"split": SHARES}
 
 
 def test_a_split_is_this_hash_of_the_key_for_ever(folder: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_missing_value_is_an_error_or_goes_where_it_is_sent(folder: Path, fiel
         split(folder, by="json:patient.id", missing=name, overwrite=True)
         assert splits_of(folder)["bad"] == name
         expected = {"split": SHARES, "by": "json:patient.id", "missing": name}
-        assert list_columns(folder)["split"].source == expected
+        assert list_columns(folder)[1]["split"].source == expected
 
 
 # --- reads and refusals

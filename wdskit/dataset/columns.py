@@ -188,12 +188,7 @@ def _has_no_value(part: Array) -> bool:
 
 
 def write_columns(
-    folder: Path,
-    index: bytes,
-    columns: Mapping[str, NewColumn | Column],
-    *,
-    before: Index | None = None,
-    disk: Disk = DISK,
+    folder: Path, index: bytes, columns: Mapping[str, NewColumn | Column], *, before: Index | None = None, disk: Disk
 ) -> list[str]:
     """Write the files of columns into a folder, then `columns.json`. Other files of columns stay in the folder. The
     numbers of values are not checked.

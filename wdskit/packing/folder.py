@@ -217,6 +217,7 @@ class Folder:
         publish_bytes(self.path / INDEX_NAME, note["index"].encode(), disk=self.disk)
         for name in note["remove"]:
             self.disk.remove(self.path / name)
+        self.disk.fsync_folder(self.path)
         self.clean()
 
     def _move(self, source: Path, target: Path) -> None:
