@@ -68,8 +68,8 @@ def test_errors_end_a_plan_with_their_message(folder: Path, run) -> None:
     ):
         code, out, err = run("plan", "a.yaml", "--pipeline", "train", option, value)
         assert (code, out, err[: len(problem)]) == (1, "", problem)
-    code, _, err = run("plan", "nothing.yaml")
-    assert (code, err) == (1, "nothing.yaml: the configuration cannot be read: No such file or directory.")
+    problem = "nothing.yaml: the configuration cannot be read: No such file or directory."
+    assert run("plan", "nothing.yaml") == (1, "", problem)
     (folder / "data" / "index.json").unlink()
     code, _, err = run("plan", "a.yaml", "--pipeline", "val")
     assert (code, "wdskit index" in err) == (1, True)
