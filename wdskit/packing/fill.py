@@ -1,7 +1,7 @@
 """Fill one shard: read its rows, check and change them, write tar, `.idx` and entry. Runs in any process.
 
 The files of a job are named by the digest of everything that decides the bytes. So a job is done if its entry is there,
-and its files are as the entry says (`read_filled`).
+and its files have the size and the offsets that the entry says (`read_filled`).
 """
 
 from __future__ import annotations

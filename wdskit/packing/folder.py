@@ -1,5 +1,5 @@
 """The folder of a data set. `index.json` is the only commit point: a file that it does not list is no part of the data.
-One run at a time writes in it (`open_folder` locks it); another run is refused at once.
+One run at a time writes in it (`open_folder` locks it), or several parts of one; another run is refused at once.
 
 A run fills shards in `DEST/.wdskit/`, in files named by the digests of their jobs. `commit` writes
 `.wdskit/commit.json`, with the final names and the new index: from now on the run will be completed. Then the files get

@@ -1,9 +1,9 @@
 """`pack` and `reshard`: rows -> plan -> jobs -> shards -> commit. `fill_folder` does it for the rows of any source.
 
 A killed run that is started again, also with other options or rows, keeps each filled shard whose job still has the
-same digest (`fill.read_filled`), and fills the others. But if it was killed during its commit, the commit is completed
-first (`Folder.roll_forward`). `Plan.reject` and `leave_out_bad` are `--skip-bad`. `name_shards` names and numbers the
-shards, also those of `--append`.
+same digest (`fill.read_filled`), and fills the others. But if a local run was killed during its commit, the commit is
+completed first (`Folder.roll_forward`). `Plan.reject` and `leave_out_bad` are `--skip-bad`. `name_shards` names and
+numbers the shards, also those of `--append`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The plan of a run: all rows of a source in one file, the spool, and the rows of each shard. It is complete before the
 first shard is filled. A killed run that starts again, also with other options or rows, makes a new plan, and keeps each
-filled shard whose digest is in it (`pack.fill_all`).
+filled shard whose digest is in it (`pack.fill_all`). But a local run that was killed during its commit is completed
+first, as it was (`Folder.roll_forward`); another run then finds another data set, which is an error.
 
 From the spool follow: unique keys (`check_keys`), the numbers of class names and one dtype for each `npy` column
 (`read`), the splits and the division into shards (`divide`), and the digest of a job, which identifies everything that

@@ -6,7 +6,8 @@ the whole column decides. `Row.encode` writes a row as two byte strings: the pla
 that decides the bytes of the sample. Only the second byte string enters the digest of a shard.
 
 A bad row is a `RowError` (`bad_row`). It ends the run. With `--skip-bad` the row is left out and listed in
-`rejected.jsonl` (`plan.Plan.reject` and `pack.leave_out_bad`), but not if its key is repeated (`plan.Plan.check_keys`).
+`rejected.jsonl` (`plan.Plan.reject` and `pack.leave_out_bad`), but not if its key is repeated (`plan.Plan.check_keys`)
+or it is larger than a shard.
 """
 
 from __future__ import annotations

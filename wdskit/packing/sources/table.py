@@ -1,6 +1,6 @@
 """Rows from a table of text: .csv, .tsv, .jsonl or .ndjson, also with .gz, or a .json with a list of objects. Of each
 record, also of Parquet, `records.Records.row` makes a sample: the column of the image, the column of the key, the
-fields of `--field` (`records.make_field`), and `json` with all columns.
+fields of `--field` (`records.make_field`), and `json` with all columns but those of bytes.
 """
 
 from __future__ import annotations
