@@ -1,6 +1,6 @@
 """Labels: a whole number, or a name. Tables, tars and rows share the rule of docs/pack.md, "Labels"; folders and COCO's
-categories are names. `plan.Plan.read` numbers the names of a run, in sorted order, or as `ClassNames` if the classes are
-given.
+categories are names. `plan.Plan.read` numbers the names of a run, in sorted order, or as `ClassNames` if the classes
+are given.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The run works in a local folder of the user's cache. A note there, `SHARD.put`, has the digest of the job of a shard
 before its upload, and the ETags of its objects after it. So a run that was killed knows which objects are its own, also
-if its shards get other names. It replaces no other object that it finds when it begins, except one
-under the name of a shard whose upload was noted and then killed. The lock of the local folder keeps away runs of this user on
-this machine; another writer is noticed at the commit (`Bucket._finish`).
+if its shards get other names. It replaces no other object that it finds when it begins, except one under the name of a
+shard whose upload was noted and then killed. The lock of the local folder keeps away runs of this user on this machine;
+another writer is noticed at the commit (`Bucket._finish`).
 """
 
 from __future__ import annotations
