@@ -135,6 +135,7 @@ PNG = encoded(photo(8, 12), "PNG")
         ({"png": PNG, "a.json": b'["7"]'}, r"its a\.json has numbers"),
         ({"png": PNG, "seg.png": PNG}, r"it has 2 images \(png, seg\.png\)"),
         ({"png": PNG[:-30], "txt": b""}, "PNG, byte 33: the file stops"),
+        ({"ppm": b"P6 9 9 65535\n" + bytes(486)}, "more than 8 bits per channel"),
         ({"webp": encoded(photo(8, 12), "WEBP", exif=b"Exif\0\0damaged!")}, "Pillow cannot read this WEBP image: "),
     ],
 )

@@ -157,7 +157,7 @@ def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[np.int32]:
             of a grey TIFF whose header does not say that 0 is black.
     """
     image = open_pillow(data, max_pixels=max_pixels)
-    name, mode, most = image.format or "", image.mode, _largest_number(data, image)
+    name, mode, most = image.format or "", image.mode, largest_number(data, image)
     # Pillow scales a PPM with another maximum, and 1 is black in a PBM. In a TIFF of another kind, 0 may be white.
     is_changed = name == "PPM" and (most not in {255, 65535} or mode == "1")
     is_changed |= name == "TIFF" and mode != "P" and _tags(image).get(_TIFF_KIND) != 1
@@ -175,7 +175,7 @@ def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[np.int32]:
     return numbers
 
 
-def _largest_number(data: Buffer, image: ImageFile) -> int:
+def largest_number(data: Buffer, image: ImageFile) -> int:
     """Return the largest number that one channel of an image file can store, such as 255 for 8 bits.
 
     In a palette image, the index is the channel. `image` is the file `data`, opened by `open_pillow`.

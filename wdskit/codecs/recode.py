@@ -8,7 +8,7 @@ from typing import Any, Literal
 from PIL import ExifTags, Image, ImageOps, features
 from PIL import __version__ as pillow_version
 
-from wdskit.codecs.images import open_pillow, pillow_errors
+from wdskit.codecs.images import largest_number, open_pillow, pillow_errors
 from wdskit.errors import DecodeError
 from wdskit.files import Buffer
 
@@ -38,19 +38,19 @@ def recode_image(
         The bytes of the file, and its format.
 
     Raises:
-        DecodeError: The file is damaged, has more than 8 bits per pixel, or is transparent and would become jpg.
+        DecodeError: The file is damaged, has more than 8 bits per channel, or is transparent and would become jpg.
         ImageTooLarge: The header promises more than `max_pixels`.
     """
-    image: Image.Image = open_pillow(data, max_pixels=max_pixels)
+    image = open_pillow(data, max_pixels=max_pixels)
     own = _FORMATS.get(image.format or "")
     target = fmt or own or "png"
     with pillow_errors(image.format or ""):
-        is_upright = image.getexif().get(ExifTags.Base.Orientation, 1) in {0, 1}
+        turn, most = image.getexif().get(ExifTags.Base.Orientation, 1), largest_number(data, image)
     is_small = size is None or min(image.size) <= size
-    if target == own and is_upright and is_small:
+    if target == own and turn in {0, 1} and is_small:
         return bytes(data), target
-    if image.mode.startswith(("I", "F")):
-        raise DecodeError(f"it has more than 8 bits per pixel (mode {image.mode}), which would be lost. Use a `map`")
+    if most > 255:
+        raise DecodeError("it has more than 8 bits per channel, which would be lost. Use a `map`")
     if target == "jpg" and image.has_transparency_data:
         raise DecodeError("it is transparent, which a jpg cannot be. Use --format png or webp, or a `map`")
     out = io.BytesIO()

@@ -352,8 +352,7 @@ def open_remote_shards(
         cache: Keeps parts of the shards on a local disk; None for no cache.
 
     Raises:
-        FolderIndexError: The index has no digest of an `.idx` or an impossible number of samples, or an `.idx` does not
-            belong to its shard.
+        FolderIndexError: The index has an impossible number of samples, or an `.idx` does not belong to its shard.
         StorageError: A shard or its `.idx` cannot be read.
     """
     from wdskit.storage.objects import PROBE_BYTES, ObjectFile
