@@ -107,8 +107,7 @@ class ShardTable:
     @property
     def remote(self) -> NDArray[np.bool_]:
         """Whether each shard is remote: bool (num_shards,)."""
-        remote: NDArray[np.bool_] = np.array([index.is_remote for index in self._indexes])[self._folder_numbers]
-        return remote
+        return np.array([index.is_remote for index in self._indexes], np.bool_)[self._folder_numbers]
 
     def is_remote_shard(self, shard: int) -> bool:
         """Return True if a shard is remote."""

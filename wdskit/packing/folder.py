@@ -5,7 +5,7 @@ A run fills shards in `DEST/.wdskit/`, in files named by the digests of their jo
 `.wdskit/commit.json`, with the final names and the new index: from now on the run will be completed. Then the files get
 their names, and `index.json` last (`files.publish` renames it). After a kill, `open_folder` completes the moves. Every
 step can be repeated. With `--append`, the new index lists the old shards, too. A run removes only files of `.wdskit/`
-with names that it makes (`_OWN`), temporary files of its own, and columns that the new index replaces.
+with names that it makes (`_OWN`), temporary files of its own, and columns that `columns.json` no longer lists.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.classes import CLASSES_NAME, read_classes
-from wdskit.dataset.columns import COLUMNS_NAME, Columns, NewColumn, Texts, is_column_file, write_columns
+from wdskit.dataset.columns import COLUMNS_NAME, Columns, NewColumn, Texts, is_column_file, list_columns, write_columns
 from wdskit.dataset.index import COMMIT_NAME, INDEX_NAME, Index, ShardEntry, has_index, index_json, read_index
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.lock import lock_folder, wait_for_workers
@@ -168,7 +168,8 @@ class Folder:
 
     def _finish(self, shards: Sequence[Filled], names: Sequence[str], index: bytes, done: Mapping[str, object]) -> None:
         """Move the shards and the files `names` of the work folder to the data, `index.json` last."""
-        old = sorted(name for name in self._sizes() if self.entries and is_column_file(name) and name not in names)
+        kept = {*names, *(each.file_name for each in list_columns(self.path)[1].values())}  # loaders may map the latter
+        old = sorted(name for name in self._sizes() if self.entries and is_column_file(name) and name not in kept)
         moves = {"shards": [(each.digest, asdict(each.entry)) for each in shards], "names": names, "remove": old}
         publish_note(self.work / COMMIT_NAME, {**moves, "index": index.decode(), "done": done}, disk=self.disk)
         self.roll_forward()
