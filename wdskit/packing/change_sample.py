@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from wdskit.codecs.checks import ImageCheck, check_image, check_image_field
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field, promised_format
 from wdskit.codecs.recode import DEFAULT_QUALITY, ImageFormat, encoder_versions, recode_image
+from wdskit.config.types import WHOLE
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.keys import check_member_name
 from wdskit.errors import PROCESS_ERRORS, DecodeError, PackError
 from wdskit.limits import MAX_PIXELS
-from wdskit.text import as_int
 
 MapFunction = Callable[[str, dict[str, bytes]], Mapping[str, bytes]]
 """Takes the key and the fields of a sample, and returns the fields to pack. The function's attribute `version`
@@ -46,9 +46,9 @@ class Change:
     """
 
     validate: ImageCheck = "structure"
-    resize: Annotated[int, BeforeValidator(as_int), Field(strict=True, ge=1, le=1 << 16)] | None = None
+    resize: Annotated[int, Field(strict=True, ge=1, le=1 << 16), WHOLE] | None = None
     format: ImageFormat | None = None
-    quality: Annotated[int, BeforeValidator(as_int), Field(strict=True, ge=1, le=100)] | None = None
+    quality: Annotated[int, Field(strict=True, ge=1, le=100), WHOLE] | None = None
     keep_json: bool = False
     map: MapFunction | None = None
     checks: frozenset[str] | None = None

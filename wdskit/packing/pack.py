@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict, Unpack
 
-from wdskit.config.types import Cluster
+from wdskit.config.types import Cluster, Count, Natural
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, classes_json
 from wdskit.dataset.index import ShardEntry
 from wdskit.errors import PackError, RowError
@@ -84,8 +84,6 @@ class PackResult:
     was_done: bool
 
 
-Count = Annotated[int, BeforeValidator(as_int), Field(strict=True, ge=1)]
-Seed = Annotated[int, BeforeValidator(as_int), Field(strict=True, ge=0, le=(1 << 63) - 1)]
 Size = Annotated[
     int | str,
     BeforeValidator(lambda size: parse_bytes(size) if isinstance(size, str) else as_int(size)),
@@ -103,7 +101,7 @@ class RunOptions(TypedDict, total=False):
     max_samples: Count | None
     max_bytes: Size | None
     num_shards: Count | None
-    shuffle: Seed | None
+    shuffle: Natural | None
     split: str | Mapping[str, object] | None
     columns: str | Sequence[str]
     append: bool
