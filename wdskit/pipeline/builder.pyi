@@ -314,7 +314,7 @@ class Pipeline:
         fields: Fields | None = None,
         masks: Fields | None = None,
     ) -> Self:
-        """Resize images, bilinear with antialiasing; masks by nearest neighbour.
+        """Resize images, bilinear with antialiasing; masks by nearest neighbour. Boxes in JSON do not change.
 
         Args:
             size: The shorter side in pixels, which keeps the aspect ratio, or [height, width].
@@ -365,7 +365,7 @@ class Pipeline:
         fields: Fields | None = None,
         masks: Fields | None = None,
     ) -> Self:
-        """Mirror images left to right at random: all fields of a sample, or no field.
+        """Mirror images left to right at random: all images and masks of a sample, or none. Boxes in JSON do not move.
 
         Args:
             p: Probability of mirroring.

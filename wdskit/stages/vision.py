@@ -125,8 +125,8 @@ class Torchvision(PerSampleStage):
         try:
             from torchvision.transforms import v2
         except (ImportError, RuntimeError) as err:  # RuntimeError: another build than torch's
-            msg = f"torchvision: it cannot be imported: {err}."
-            raise PipelineError(f"{msg}\n  {install_extra('torchvision')}") from err
+            msg = f"torchvision: it cannot be imported: {err}.\n  It must be a build for your torch: docs/recipes.md."
+            raise PipelineError(f"{msg} {install_extra('torchvision')}") from err
         transform = v2.Compose([make_transform(item) for item in self.transforms])
         return BoundTorchvision(transform, dict(self.fields or {}), context.roles, context.run, label)
 

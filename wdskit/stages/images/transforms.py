@@ -189,7 +189,7 @@ class BoundTransform:
 
 
 class Resize(GeometricTransform):
-    """Resize images, bilinear with antialiasing; masks by nearest neighbour."""
+    """Resize images, bilinear with antialiasing; masks by nearest neighbour. Boxes in JSON do not change."""
 
     name: ClassVar[str] = "resize"
     shorthand: ClassVar[str | None] = "size"
@@ -265,7 +265,7 @@ class RandomResizedCrop(GeometricTransform):
 
 
 class RandomFlip(GeometricTransform):
-    """Mirror images left to right at random: all fields of a sample, or no field."""
+    """Mirror images left to right at random: all images and masks of a sample, or none. Boxes in JSON do not move."""
 
     name: ClassVar[str] = "random_flip"
     shorthand: ClassVar[str | None] = "p"
