@@ -420,12 +420,14 @@ if __name__ == "__main__":
     thread = Background(wdskit.Pipeline().exact({folder!r}).map(slow).batched(3).loader(**{settings!r}))
     for _ in range(4):
         thread.queue.get()
+    left = iter(wdskit.Pipeline().exact({folder!r}).batched(3).loader(**{settings!r}))
+    next(left)
 """
 
 
 @pytest.mark.parametrize("settings", WAYS[:2], ids=str)
-def test_a_daemon_thread_that_reads_at_the_end_of_the_program_prints_nothing(six, tmp_path, settings):
-    """The workers end while the thread waits for a batch of them."""
+def test_a_daemon_thread_and_a_loop_at_the_end_of_the_program_print_nothing(six, tmp_path, settings):
+    """The workers end while the thread waits for a batch of them, and while a global has the iterator of a loop."""
     folder = str(Path(six).parent)
     index_folder(folder, workers=1)
     script = tmp_path / "train.py"

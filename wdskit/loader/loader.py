@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -252,6 +253,7 @@ class Loader(ABC):
         self._end_running()
         self._check_rank()
         items = self._running = self._items()
+        exiting = weakref.finalize(items, self._end_running)  # when Python exits, before the modules are emptied
         self._is_in_epoch, self._next_epoch = True, None
         try:
             for item in items:
@@ -259,19 +261,19 @@ class Loader(ABC):
                     break
                 yield item
                 del item
+            if self._running is not items:
+                raise PipelineError(_ENDED)  # noqa: TRY301
         except Exception as err:
             if threading.current_thread().daemon and not threading.main_thread().is_alive():
                 raise SystemExit from err  # the program ends: its workers have ended, and Python ends such a thread
             if self._running is items:
                 raise
-            # Otherwise the pool was closed during a wait.
+            raise PipelineError(_ENDED) from None  # the pool was closed during a wait
         finally:
-            is_ended = self._running is not items
+            exiting.detach()
             items.close()
-            if not is_ended:
+            if self._running is items:
                 self._end_running()
-        if is_ended:
-            raise PipelineError(_ENDED)
         logger.info("%s", self._meter.stats().line())
 
     def _check_rank(self) -> None:

@@ -62,7 +62,7 @@ class EpochCounter:
         self._anchor = (0, 0, layout.num_samples)  # an epoch, its start and its samples: those of a loaded state
         self._is_loaded = False
         self._running: Pass | None = None
-        self._left: dict[str, Any] | None = None  # the consumer's state in an epoch that was left early
+        self._left: tuple[int, int] | None = None  # number of an epoch that was left early, and its consumed samples
         self.epoch = 0
         self.consumed = 0
 
@@ -118,9 +118,8 @@ class EpochCounter:
         current epoch. Do nothing if a state was loaded, or another pass was started, since `running` started.
         """
         if running is self._running and not self._is_loaded and self.consumed:
-            left = self.state_dict()
+            self._left = self.epoch, self.consumed
             self._roll_over()
-            self._left = left
 
     def following(self, running: Pass) -> Pass:
         """Return the pass over the whole epoch after `running`. The pass is not started. A later call of `set_epoch` or
@@ -163,14 +162,13 @@ class EpochCounter:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the consumer's position as plain JSON (see `PlannedLoader.state_dict`). `bad` is always 0 here."""
-        if self._left is not None:
-            return dict(self._left)
+        epoch, consumed = self._left or (self.epoch, self.consumed)
         return {
             "version": STATE_VERSION,
-            "epoch": self.epoch,
-            "consumed": self.consumed,
-            "start": self._start_of(self.epoch),
-            "epoch_samples": self._samples_of(self.epoch),
+            "epoch": epoch,
+            "consumed": consumed,
+            "start": self._start_of(epoch),
+            "epoch_samples": self._samples_of(epoch),
             "bad": 0,
             "fingerprint": add_digest(self._layout.fingerprint),
         }
