@@ -70,7 +70,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ` Did you mean ...?` with the name in `known` that is nearest to `name`; "" if no name is similar."""
     names, lowered = [*known], name[: 2 * MAX_SHOWN].lower().replace("-", "_")
     # `batch_size` means `size`, although `global_size` shares more letters with it
-    near = [part for part in lowered.split("_") if part in names] or difflib.get_close_matches(lowered, names, n=1)
+    near = difflib.get_close_matches(lowered, names, 1, 0.7) or [part for part in lowered.split("_") if part in names]
     return f" Did you mean `{near[-1]}`?" if near else ""
 
 
