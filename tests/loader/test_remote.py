@@ -158,6 +158,8 @@ def test_what_is_missing_or_wrong_is_named(numbers, s3):
     folder, url = numbers
     with pytest.raises(FolderIndexError, match=r"index.json: there is no such object.*\n.*Run `wdskit index` where"):
         read_all(f"{s3}/{BUCKET}/nothing/")
+    with pytest.raises(FolderIndexError, match=r"no such object.*\n  If none is there, run `wdskit index`"):
+        list(Pipeline().stream(f"{s3}/{BUCKET}/nothing/").loader(workers=0))
     with pytest.raises(FolderIndexError, match=r"s-009.tar: the folder's index does not list this shard"):
         read_all(f"{url}/s-009.tar")
     with pytest.raises(StorageError, match="no shard matches"):

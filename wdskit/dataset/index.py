@@ -265,8 +265,8 @@ def read_index(folder: str | Path, *, copy: Path | None = None) -> Index:
             raise unfinished(folder) from err
         if not is_here and err.status not in ABSENT_STATUSES:  # the index may exist
             raise
-        where = f"Run `wdskit index {folder or '.'}`" if is_here else "Run `wdskit index` where the shards are"
-        raise FolderIndexError(f"{err}\n  {where} to make it.", folder=folder) from err
+        how = f"Run `wdskit index {folder or '.'}` to make it" if is_here else "If none is there, run `wdskit index`"
+        raise FolderIndexError(f"{err}\n  {how}.", folder=folder) from err
     try:
         return _parse(folder, orjson.loads(data), copy, hashlib.sha256(data).hexdigest())
     except ValueError as err:
