@@ -72,14 +72,17 @@ def test_check_of_a_bad_file() -> None:
 
 def test_check_with_a_plugin() -> None:
     """A plugin may be a module of the current folder, as with python -m."""
-    source = "import wdskit\n\n@wdskit.register('my_f')\ndef my_f(sample):\n    return sample\n"
+    source = "import wdskit\n\n@wdskit.register('my_f')\ndef my_f(sample, by=1):\n    return sample\n"
+    Path("wrong.yaml").write_text(GOOD.replace("map: my_f", "my_f: {bi: 2}"))
     Path("plugin_of_the_test.py").write_text(source)
     try:
         code, out, _ = run("check", "good.yaml", "--plugin", "plugin_of_the_test")
+        _, _, err = run("check", "wrong.yaml", "--plugin", "plugin_of_the_test")
     finally:
         sys.modules.pop("plugin_of_the_test", None)
     assert code == 0
     assert "not registered here: my_g." in out
+    assert err.startswith("wrong.yaml:5: pipelines.train[1].my_f.bi: no such setting.")
 
 
 @pytest.mark.parametrize("command", ["check", "show"])

@@ -236,7 +236,7 @@ def test_an_option_does_what_its_help_says(run, photos, option, monkeypatch):
     Path("b.jsonl").write_text('{"id": "w", "photo": "photos/cat/0000.jpg"}\n')
     Path("c.jsonl").write_text('{"id": "w"}\n')
     assert run("pack", "a.jsonl", "there", "--skip-bad")[0] == 0
-    coco = {"images": [{"id": 1, "file_name": "cat/0001.jpg"}], "annotations": []}
+    coco = {"images": [{"id": 1, "file_name": "cat/0001.jpg"}]}
     Path("coco.json").write_text(json.dumps(coco))
     Path("names.txt").write_text("bird\ncat\ndog\n")
     (photos / "dog" / "0000.txt").write_text("a dog")

@@ -92,12 +92,15 @@ def draw_globally(sample: Any) -> Any:
     return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002 (tested here)
 
 
-def test_global_rng_leaves_the_generators_of_the_training_loop_alone(pattern: str) -> None:
+@pytest.mark.parametrize("source", ["exact", "stream"])
+def test_global_rng_leaves_the_generators_of_the_training_loop_alone(pattern: str, source: str) -> None:
+    pipe = getattr(Pipeline(), source)(pattern).map(draw_globally, global_rng=True).batched(4)
+
     def drawn(*, with_loader: bool) -> list[Any]:
         random.seed(1)
         np.random.seed(1)  # noqa: NPY002 (the global one is meant)
         torch.manual_seed(1)
-        batches = iter(Pipeline().exact(pattern).map(draw_globally, global_rng=True).batched(4).loader(workers=0))
+        batches = iter(pipe.loader(workers=0, timeout=60))
         found = []
         for _ in range(3):
             if with_loader:

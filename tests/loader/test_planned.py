@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+from collections import UserDict
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -82,8 +83,8 @@ def test_the_mask_is_where_to_tuple_names_it_or_a_field(numbers):
     assert (cls.tolist(), valid.tolist()) == ([0, 1, 2, 2], [True] * 3 + [False])
     [(double, valid)] = named.batched(4).map(lambda batch: (batch[1] * 2, batch[0])).loader(workers=0)
     assert (double.tolist(), valid.tolist()) == ([0, 2, 4, 4], [True] * 3 + [False])
-    [batch] = named.batched(4, collate=lambda rows: {"labels": [cls for _, cls in rows]}).loader(workers=0)
-    assert batch["labels"] == [0, 1, 2, 2]
+    [batch] = named.batched(4, collate=lambda rows: UserDict(labels=[cls for _, cls in rows])).loader(workers=0)
+    assert (type(batch), batch["labels"]) == (UserDict, [0, 1, 2, 2])
     assert batch["__valid__"].tolist() == [True] * 3 + [False]
     assert [sample["__valid__"] for sample in pipe.loader(workers=0, rank=1, world_size=2)] == [True, True]
     for moved in (named.map(lambda pair: pair[::-1]).batched(4), named.batched(4, collate=lambda _: ([0, 1], 2))):

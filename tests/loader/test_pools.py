@@ -23,7 +23,7 @@ import pytest
 import torch
 from digests import digest_of
 from images import encoded, photo
-from leaks import open_things, opened_since
+from leaks import open_descriptors, open_things, opened_since
 from shards import fail_on_7, index_numbers, number_of, write_shard
 
 from wdskit import Pipeline, PipelineError, SampleError
@@ -303,13 +303,16 @@ def locked(_: Any) -> Any:
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_loaders_of_one_process_share_its_descriptors(tmp_path, threads):
-    """Two loaders after each other, with more shards than descriptors."""
+    """Two loaders after each other, with more shards than descriptors, most of which the program itself uses."""
     index_numbers(tmp_path, [2] * 90)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
     try:
         loaders = [exact(str(tmp_path)).map(number_of).loader(workers=0, threads=threads) for _ in range(2)]
+        files = [os.open(os.devnull, os.O_RDONLY) for _ in range(80 - len(open_descriptors()))]
         assert [len({*loader}) for loader in loaders] == [180, 180]
+        for file in files:
+            os.close(file)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 

@@ -92,6 +92,7 @@ ROWS = [
             "times": n % 3,
             "f": n / 3,
             "neg": n - 1,
+            "huge": 1e307,
             "rare": n % 10 == 0,
         },
     }
@@ -102,7 +103,7 @@ ROWS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("weights") / "data"
-    columns = "cls,json.w,json.kind,json.times,json.f,json.neg,rare=json.rare"
+    columns = "cls,json.w,json.kind,json.times,json.f,json.neg,json.huge,rare=json.rare"
     on(HastyDisk(), pack, ROWS, folder, max_samples=25, columns=columns)
     split(folder, "train=0.5,val=0.5")
     return folder
@@ -183,10 +184,12 @@ def test_every_sample_is_there_as_often_as_repeat_says(folder: Path):
         (Resampled, {"weights": "json.neg"}, r"the weight of sample 0 .* is -1.0; weights are 0 or more"),
         (Resampled, {"balance": "json.f"}, "`balance` needs whole numbers or text"),
         (Resampled, {"weights": "json.w", "range": [0, 1]}, "column json.w: the sum of its weights is 0.0"),
+        (Resampled, {"weights": "json.huge"}, "column json.huge: the sum of its weights is inf"),
         (Exact, {"repeat": {"column": "json.f"}}, "`repeat` needs whole numbers"),
         (Exact, {"repeat": {"column": "json.w"}}, "`repeat` needs numbers from 0 to 16"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:overflow")
 def test_a_column_of_other_values_is_refused(folder: Path, source: Any, settings: dict[str, Any], told: str):
     with pytest.raises(SelectionError, match=told):
         source(shards=str(folder), **settings).plan()

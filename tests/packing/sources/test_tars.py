@@ -64,6 +64,7 @@ def test_a_tar_of_another_program_is_packed(tmp_path: Path) -> None:
     result = pack(write_others(tmp_path / "a.tar"), tmp_path / "d", **QUICK)
     assert read_folder(tmp_path / "d") == {"x/1": {"jpg": jpeg(1), "json": b'{"n": 1}'}, "x/2": {"txt": b""}}
     assert result.num_other >= 1
+    assert "folder names in tars are not labels" in result.notes[0]
 
 
 @pytest.mark.parametrize("bad", range(3))
