@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from wdskit.config.types import VALID
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import WHOLE_BATCH, Job, OpenJob, Program
+from wdskit.engine.reader import SampleReader
 from wdskit.errors import PROCESS_ERRORS, FolderIndexError, PipelineError, SampleError, ShardError, StorageError
 from wdskit.order.base import take_one
 from wdskit.order.steps import AnySteps
@@ -84,6 +85,9 @@ def never() -> bool:
     return False
 
 
+_Opened = tuple[Job, SampleReader]
+
+
 class BatchMaker:
     """A `Maker` of the batches of a program. The batches are the same in any thread and process."""
 
@@ -92,18 +96,17 @@ class BatchMaker:
         self._fetched: tuple[int, AnySteps] | None = None  # start and steps of the epoch whose parts are being fetched
         self._fetching: threading.Thread | None = None
 
-    def open(self, job: Job) -> Outcome[OpenJob]:
-        """Locate the samples of a job, and request those that are remote. Return an outcome with the open job or with
-        the error.
+    def open(self, job: Job) -> Outcome[_Opened]:
+        """Request the samples of a job that are remote. Return an outcome with the job and the reader of its samples,
+        or with the error.
         """
         program, reader = self._program, self._program.reader
         try:
-            locations = program.locate(job)
             if reader.is_remote:
+                locations = program.locate(job)
                 reader = reader.request(locations.shards, locations.samples)
-                if program.num_ahead:
-                    self._fetch_ahead(job)
-            return Outcome(program.divide(job, reader, locations))
+                self._fetch_ahead(job)
+            return Outcome((job, reader))
         except Exception as err:  # noqa: BLE001 (the consumer receives the error after the batches before it)
             return Outcome(error=err)
 
@@ -111,13 +114,13 @@ class BatchMaker:
         """Start a thread that fetches parts of shards into the cache, for the steps that follow the job.
 
         The thread fetches for the next `program.num_ahead` positions in whole steps, and for at least one step. It
-        ignores errors of shards: reading the sample raises the error later. Do nothing if the last thread still runs,
-        or if no step is left to fetch.
+        ignores errors of shards: reading the sample raises the error later. Do nothing if `num_ahead` is 0, the last
+        thread still runs, or no step is left to fetch.
         """
         program, steps, epoch = self._program, job.steps, (job.start, job.steps)
         num = max(1, program.num_ahead // steps.global_batch)
         first, stop = job.first + num if self._fetched == epoch else job.stop, min(job.stop + num, len(steps))
-        if first >= stop or (self._fetching is not None and self._fetching.is_alive()):
+        if not program.num_ahead or first >= stop or (self._fetching is not None and self._fetching.is_alive()):
             return
 
         def fetch() -> None:
@@ -131,7 +134,7 @@ class BatchMaker:
         self._fetching.start()
 
     def __call__(
-        self, opened: Outcome[OpenJob], memory: Memory = FRESH, is_cancelled: Callable[[], bool] = never
+        self, opened: Outcome[_Opened], memory: Memory = FRESH, is_cancelled: Callable[[], bool] = never
     ) -> Outcome[list[Batch]]:
         """Return the batches of a job from `open`; with an error, the batches before the error. This method does not
         raise. The error may be any BaseException, for example a ShardError if a shard is damaged, or a SampleError if a
@@ -141,9 +144,9 @@ class BatchMaker:
         board = self._program.run.board
         slot = board.claim()
         try:
-            job = opened.result()
-            assert job is not None
-            _make(self._program, job, memory, is_cancelled, batches, slot)
+            asked = opened.result()
+            assert asked is not None
+            _make(self._program, self._program.divide(*asked), memory, is_cancelled, batches, slot)
         except BaseException as err:  # noqa: BLE001 (the consumer receives every error)
             return Outcome(batches, err)
         finally:

@@ -205,11 +205,9 @@ class Program:
         is_sample = epoch_positions < steps.num_samples
         return SampleLocations(epoch_positions, positions, is_sample, *self.order.take(positions))
 
-    def divide(self, job: Job, reader: SampleReader, locations: SampleLocations) -> OpenJob:
-        """Return the open job for `BatchMaker`: its rows divided into batches.
-
-        `reader` reads the samples. `locations` come from `locate`.
-        """
+    def divide(self, job: Job, reader: SampleReader) -> OpenJob:
+        """Return the open job for `BatchMaker`: its rows located, and divided into batches. `reader` reads them."""
+        locations = self.locate(job)
         steps = range(job.first, job.stop)
         edges = np.cumsum([0, *(job.steps.batch_at(step) for step in steps)]).tolist()
         bounds = [slice(*pair) for pair in itertools.pairwise(edges)]
