@@ -91,6 +91,10 @@ def test_ranks_that_disagree_are_an_error_before_the_second_of_them_yields(
     for _ in range(3):  # also if one rank is an epoch ahead
         for loader in ranks([common(data["one"])] * 2):
             assert len([*loader]) == len(loader)
+    loaders = ranks([common(data["one"])] * 2)
+    next(iter(loaders[first]))  # one rank alone looks at a batch
+    with pytest.raises(RankError, match="number of steps so far is"):
+        _ = [[*loader] for loader in loaders * 2]
 
 
 def with_epoch(sample: dict[str, Any], epoch: int) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Loader(ABC):
         self._is_in_epoch = False  # False once a state is loaded during the running iteration
         self._next_epoch: int | None = None  # from `set_epoch` during the running iteration
         self._meter = Meter(name=name, rank=rank_info.rank)
-        self._number, self._num_iterations = next(_numbers[name]), 0
+        self._number, self._iterations, self._num_items = next(_numbers[name]), itertools.count(), 0
 
     def __repr__(self) -> str:
         """Return one line: name of the pipeline, batch size, rank, workers and threads."""
@@ -259,6 +259,7 @@ class Loader(ABC):
             for item in items:
                 if self._running is not items:
                     break
+                self._num_items += 1
                 yield item
                 del item
             if self._running is not items:
@@ -290,17 +291,16 @@ class Loader(ABC):
 
     def _compare_ranks(self, own: dict[str, Any]) -> None:
         """Raise RankError if `own`, which decides the samples of this rank, differs on the rank of the process group
-        that was first in this iteration.
+        that was first in this iteration, or if that rank took more or fewer steps before.
 
         There is no collective call: the first rank writes `own` into the group's store, and goes on.
         """
         store = None if self._is_rank_given else group_store(self._process_group)
         if store is None:
             return
-        self._num_iterations += 1
-        found = own
+        found = own = {**own, "number of steps so far": self._num_items}
         with contextlib.suppress(RuntimeError):  # the rank that has the store has ended
-            key = f"{self._meter.name}/{self._number}/{self._num_iterations}"
+            key = f"{self._meter.name}/{self._number}/{next(self._iterations)}"
             found = json.loads(store.compare_set(key, "", json.dumps(own)))
         if differing := differences(own, found):
             msg = f"{self._meter.name}: this rank and another one read different samples: {'; '.join(differing)}."
