@@ -169,11 +169,6 @@ def test_one_that_does_not_is_told_by_step_and_place(mutant):
     assert MUTANTS[mutant] in str(caught.value)
 
 
-def test_the_end_of_the_only_epoch_is_a_step_too():
-    with pytest.raises(AssertionError, match="resumed after step 4, saved during the run: step 5 differs"):
-        assert_resumes_exactly(RepeatsAFinishedEpoch, num_epochs=1, steps=[4])
-
-
 @pytest.mark.parametrize("steps", [[9], [-1], [0, 400]])
 def test_a_step_that_is_not_there_is_refused(steps):
     with pytest.raises(AssertionError, match=re.escape(f"steps={sorted(steps)}: 2 epochs of this loader have 8 steps")):
@@ -184,10 +179,6 @@ def test_a_step_that_is_not_there_is_refused(steps):
 class Pair:
     image: torch.Tensor
     label: int
-
-
-class Odd:
-    """An object that is equal only to itself."""
 
 
 ONE = torch.ones(2, 3)
@@ -203,7 +194,7 @@ DIFFERENT = [
     (1, True, "batch is a int, but without a stop a bool."),
     (Pair(ONE, 1), Pair(ONE, 2), "batch['label'] is 1, but without a stop 2."),
     (np.array(["a", None], object), np.array(["b", None], object), "batch: "),
-    (Odd(), Odd(), "batch is <"),
+    (object(), object(), "batch is <"),
 ]
 
 
