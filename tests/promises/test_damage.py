@@ -235,8 +235,8 @@ def damages(data: bytes, num: int) -> Iterator[tuple[str, bytes]]:
 
 def readings(folder: Path) -> tuple[Found, str | None]:
     """Read all samples of a folder; `exact` needs the index. What `verify` calls clean is right for `formats`, too."""
-    with contextlib.suppress(WdskitError):
-        if verify(folder, workers=1).is_clean:
+    with contextlib.suppress(WdskitError, KeyError):
+        if verify(folder, workers=1).is_clean:  # also if a name that only other readers need is damaged
             read_folder(folder)
     found: Found = []
     try:
