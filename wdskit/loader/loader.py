@@ -291,20 +291,21 @@ class Loader(ABC):
 
     def _compare_ranks(self, own: dict[str, Any]) -> None:
         """Raise RankError if `own`, which decides the samples of this rank, differs on the rank of the process group
-        that was first in this iteration, or if that rank took more or fewer steps before.
+        that was first in this iteration, or if that rank took more or fewer steps before and so is in another epoch.
+        Samples of `sequential` do not depend on the epoch.
 
         There is no collective call: the first rank writes `own` into the group's store, and goes on.
         """
         store = None if self._is_rank_given else group_store(self._process_group)
         if store is None:
             return
-        found = own = {**own, "number of steps so far": self._num_items}
+        found = own = own if own["source"] == "sequential" else {**own, "number of steps so far": self._num_items}
         with contextlib.suppress(RuntimeError):  # the rank that has the store has ended
             key = f"{self._meter.name}/{self._number}/{next(self._iterations)}"
             found = json.loads(store.compare_set(key, "", json.dumps(own)))
         if differing := differences(own, found):
             msg = f"{self._meter.name}: this rank and another one read different samples: {'; '.join(differing)}."
-            raise RankError(f"{msg}\n  Give all ranks the same settings, data, epoch and state.")
+            raise RankError(f"{msg}\n  Give all ranks the same settings, data, epoch, state and steps.")
 
 
 class _Sampler:
