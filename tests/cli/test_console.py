@@ -47,9 +47,4 @@ def test_results_are_one_readable_line(tmp_path) -> None:
     packed = wdskit.pack(rows, tmp_path / "a", max_samples=2)
     assert "num_samples=5, " in str(packed)
     assert len(str(packed)) < 400
-    plan = wdskit.pack(rows, tmp_path / "b", max_samples=2, dry_run=True)
-    assert "dry_run=True" in repr(plan)
-    again = wdskit.reshard(str(tmp_path / "a"), tmp_path / "c", num_shards=1)
-    assert "num_samples=5, " in str(again)
     assert str(wdskit.verify(str(tmp_path / "a"))) == f"VerifyResult({tmp_path / 'a'}: 5 samples in 3 shards, clean)"
-    assert str(wdskit.index_folder(tmp_path / "a")) == "IndexReport(3 shards, 5 samples)"
