@@ -27,7 +27,6 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 TEMP_PREFIX = "."
 TEMP_SUFFIX = ".wdskit-temp"
 _TOKEN_BYTES = 4
-_TOKEN = re.compile(rf"\.[0-9a-f]{{{2 * _TOKEN_BYTES}}}\Z")
 """The random part at the end of a temporary file's name."""
 
 
@@ -319,7 +318,7 @@ def remove_temp_files(folder: Path, *, of: Container[str] | None = None, disk: D
     """
     for temp in sorted(folder.glob(f"{TEMP_PREFIX}*{TEMP_SUFFIX}")):
         name = temp.name.removeprefix(TEMP_PREFIX).removesuffix(TEMP_SUFFIX)
-        if of is None or name in of or _TOKEN.sub("", name) in of:
+        if of is None or name in of or re.sub(rf"\.[0-9a-f]{{{2 * _TOKEN_BYTES}}}\Z", "", name) in of:
             disk.remove(temp)
 
 

@@ -74,11 +74,9 @@ def _words_of(stage: Any, *, is_planned: bool) -> set[str]:
     kind = getattr(stage, "kind", None)
     if kind is None:
         return {"opens"} if stage is None else {"opens", "foreign"}
-    words = {"any" if stage.takes_any else kind, stage.name}
+    words = {"any" if stage.takes_any else kind, stage.name, "" if getattr(stage, "partial", True) else "partial"}
     words |= {flag for flag in ("is_planned", "needs_plan") if getattr(stage, flag)}
     words.add("dicts" if kind == "source" else "opens" if kind != "splitter" else "")
-    if getattr(stage, "partial", True) is False:
-        words.add("partial")
     if stage.name == "map_tuple":
         words.remove("each")
     if stage.name != "with_length":

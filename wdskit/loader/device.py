@@ -13,8 +13,6 @@ import torch
 from wdskit.errors import PipelineError
 from wdskit.pipeline.settings import LoaderSpec
 
-_NUM_AHEAD = 2  # one batch is being moved, the other batch waits for the consumer
-
 
 class Mover:
     """Moves batches to page-locked memory, and from there to a CUDA device, unless `device` is None."""
@@ -108,7 +106,8 @@ def move_ahead(source: Generator[Any, None, None], mover: Mover, is_ready: Calla
     error: Exception | None = None
     try:
         while True:
-            while error is None and len(sent) <= _NUM_AHEAD and (not sent or is_ready()):
+            # Two batches ahead: one is being moved, the other waits for the consumer.
+            while error is None and len(sent) <= 2 and (not sent or is_ready()):
                 try:
                     sent.append(thread.submit(mover.send, next(source)))
                 except Exception as err:  # noqa: BLE001 (raised after the values before the error)

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ENDED = "this iteration has ended: the loader was closed, or a new iteration began. Two at a time need two loaders."
-_JOBS_A_WORKER = 4  # at least, in an epoch with enough batches, so that all workers have work up to its end
 _MOST_FOLLOWING = 2  # jobs of the next epoch that are made at the end of an epoch, and kept while other loaders run
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)  # of this process's loaders of each name
 
@@ -501,7 +500,8 @@ def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
         return size, 0
     if not program.reader.is_remote:  # jobs with fewer samples would request some bytes of a store several times
         num_steps = len(program.epoch.steps(program.run.rank_info.world_size))
-        size = max(1, min(size, num_steps // (_JOBS_A_WORKER * workers)))
+        # At least four jobs a worker, if the epoch has enough batches, so that all have work up to its end.
+        size = max(1, min(size, num_steps // (4 * workers)))
     most = max(spec.prefetch or max(DEFAULT_PREFETCH, workers * (num_threads + 1)), 2 * spec.workers)
     if spec.prefetch is None:
         return size, most

@@ -154,11 +154,10 @@ class Collate:
         """
         where = f"slot {slot}" if isinstance(slot, int) else "the value" if slot is None else f"`{slot}`"
         names = self.roles.names_at(slot)
-        kinds = [_kind(value) for value in values]
         is_list = self.roles.is_list(names)
-        if is_list and "" in kinds:  # such as lists of text: an empty list is not an array of numbers then
+        if is_list and not all(map(_kind, values)):  # lists of text: an empty list is not an array of numbers then
             values = [value.tolist() if getattr(value, "size", 1) == 0 else value for value in values]
-            kinds = [_kind(value) for value in values]
+        kinds = [_kind(value) for value in values]
         is_list = is_list and {*kinds} == {"array"}
         if is_list:
             values = _unify_lists(values)

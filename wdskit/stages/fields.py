@@ -215,9 +215,8 @@ class MapDict(PerSampleStage):
         return functools.partial(_map_fields, calls)
 
 
-def _map_fields(calls: Mapping[str, ValueFunction], sample: Any, origin: Origin) -> dict[str, Any]:
-    mapped = {field: function(pick("map_dict", sample, field), origin) for field, function in calls.items()}
-    return {**sample, **mapped}
+def _map_fields(calls: Mapping[str, ValueFunction], sample: dict[str, Any], origin: Origin) -> dict[str, Any]:
+    return sample | {field: function(pick("map_dict", sample, field), origin) for field, function in calls.items()}
 
 
 class MapTuple(PerSampleStage):

@@ -35,8 +35,7 @@ REPORT_S = 60.0
 IDLE = -1
 """The value of `minor` in a slot whose thread works on no sample."""
 
-_SHAPE = (1024, 2)  # the most threads of a process, and the numbers of a slot
-BOARD_BYTES = 1024 * 2 * 8
+BOARD_BYTES = 1024 * 2 * 8  # the most threads of a process, the numbers of a slot, the bytes of a number
 
 Slot: TypeAlias = "memoryview[int]"
 
@@ -324,7 +323,7 @@ class Board:
 
 def slots_in(memory: Any) -> NDArray[np.int64]:
     """Return the slots in the memory of a `Board` as a view: int64 (slots, 2). `Board` explains the numbers."""
-    return np.frombuffer(memory, np.int64).reshape(_SHAPE)
+    return np.frombuffer(memory, np.int64).reshape(-1, 2)
 
 
 @dataclass(slots=True)

@@ -50,7 +50,6 @@ from wdskit.text import plain_value
 MAX_TIMES = 16
 """The largest number of times that `repeat` can put a sample into an epoch."""
 
-_MAX_LANES = 2**20
 _MAX_IN_WINDOWS = 2**28  # lanes x window of `resampled`, which needs up to 8 bytes per sample in a window
 
 
@@ -70,7 +69,7 @@ def _check_where(text: str) -> str:
 
 
 Condition = Annotated[Text, AfterValidator(_check_where)]
-LaneCount = Annotated[int, Strict(), Field(ge=1, le=_MAX_LANES), WHOLE]
+LaneCount = Annotated[int, Strict(), Field(ge=1, le=2**20), WHOLE]
 Bounds = tuple[CountOrShare, CountOrShare]
 Times = Annotated[dict[Literal["column"], Text], Field(min_length=1)]
 _From = Annotated[int, Field(ge=0, lt=10**18)]

@@ -28,9 +28,6 @@ from wdskit.stages.base import Context, Function
 from wdskit.stages.run import Origin, RankInfo, RejectedSample, Run, Step
 from wdskit.storage.urls import LocalFile, open_stream, shown_url
 
-_MOST_EMPTY = 100  # passes over the shards without a sample
-_EPOCH_SHIFT = 32  # an epoch of draws with replacement has up to 2**32 draws
-
 
 class StreamRun(Run):
     """The state of a stream in one process.
@@ -125,8 +122,7 @@ class StreamSource:
     """
 
     def __init__(self, run: StreamRun, settings: Stream) -> None:
-        self.run = run
-        self.settings = settings
+        self.run, self.settings = run, settings
         self.shards = list_shards(settings.shards, read_index if settings.check == "sha256" else None, is_absolute=True)
         self._checked: set[int] = set()
         if settings.classes == "same":
@@ -165,7 +161,8 @@ class StreamSource:
         """
         run, num = self.run, len(self.shards.urls)
         (rank, world_size, _), epoch = run.rank_info, run.epoch
-        draws = enumerate(self.draws(), epoch << _EPOCH_SHIFT if self.settings.resampled else epoch * num)
+        # An epoch of draws with replacement has up to 2**32 draws.
+        draws = enumerate(self.draws(), epoch << 32 if self.settings.resampled else epoch * num)
         num_empty = 0  # shards in turn
         for draw, at in itertools.islice(draws, rank + world_size * run.worker, None, world_size * run.num_workers):
             samples = self._read(at)
@@ -177,7 +174,7 @@ class StreamSource:
             finally:
                 close()
             num_empty += 1
-            if num_empty > _MOST_EMPTY * num:
+            if num_empty > 100 * num:
                 url = shown_url(self.shards.urls[at])
                 raise StorageError(f"{url}: the last {num_empty} shards that were read have no sample.", url=url)
 

@@ -238,8 +238,7 @@ def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) ->
     numbers = torch.from_numpy(array.astype(np.float32))
     if kind == "keypoints":
         return tv_tensors.KeyPoints(numbers, canvas_size=size), None
-    form = tv_tensors.BoundingBoxFormat[kind["boxes"].upper()]
-    return tv_tensors.BoundingBoxes(numbers, format=form, canvas_size=size), None
+    return tv_tensors.BoundingBoxes(numbers, format=kind["boxes"], canvas_size=size), None
 
 
 def _as_value(value: Any, kind: Any) -> Any:

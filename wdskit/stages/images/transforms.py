@@ -27,8 +27,6 @@ Sample: TypeAlias = dict[str, Any]
 _FIELDS = "The image fields to transform. Default: the sample's only image field."
 _MASKS = "Fields to transform with the same random values and nearest neighbour, such as segmentation masks."
 
-_CROP_TRIES = 10  # the number in torchvision
-
 
 def _check_ordered(pair: tuple[float, float]) -> tuple[float, float]:
     if pair[0] > pair[1]:
@@ -345,7 +343,7 @@ def draw_crop(
         largest part in the middle of the image with an allowed ratio.
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
-    for _ in range(_CROP_TRIES):
+    for _ in range(10):  # the number in torchvision
         # `random` is the method of numpy that is least likely to change.
         for_area, for_shape, for_top, for_left = rng.random(4).tolist()
         area = height * width * (scale[0] + for_area * (scale[1] - scale[0]))
