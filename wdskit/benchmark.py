@@ -24,7 +24,6 @@ from wdskit.stages.streaming import WithEpoch
 Progress = Callable[[str, int, int], None]
 
 _ENDLESS = 10**9  # batches of the measured epoch: it never ends, because loaders pause between epochs
-_WARM_UP_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ def bench(
         subject.loader(setting)  # raises before the first measurement if the pipeline cannot run
     results: dict[WorkerCount | None, list[tuple[float, ...]]] = {job: [] for job in (None, *settings)}
     num_jobs, tell = repeats * len(results), progress or (lambda *_: None)
-    subject.run_bare(min(_WARM_UP_S, seconds))
+    subject.run_bare(min(0.2, seconds))
     for number, job in enumerate([*results] * repeats):
         tell(str(job or "bare loop"), number, num_jobs)
         results[job].append(measure_loader(subject.loader(job), seconds) if job else subject.run_bare(seconds))

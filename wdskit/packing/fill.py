@@ -150,9 +150,10 @@ class Filler:
                         columns.end(row.key)
                     offsets.append(writer.offset)
                 writer.finish()
+                sha256 = temp.sha256
             publish_bytes(tar.with_suffix(".idx"), idx_bytes(offsets), disk=self.disk)
             fields_found, idx_sha256 = tuple(sorted(names)), digest_offsets(offsets)
-            entry = ShardEntry(job.name, len(offsets) - 1, writer.offset, temp.sha256, fields_found, idx_sha256)
+            entry = ShardEntry(job.name, len(offsets) - 1, writer.offset, sha256, fields_found, idx_sha256)
             filled = Filled(job.digest, entry, columns.values())
             publish_note(tar.with_suffix(".json"), {"entry": asdict(entry), "columns": filled.columns}, disk=self.disk)
             return filled
