@@ -148,8 +148,8 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 def _dtype(kind: pa.DataType) -> Any:
     """Return the dtype of the numbers in lists, also in nested lists."""
-    from pyarrow import types
+    from pyarrow import array, types
 
     while hasattr(kind, "value_type"):
         kind = kind.value_type
-    return kind.to_pandas_dtype() if types.is_primitive(kind) else None
+    return array([], kind).to_numpy(zero_copy_only=False).dtype if types.is_primitive(kind) else None
