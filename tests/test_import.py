@@ -48,14 +48,12 @@ def test_editors_see_the_lazy_names() -> None:
 
 
 def test_no_public_name_is_the_name_of_a_package() -> None:
-    """`wdskit.pack` is always the function, also after imports of modules."""
     folder = Path(wdskit.__file__).parent
     parts = {path.stem for path in folder.glob("*.py")} | {path.name for path in folder.iterdir() if path.is_dir()}
     assert not parts & set(wdskit.__all__)
 
 
 def test_every_public_error_is_a_wdskit_error() -> None:
-    """One except clause catches all errors that a user can cause."""
     errors = [name for name in wdskit.__all__ if name.endswith("Error")]
     assert len(errors) >= 12
     assert all(issubclass(getattr(wdskit, name), wdskit.WdskitError) for name in errors)

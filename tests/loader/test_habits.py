@@ -91,12 +91,15 @@ def test_ranks_that_disagree_are_an_error_before_the_second_of_them_yields(
     for _ in range(3):  # also if one rank is an epoch ahead
         for loader in ranks([common(data["one"])] * 2):
             assert len([*loader]) == len(loader)
-    loaders = ranks([common(data["one"])] * 2)
-    next(iter(loaders[first]))  # one rank alone looks at a batch
-    with pytest.raises(RankError, match="number of steps so far is"):
-        _ = [[*loader] for loader in loaders * 2]
+    plain = Pipeline().sequential(data["one"], tail="drop").to_dict("cls").batched(4)
+    for each in (common(data["one"]), plain.with_epoch(2)):
+        store = dist.HashStore()
+        loaders = ranks([each] * 2)
+        next(iter(loaders[first]))  # one rank alone looks at a batch
+        with pytest.raises(RankError, match="number of steps so far is"):
+            _ = [[*loader] for loader in loaders * 2]
     store = dist.HashStore()
-    loaders = ranks([Pipeline().sequential(data["one"], tail="drop").to_dict("cls").batched(4)] * 2)
+    loaders = ranks([plain] * 2)
     next(iter(loaders[first]))  # here, no sample depends on the epoch
     assert all([*loader] for loader in loaders * 2)
 

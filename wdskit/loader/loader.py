@@ -11,7 +11,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ENDED = "this iteration has ended: the loader was closed, or a new iteration began. Two at a time need two loaders."
-_MOST_FOLLOWING = 2  # jobs of the next epoch that are made at the end of an epoch, and kept while other loaders run
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)  # of this process's loaders of each name
 
 
@@ -288,17 +287,20 @@ class Loader(ABC):
             msg = f"this loader reads for rank {own.rank} of {own.world_size}, but the process group has rank "
             raise RankError(f"{msg}{now.rank} of {now.world_size}.\n  Make the loader after init_process_group.")
 
-    def _compare_ranks(self, own: dict[str, Any]) -> None:
-        """Raise RankError if `own`, which decides the samples of this rank, differs on the rank of the process group
-        that was first in this iteration, or if that rank took more or fewer steps before and so is in another epoch.
-        Samples of `sequential` do not depend on the epoch.
+    def _compare_ranks(self, state: Callable[[], dict[str, Any]], **settings: Any) -> None:
+        """Raise RankError if the state or the settings of this rank differ from those of the rank of the process group
+        that was first in this iteration. They decide the samples. So do the steps that a rank took before, because a
+        rank that took more is in another epoch; only all samples of `sequential` are the same in each epoch.
 
-        There is no collective call: the first rank writes `own` into the group's store, and goes on.
+        There is no collective call: the first rank writes its values into the group's store, and does not wait.
         """
         store = None if self._is_rank_given else group_store(self._process_group)
         if store is None:
             return
-        found = own = own if own["source"] == "sequential" else {**own, "number of steps so far": self._num_items}
+        found = own = {**state(), **settings}
+        own |= own.pop("fingerprint", {})
+        if own["source"] != "sequential" or own.get("with_epoch") or own.get("buckets"):
+            own["number of steps so far"] = self._num_items
         with contextlib.suppress(RuntimeError):  # the rank that has the store has ended
             key = f"{self._meter.name}/{self._number}/{next(self._iterations)}"
             found = json.loads(store.compare_set(key, "", json.dumps(own)))
@@ -405,8 +407,7 @@ class PlannedLoader(Loader):
 
     def _items(self) -> Any:
         running, budget, layout = self._counter.begin(), self._budget, self.program.epoch
-        state = self._counter.state_dict()
-        self._compare_ranks({**state, **state.pop("fingerprint"), "batch": layout.batch, "tail": layout.tail})
+        self._compare_ranks(self._counter.state_dict, batch=layout.batch, tail=layout.tail)
         self.program.run.epoch = running.epoch  # workers that start now seed their generators with it
         if not running.steps.consumed:
             budget.count = 0
@@ -452,7 +453,8 @@ class PlannedLoader(Loader):
         for left in reversed(range(-(-len(running.steps) // self._steps_per_job))):
             self._start_jobs(jobs, 1)
             _, ticket = self._waiting.popleft()
-            self._start_jobs(jobs, min(self._num_ahead, left + _MOST_FOLLOWING))
+            # At the end of an epoch, two jobs of the next epoch are made, and kept while other loaders run.
+            self._start_jobs(jobs, min(self._num_ahead, left + 2))
             outcome = self._pool.take(ticket)
             self._made, outcome.value = deque(outcome.value or ()), None
             while self._made:

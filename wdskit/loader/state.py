@@ -19,7 +19,6 @@ logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 _NUMBERS = ("epoch", "consumed", "start", "epoch_samples", "bad")
-_MAX_NUMBER = 1 << 62  # the sum of two such numbers is an int64
 _CONTENT = "content"
 _DIGEST = "digest"
 _ADVICE = "Give the loader the same settings, or load with strict=False to continue from the same numbers."
@@ -216,7 +215,7 @@ def _check_numbers(state: Any) -> list[int]:
         raise StateError(f"this is not the state of a planned loader of version {STATE_VERSION}, but {version!r}.")
     for name in _NUMBERS:
         number = state.get(name)
-        if type(number) is not int or not 0 <= number < _MAX_NUMBER:
+        if type(number) is not int or not 0 <= number < 1 << 62:  # the sum of two such numbers is an int64
             raise StateError(f"state: {name} is {number!r}, not a whole number from 0 to 2**62 - 1.")
     if state["consumed"] > state["epoch_samples"]:
         raise StateError(f"state: consumed is {state['consumed']}, more than epoch_samples, {state['epoch_samples']}.")

@@ -143,7 +143,7 @@ class StreamLoader(Loader):
 
     def _items(self) -> Iterator[Any]:
         self._epoch += self._num_received > 0  # the last epoch was left
-        self._compare_ranks({**self.state_dict(), "batch": self.batch_size, "with_epoch": self.pipeline.run.num_items})
+        self._compare_ranks(self.state_dict, batch=self.batch_size, with_epoch=self.pipeline.run.num_items)
         epoch, num_wanted = self._epoch, self.pipeline.run.num_items
         self._budget.count = self._num_received = num_items = 0
         if num_wanted is None or epoch != self._following:
