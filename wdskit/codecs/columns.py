@@ -65,6 +65,10 @@ class NpyColumn:
         self._raw = raw
         self._headers = headers
 
+    def __getitem__(self, rows: slice) -> NpyColumn:
+        """Return the column of the samples `rows`."""
+        return NpyColumn(self._field, self._raw[rows], self._headers[rows])
+
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Shape of each array."""

@@ -5,7 +5,7 @@ The batches are equal to the batches that the same stages make sample by sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,12 +13,12 @@ import numpy as np
 from wdskit.codecs.columns import NpyColumn, RawColumn, decode_column
 from wdskit.codecs.fields import is_path
 from wdskit.codecs.formats import is_image_field
-from wdskit.engine.reader import ColumnarSamples, SampleReader
-from wdskit.errors import SampleError, WdskitError
+from wdskit.engine.reader import SampleReader
+from wdskit.errors import WdskitError
 from wdskit.order.base import Ints
 from wdskit.stages.collate import Batcher, Collate, Memory, Ragged, has_torch_dtype
 from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple
-from wdskit.stages.run import NO_ORIGIN, NOTHING, Origin, SampleStages, add_advice
+from wdskit.stages.run import NO_ORIGIN, NOTHING, Origin, SampleStages
 
 FieldColumn: TypeAlias = NpyColumn | list[Any]
 """One field of all samples: the bytes that were read (a `RawColumn`), arrays in these bytes, or a list of values."""
@@ -32,15 +32,13 @@ class BatchColumns:
 
     Args:
         stages: The stages before `batched`: only field stages of wdskit.
-        batched: Has wdskit's own collate function, `collate`.
-        collate: The same function.
+        collate: wdskit's own collate function.
         has_origins: Whether stages after `batched` need the origins of batches. Otherwise all are `NO_ORIGIN`.
     """
 
-    def __init__(self, stages: SampleStages, batched: Batcher, collate: Collate, *, has_origins: bool) -> None:
+    def __init__(self, stages: SampleStages, collate: Collate, *, has_origins: bool) -> None:
         self.has_origins = has_origins
         self.stages = stages
-        self.batched = batched
         self.collate = collate
 
     def make(
@@ -53,11 +51,12 @@ class BatchColumns:
         memory: Memory,
         *,
         epoch: int,
-    ) -> Iterator[tuple[Any, Origin]] | None:
-        """Return an iterator over (batch, origin). The origin's `members` are those of its first and last sample.
+    ) -> list[tuple[Any, Origin]] | None:
+        """Return (batch, origin) for each batch. The origin's `members` are those of its first and last sample.
 
-        Return None if the batches must be made sample by sample, because C cannot read the samples together: they
-        differ in their fields, one has a header that is not plain, or a shard is damaged.
+        Return None if the batches must be made sample by sample: C cannot read the samples together, because they
+        differ in their fields or one has a header that is not plain; or there is an error, which then has the name of
+        its sample and comes after the batches before it.
 
         Args:
             reader: Reads the samples.
@@ -67,60 +66,40 @@ class BatchColumns:
             bounds: The rows of each batch.
             memory: Gives the memory of batches.
             epoch: Number of the epoch, for the origins.
-
-        Raises:
-            SampleError: From the iterator: a stage failed on a sample, or the samples cannot be collated.
         """
         try:
             found = reader.read_columns(shards, samples)
-        except (WdskitError, OSError):  # raised again by its sample, after the batches before it
-            return None
-        if found is None:
+            if found is None:
+                return None
+            columns: Any = {"__key__": found.keys, "__url__": found.paths, **found.fields}
+            for step in self.stages.steps:
+                columns = _apply(step.function, columns)
+            self.collate.check_ragged(columns)
+            is_dict = isinstance(columns, dict)
+            # True stands for `__valid__`.
+            slots = [
+                (slot, [True] * len(positions) if column is True else column)
+                for slot, column in (columns.items() if is_dict else enumerate(columns))
+            ]
+            values = [{slot: self._collate(slot, column[bound], memory) for slot, column in slots} for bound in bounds]
+        except (WdskitError, OSError):
             return None
 
         def origin_of(at: int) -> Origin:
-            return Origin(
-                found.paths[at], found.keys[at], 0, int(positions[at]), reader.part(int(shards[at])), epoch=epoch
-            )
+            part = reader.part(int(shards[at]))
+            return Origin(found.paths[at], found.keys[at], 0, int(positions[at]), part, epoch=epoch)
 
-        return (self._make_one(found, bound, origin_of, memory) for bound in bounds)
-
-    def _make_one(
-        self, found: ColumnarSamples, bound: slice, origin_of: Callable[[int], Origin], memory: Memory
-    ) -> tuple[Any, Origin]:
-        """Return the batch of the rows `bound`, and its origin. `origin_of` returns the origin of a row."""
-        raw: dict[str, list[Any]] = {"__key__": found.keys[bound], "__url__": found.paths[bound]}
-        raw |= {name: RawColumn(data[bound]) for name, data in found.fields.items()}
-        try:
-            columns: Any = raw
-            for step in self.stages.steps:
-                columns = _apply(step.function, columns)
-            if isinstance(columns, tuple):  # True stands for `__valid__`
-                columns = tuple([True] * len(found.keys[bound]) if each is True else each for each in columns)
-            self.collate.check_ragged(columns)
-            slots = columns.items() if isinstance(columns, dict) else enumerate(columns)
-            batch = {slot: self._collate(slot, column, memory) for slot, column in slots}
-        except Exception:
-            # The error of the first bad sample: only one by one they have names.
-            origins = [origin_of(at) for at in range(bound.start, bound.stop)]
-            rows = [dict(zip(raw, row, strict=True)) for row in zip(*raw.values(), strict=True)]
-            try:
-                values = [self.stages.apply(row, origin) for row, origin in zip(rows, origins, strict=True)]
-            except SampleError as err:
-                add_advice(err)
-                raise
-            self.batched.collated(values, origins, memory)
-            raise
-        value = batch if isinstance(columns, dict) else tuple(batch.values())
-        if not self.has_origins:
-            return value, NO_ORIGIN
-        ends = origin_of(bound.start), origin_of(bound.stop - 1)
-        return value, ends[1]._replace(members=ends)
+        made = []
+        for bound, value in zip(bounds, values, strict=True):
+            origin = NO_ORIGIN
+            if self.has_origins:
+                ends = origin_of(bound.start), origin_of(bound.stop - 1)
+                origin = ends[1]._replace(members=ends)
+            made.append((value if is_dict else tuple(value.values()), origin))
+        return made
 
     def _collate(self, slot: str | int, column: FieldColumn, memory: Memory) -> Any:
-        """Return the batch of one column, equal to the batch that `Collate` makes. PipelineError: The values cannot be
-        collated.
-        """
+        """Return the batch of one column, equal to the batch that `Collate` makes."""
         if isinstance(column, NpyColumn):
             is_ragged = self.collate.is_ragged(slot)
             joined = _ragged(column, memory) if is_ragged else _stacked(column, memory)
@@ -143,7 +122,7 @@ def columns_of(stages: SampleStages, batched: Batcher | None, *, has_origins: bo
         return None
     if not all(_is_columnar(step.function) for step in stages.steps):
         return None
-    return BatchColumns(stages, batched, batched.collate, has_origins=has_origins)
+    return BatchColumns(stages, batched.collate, has_origins=has_origins)
 
 
 def _is_columnar(function: object) -> bool:

@@ -63,7 +63,7 @@ class PickedOrder:
             return shards, self._subsets[0].take(shards, places)
         layers, inner = np.divmod(shards, self._num_shards)
         samples = np.empty_like(places)
-        for layer in np.unique(layers).tolist():
+        for layer in sorted(set(layers.tolist())):
             rows = np.flatnonzero(layers == layer)
             samples[rows] = self._subsets[layer].take(inner[rows], places[rows])
         return inner, samples
