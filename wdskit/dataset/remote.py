@@ -325,9 +325,10 @@ class _CachedParts:
             at = self._part_of(number)
             name = self._name(at)
             where = number - self._firsts[at], self._offsets[number], self._offsets[number + 1]
-            if wait and not self._cache.has(name):
-                self._cache.wait_for(name)
             data = self._cache.read(name, *where)
+            if data is None and wait:
+                self._cache.wait_for(name)
+                data = self._cache.read(name, *where)
             if data is None:
                 return None
             found.append(data)
