@@ -8,7 +8,7 @@ from typing import Any, Literal
 from PIL import ExifTags, Image, ImageOps, features
 from PIL import __version__ as pillow_version
 
-from wdskit.codecs.images import largest_number, open_pillow, pillow_errors
+from wdskit.codecs.images import decode_image, largest_number, open_pillow, pillow_errors
 from wdskit.errors import DecodeError
 from wdskit.files import Buffer
 
@@ -24,8 +24,8 @@ def recode_image(
 ) -> tuple[bytes, ImageFormat]:
     """Return an image as a new file, upright as its EXIF orientation says.
 
-    The shorter side is shrunk to `size` pixels, never enlarged. The colour profile is kept; EXIF is not. An image in
-    one of the formats jpg, webp and png that needs no change is returned as it is.
+    The shorter side is shrunk to `size` pixels, never enlarged. A colour profile of grey or RGB is kept; EXIF is not.
+    An image in one of the formats jpg, webp and png that needs no change is returned as it is.
 
     Args:
         data: The file.
@@ -46,24 +46,24 @@ def recode_image(
     target = fmt or own or "png"
     with pillow_errors(image.format or ""):
         turn, most = image.getexif().get(ExifTags.Base.Orientation, 1), largest_number(data, image)
-    is_small = size is None or min(image.size) <= size
-    if target == own and turn in {0, 1} and is_small:
+    side = min(image.size) if size is None else min(size, *image.size)
+    if target == own and turn not in range(2, 9) and side == min(image.size):
         return bytes(data), target
     if most > 255:
         raise DecodeError("it has more than 8 bits per channel, which would be lost. Use a `map`")
     if target == "jpg" and image.has_transparency_data:
         raise DecodeError("it is transparent, which a jpg cannot be. Use --format png or webp, or a `map`")
+    is_grey = image.mode == "L" and target != "webp"  # a webp has colours
+    spec = "pilrgba" if image.has_transparency_data else "pill" if is_grey else "pil"
+    decoded: Any = decode_image(data, spec, max_pixels=max_pixels)  # refuses cut pixel data, which Pillow paints grey
     out = io.BytesIO()
     with pillow_errors(image.format or ""):
-        upright = ImageOps.exif_transpose(image)
-        if upright.mode not in {"L", "RGB", "RGBA"}:
-            upright = upright.convert("RGBA" if upright.has_transparency_data else "RGB")
-        if size is not None and not is_small:
-            ratio = size / min(upright.size)
-            sides = max(1, round(upright.width * ratio)), max(1, round(upright.height * ratio))
-            upright = upright.resize(sides, Image.Resampling.BICUBIC)
-        options: dict[str, Any] = {} if target == "png" else {"quality": quality}
-        upright.save(out, _NAMES[target], icc_profile=image.info.get("icc_profile"), **options)
+        upright = ImageOps.exif_transpose(decoded)
+        sides = [max(1, round(each * side / min(upright.size))) for each in upright.size]
+        profile = image.info.get("icc_profile") or b""
+        fits = profile[16:20] == (b"GRAY" if is_grey else b"RGB ")
+        upright = upright.resize(sides, Image.Resampling.BICUBIC)
+        upright.save(out, _NAMES[target], quality=quality, icc_profile=profile if fits else None)
     return out.getvalue(), target
 
 
