@@ -272,10 +272,11 @@ def named(*names: str | int | None, start: int = 0) -> list[dict[str, Any]]:
 def test_append_looks_names_up_in_classes_json_and_keeps_it(tmp_path: Path) -> None:
     pack(named("dog", "ant", "cat"), tmp_path / "d", classes=["cat", "dog", "ant"])
     pack(named("cat", None, "ant", start=3), tmp_path / "d", append=True)
-    assert [fields.get("cls") for fields in read_folder(tmp_path / "d").values()] == [
-        b"1", b"2", b"0", b"0", None, b"2"
-    ]  # fmt: skip
+    labels = [fields.get("cls") for fields in read_folder(tmp_path / "d").values()]
+    assert labels == [b"1", b"2", b"0", b"0", None, b"2"]
     assert read_classes(tmp_path / "d") == {"cat": 0, "dog": 1, "ant": 2}
+    pack(named(None), tmp_path / "e")
+    assert [pack(named("dog", start=3), tmp_path / "e", append=True).was_done for _ in range(2)] == [False, True]
 
 
 def test_append_refuses_a_new_name(tmp_path: Path) -> None:

@@ -68,23 +68,23 @@ class ClassNames:
         wrong = [name for number, name in enumerate(names) if not name.strip() or self.numbers[name] != number]
         if wrong or not names:
             raise PackError(f"{where}: each number needs a class name of its own, but here is {''.join(wrong[:1])!r}.")
+        self._names = names
         self._has_number = any(isinstance(plain_value(name), int) for name in names)
 
-    def number(self, label: Label) -> int:
-        """Return the number of a label: of its name, or the label itself if it is the number of a class.
+    def named(self, label: Label) -> Label:
+        """Return a label with the name of its class. The label is this name, or the number of the class.
 
         If a class name looks like a number, labels are only compared with names. -1 means "no class".
 
         Raises:
             ValueError: The label is not one of the classes.
         """
-        found = self.numbers.get(str(label.value))
-        if found is not None:
-            return found
+        if str(label.value) in self.numbers:
+            return Label(str(label.value))
         if isinstance(label.value, int) and not self._has_number and 0 <= label.value < len(self.numbers):
-            return label.value
+            return Label(self._names[label.value])
         if label.value == NO_CLASS:
-            return NO_CLASS
+            return label
         raise ValueError(f"{label.value!r} is not one of the {len(self.numbers)} classes of {self.where}")
 
 

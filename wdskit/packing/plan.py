@@ -194,7 +194,7 @@ class Plan:
 
     def _with_label(self, row: Row, classes: ClassNames | None) -> Row | RowError:
         """Return the row with a `Label` in place of the bytes or the file of its field `cls`, without a blank `cls`. Of
-        `classes`, the label is a number.
+        `classes`, the label is a name: an append that brings the first classes has the same rows when it runs again.
 
         Return an error if it is not a label, is not one of `classes`, or is a name where others are numbers.
         """
@@ -205,7 +205,7 @@ class Plan:
             value = self._files.read(data) if isinstance(data, File) else data
             label = value if isinstance(value, Label) else read_label(value)
             if label is not None and classes is not None:
-                label = Label(classes.number(label))
+                label = classes.named(label)
         except (OSError, ValueError) as err:
             return bad_row(row.where, f"its field {CLASS_FIELD!r}: {err}")
         if label is None:
