@@ -124,7 +124,7 @@ def labelled_json(own: Mapping[str, Any], about: Mapping[str, str], *, has_label
     Raises:
         ValueError: `own` has one of these members with another value, or a `cls`, or cannot be written as JSON.
     """
-    others = [name for name in own if own[name] != about.get(name, own[name]) or (name == CLASS_FIELD and has_label)]
+    others = [n for n in own if (n in about and own[n] != about[n]) or (n == CLASS_FIELD and has_label)]
     if others:
         raise ValueError(f"its json has another {others[0]!r}: {own[others[0]]!r}")
     added = {name: value for name, value in about.items() if name not in own}
