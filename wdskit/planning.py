@@ -170,7 +170,7 @@ def _plan_rank(data: PlannedData, steps: AnySteps, start: int, node_size: int) -
     shards, _ = data.order.take(positions + start)
     sizes = np.concatenate([table.sample_bytes() for table in data.tables])
     num_samples = steps.consumed_after(len(steps) - 1) / steps.world_size
-    rank_bytes = round(float(sizes[shards].mean()) * num_samples)
+    rank_bytes = round(float(sizes[shards].sum()) / max(1, len(shards)) * num_samples)
     num_lanes, rank_lanes = _count_lanes(data, positions + start)
     return num_lanes, rank_lanes, len(np.unique(shards)) if is_whole else None, rank_bytes
 
