@@ -317,12 +317,18 @@ def test_loaders_of_one_process_share_its_descriptors(tmp_path, threads):
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_threads_and_processes_that_do_not_persist_end_with_the_epoch(numbers):
+def test_threads_and_processes_that_do_not_persist_end_with_the_epoch(numbers, monkeypatch, capfd):
+    def start(thread: threading.Thread, start: Callable[..., None] = threading.Thread.start) -> None:
+        time.sleep(0.1 * (multiprocessing.current_process().name == "wdskit-worker-1"))  # the end comes before
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
     for way in (*WAYS[1:], *WAYS[1:]):  # the first loader of a process also starts permanent parts of multiprocessing
-        loader = exact(numbers).map(number_of).batched(3).loader(**way, persistent_workers=False)
+        loader = exact(numbers).map(number_of).batched(3).with_epoch(1).loader(**way, persistent_workers=False)
         before = open_things()
         list(loader)
     assert not opened_since(before)
+    assert capfd.readouterr().err == ""
 
 
 def test_threads_that_make_batches_have_one_thread_of_torchs_and_the_caller_keeps_its_own(numbers):

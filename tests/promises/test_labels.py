@@ -279,15 +279,7 @@ def test_append_looks_names_up_in_classes_json_and_keeps_it(tmp_path: Path) -> N
     assert [pack(named("dog", start=3), tmp_path / "e", append=True).was_done for _ in range(2)] == [False, True]
 
 
-def test_append_refuses_a_new_name(tmp_path: Path) -> None:
-    pack(named("dog", "cat"), tmp_path / "d", classes=["cat", "dog"])
-    before = files_in(tmp_path / "d")
-    with pytest.raises(WdskitError, match="eel"):
-        pack(named("cat", "eel", start=3), tmp_path / "d", append=True, classes=tmp_path / "d")
-    assert files_in(tmp_path / "d") == before
-
-
-def test_append_refuses_names_to_numbers_and_other_classes(tmp_path: Path) -> None:
+def test_append_refuses_names_to_numbers_new_names_and_other_classes(tmp_path: Path) -> None:
     pack(named(1, 0), tmp_path / "numbers")
     with pytest.raises(WdskitError, match="names"):
         pack(named("cat", start=3), tmp_path / "numbers", append=True, classes=["cat"])
@@ -298,4 +290,6 @@ def test_append_refuses_names_to_numbers_and_other_classes(tmp_path: Path) -> No
         before = files_in(folder)
         with pytest.raises(WdskitError, match=r"classes|dog"):
             pack(named("cat", start=3), folder, append=True, classes=["dog", "cat"])
+        with pytest.raises(WdskitError, match="eel"):
+            pack(named("cat", "eel", start=3), folder, append=True, classes=folder)
         assert files_in(folder) == before

@@ -170,8 +170,8 @@ def serve(
         jobs.end()
 
     jobs = JobThreads(program, answer, is_shared=True)
+    jobs.start(program.run.num_threads - 1)  # before `receive`, which may end them at once
     threading.Thread(target=receive, name="wdskit-receive", daemon=True).start()
-    jobs.start(program.run.num_threads - 1)
     while jobs.make_next():  # in the main thread, as users' functions expect
         pass
     jobs.end()
