@@ -197,12 +197,12 @@ def test_no_prefix_of_a_jpeg_or_png_decodes(name, spec):
 
 def test_a_scan_that_ends_early_is_an_error_even_with_an_end_mark():
     """Pillow would fill the rest with grey."""
-    data = FILES["jpeg 4:4:4"]
-    cut = data[: len(data) - 200] + b"\xff\xd9"
-    for spec in ("rgb8", "l8", "rgba8", "torchrgb", "pil"):
-        with pytest.raises(DecodeError, match=r"not one complete JPEG image"):
-            decode_image(cut, spec, max_pixels=LIMIT)
-    Image.open(io.BytesIO(cut)).load()
+    for name in ("jpeg 4:4:4", "jpeg cmyk"):
+        cut = FILES[name][:-100] + b"\xff\xd9"
+        for spec in ("rgb8", "l8", "rgba8", "torchrgb", "pil"):
+            with pytest.raises(DecodeError, match=r"not one complete JPEG image"):
+                decode_image(cut, spec, max_pixels=LIMIT)
+        Image.open(io.BytesIO(cut)).load()
 
 
 def test_jpegs_are_strict_even_where_pillow_was_told_to_be_lenient(monkeypatch):

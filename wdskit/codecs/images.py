@@ -27,7 +27,7 @@ from PIL import (
 from PIL.ImageFile import ImageFile
 
 from wdskit.codecs import structure
-from wdskit.codecs.formats import JPEG_START, image_format
+from wdskit.codecs.formats import image_format
 from wdskit.errors import PROCESS_ERRORS, DecodeError, ImageTooLarge
 from wdskit.files import Buffer
 
@@ -118,9 +118,7 @@ def decode_image(data: Buffer, spec: str, *, max_pixels: int) -> NDArray[Any] | 
             numbers.
     """
     wanted = IMAGE_SPECS[spec]
-    pixels: NDArray[np.uint8] | None = None
-    if bytes(data[:2]) == JPEG_START:
-        pixels = _decode_whole_jpeg(data, wanted.mode, max_pixels)
+    pixels = _decode_whole_jpeg(data, wanted.mode, max_pixels)
     if wanted.kind == "pil":
         if pixels is None:
             return _decode_pillow(data, wanted.mode, max_pixels)
@@ -243,8 +241,8 @@ def _decode_whole_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.u
     """Decode a JPEG with simplejpeg to `mode`: "L", "RGB" or "RGBA".
 
     Returns:
-        Array (height, width, channels), or (height, width) for mode "L". None if Pillow must decode the file: a CMYK
-        image, a damaged header, or another file that simplejpeg refuses.
+        Array (height, width, channels), or (height, width) for mode "L". None if Pillow must decode the file: another
+        format, a damaged header, or a file that simplejpeg refuses.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -254,16 +252,19 @@ def _decode_whole_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.u
     if header is None:
         return None
     # libjpeg's grey of a colour image is its Y channel, up to 16 levels away from Pillow's grey of the clipped RGB.
-    target = "GRAY" if mode == header.mode == "L" else "RGB" if mode == "L" else mode
+    target = header.mode if header.mode == "CMYK" else "RGB" if mode == "L" else mode
+    target = "GRAY" if mode == header.mode == "L" else target
     try:
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, target)
     except ValueError as err:
         if any(damage in str(err).lower() for damage in _JPEG_DAMAGE):
             raise DecodeError(f"not one complete JPEG image: {err}") from err
         return None  # extraneous bytes, unusual subsampling
-    if mode != "L":
-        return pixels
-    return pixels[..., 0] if target == "GRAY" else np.array(Image.fromarray(pixels).convert("L"))
+    if target in {"GRAY", mode}:
+        return pixels[..., 0] if target == "GRAY" else pixels
+    if target == "CMYK":
+        pixels = 255 - pixels  # as Pillow: in the files of Adobe's programs, 255 is no ink
+    return np.array(Image.frombytes(target, pixels.shape[1::-1], pixels).convert(mode))
 
 
 def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:

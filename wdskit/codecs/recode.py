@@ -16,7 +16,6 @@ ImageFormat = Literal["jpg", "webp", "png"]
 
 DEFAULT_QUALITY = 90
 _FORMATS: dict[str, ImageFormat] = {"JPEG": "jpg", "MPO": "jpg", "WEBP": "webp", "PNG": "png"}
-_NAMES = {"jpg": "JPEG", "webp": "WEBP", "png": "PNG"}
 
 
 def recode_image(
@@ -63,7 +62,7 @@ def recode_image(
         profile = image.info.get("icc_profile") or b""
         fits = profile[16:20] == (b"GRAY" if is_grey else b"RGB ")
         upright = upright.resize(sides, Image.Resampling.BICUBIC)
-        upright.save(out, _NAMES[target], quality=quality, icc_profile=profile if fits else None)
+        upright.save(out, "jpeg" if target == "jpg" else target, quality=quality, icc_profile=profile if fits else None)
     return out.getvalue(), target
 
 

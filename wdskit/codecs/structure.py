@@ -174,7 +174,7 @@ def png_chunks(data: Buffer) -> Iterator[tuple[int, bytes, int]]:
 
 
 def colour_jpeg_header(data: Buffer, *, max_pixels: int) -> ImageHeader | None:
-    """Return the header of a grey or RGB JPEG; None for other files, and for a damaged header.
+    """Return the header of a grey, RGB or CMYK JPEG; None for other files, and for a damaged header.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -187,7 +187,7 @@ def colour_jpeg_header(data: Buffer, *, max_pixels: int) -> ImageHeader | None:
     except DecodeError:
         return None
     check_pixels(header.width, header.height, max_pixels=max_pixels)
-    return header if header.mode in {"L", "RGB"} else None
+    return header if header.mode in _JPEG_MODES.values() else None
 
 
 def check_jpeg(view: bytes | memoryview, max_pixels: int) -> None:

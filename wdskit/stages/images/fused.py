@@ -283,7 +283,7 @@ class FusedStep:
         if native() is not None:
             with contextlib.suppress(DecodeError):  # decoding the image raises it again
                 header = colour_jpeg_header(data, max_pixels=self.decode.max_pixels)
-        if header is None:
+        if header is None or header.mode == "CMYK":
             return None
         size = header.height, header.width
         crop, *others = self.moves
