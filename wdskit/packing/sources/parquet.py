@@ -15,7 +15,7 @@ from wdskit.codecs.fields import NPY_FIELDS
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
 from wdskit.packing.row import Field, Reading, Row
-from wdskit.packing.sources.records import IMAGE_COLUMNS, Records, Source, to_array
+from wdskit.packing.sources.records import Records, Source, to_array
 from wdskit.text import install_extra
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Parquet(Source):
         binary = {name for name, kind in types.items() if _is_binary(kind)}
         arrays = {column for name, column in how.fields.items() if name.rpartition(".")[2] in NPY_FIELDS}
         made = {*how.fields.values()} & (binary | arrays)
-        image = how.image or next((name for name in IMAGE_COLUMNS if name in types and name not in made), None)
+        image = next((name for name in Records("", how).images if name in types and name not in made), None)
         self._image = image if image in binary else None
         self._structs = [name for name in binary if "struct" in str(types[name])]
         self._dtypes = {name: _dtype(types[name]) for name in arrays & types.keys()}

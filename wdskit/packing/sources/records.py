@@ -267,15 +267,18 @@ class Records:
     Args:
         folder: Folder to which the paths of images and other files are relative.
         how: Names the columns of the image, the key and the fields. Without a name for the image's column, the image is
-            in the first of `IMAGE_COLUMNS` that is not empty in a record, and the first record decides whether the
-            table has images.
+            in the first of `images` that is not empty in a record, and the first record decides whether the table has
+            images.
+
+    Attributes:
+        images: `how.image`, or the columns of `IMAGE_COLUMNS` that do not name the file of a further field.
     """
 
     def __init__(self, folder: str, how: Reading) -> None:
         self._folder = folder
         self._how = how
         files = {column for name, column in how.fields.items() if name.rpartition(".")[2] not in ENCODED}
-        self._images = (how.image,) if how.image else tuple(name for name in IMAGE_COLUMNS if name not in files)
+        self.images = (how.image,) if how.image else tuple(name for name in IMAGE_COLUMNS if name not in files)
         self._others = tuple(name for name in IMAGE_COLUMNS if name in files)  # such as sounds
         self._has_images = True if how.image else None
 
@@ -298,8 +301,8 @@ class Records:
         if not isinstance(record, Mapping):
             raise TypeError(f"it holds a {type(record).__name__}, not an object of columns")
         if self._has_images is None:
-            self._has_images = any(name in record for name in self._images)
-        image = next((record[name] for name in self._images if record.get(name) not in (None, "")), None)
+            self._has_images = any(name in record for name in self.images)
+        image = next((record[name] for name in self.images if record.get(name) not in (None, "")), None)
         if (image is not None) != self._has_images:
             raise ValueError(f"it has {'no' if image is None else 'an'} image, unlike the first row of the table")
         fields = {} if image is None else self.image(image)
