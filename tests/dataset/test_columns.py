@@ -16,7 +16,7 @@ from disks import HastyDisk, on
 from formats import files_in
 from hypothesis import given
 from hypothesis import strategies as st
-from shards import selected
+from shards import selected, write_shard
 
 import wdskit
 from wdskit import PackError, Pipeline, SelectionError, index_folder, pack, split
@@ -110,6 +110,12 @@ def test_packed_appended_and_indexed_columns_are_the_same_bytes(folder: Path, tm
     assert list(columns(other)) == [*(name for name in EXPECTED if name not in ("cap", "boxes")), "split"]
     assert selected(other, "train") == before
     assert len(list(other.glob("*.npy"))) == len(EXPECTED) - 1
+
+
+def test_a_column_of_a_folder_without_samples_is_empty(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.tar", {})
+    index_folder(tmp_path, columns="cls", workers=1)
+    assert (columns(tmp_path)["cls"].tolist(), columns(tmp_path).column("cls").check()) == ([], None)
 
 
 @pytest.mark.parametrize("flip", [1, 0x40])  # another value, and a number without a value

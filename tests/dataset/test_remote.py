@@ -197,10 +197,10 @@ def test_a_damaged_copy_of_a_column_is_removed_and_then_fetched_again(store, tmp
     pipe = Pipeline().sequential(store.url, where="cls in [1, 30]").map(number_of).batched(2)
     assert read(pipe.loader(workers=0)) == [1, 30]
     [copy] = (tmp_path / "home").rglob("cls.*.npy")
-    whole = copy.read_bytes()
+    whole, place = copy.read_bytes(), f"{store.url[:-1]}: column cls"
     for at in (3, 40, len(whole) - 2):  # in the magic, the header and a value
         copy.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(SelectionError, match=r"its file is damaged. Its copy .* is removed.\n  Run this again."):
+        with pytest.raises(SelectionError, match=rf"^{place}: its file is damaged. Its copy .* is removed.\n  Run"):
             pipe.loader(workers=0)
         assert not copy.exists()
         assert read(pipe.loader(workers=0)) == [1, 30]

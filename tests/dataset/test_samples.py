@@ -195,9 +195,8 @@ LINK = member("b.png", b"", kind=b"1", link=b"a.jpg")
 @pytest.mark.parametrize("by_headers", [False, True])
 def test_a_member_with_a_key_that_cannot_be_a_field_is_an_error_of_its_sample(by_headers, tmp_path):
     """Who takes faults gets all samples, without the field; otherwise the samples before it."""
-    data = (
-        member("a.jpg", b"1") + member("b.jpg", b"2") + LINK + member(b"\xe9.txt", b"x") + member("c.jpg", b"3") + END
-    )
+    names = {"a.jpg": b"", "b.jpg": b"", "b.png": LINK, b"\xe9.txt": b"", "c.jpg": b"", "c.JPG": b"", "c.__url__": b""}
+    data = b"".join(header or member(name, b"x") for name, header in names.items()) + END
     (tmp_path / "s.tar").write_bytes(data)
     faults = []
 
@@ -211,6 +210,8 @@ def test_a_member_with_a_key_that_cannot_be_a_field_is_an_error_of_its_sample(by
     assert faults == [
         (2048, "b", "a member is a hard link: 'b.png'"),
         (2560, r"\xe9", r"a member is a file whose name is not UTF-8: '\\xe9.txt'"),
+        (4608, "c", "it has the field 'jpg': twice"),
+        (5632, "c", "it has the field '__url__': a name that readers reserve"),
     ]
     found = []
     with pytest.raises(UnsupportedMember, match=r"byte 2048: a member is a hard link: 'b.png' \(1 samples read\)"):

@@ -397,8 +397,6 @@ class Column:
                 num_bytes = len(head) + self.num_samples * np.dtype(self.dtype).itemsize
                 if opened.read(len(head)) != head or opened.seek(0, 2) != num_bytes:
                     raise self.discard("its file is damaged")
-                if not self.num_samples:
-                    return np.zeros(0, self.dtype)
                 return np.memmap(opened, dtype=self.dtype, mode="r", offset=len(head)).view(np.ndarray)
         except OSError as err:
             raise self.discard(f"its file {path.name} cannot be read: {err.strerror}") from err
