@@ -29,7 +29,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from wdskit.text import hide_secrets
+from wdskit.limits import MAX_EPOCH
+from wdskit.text import as_int, hide_secrets
 
 PROCESS_ERRORS = (MemoryError, RecursionError, SystemError)
 """Errors of the process, not of the data. They never count as bad samples, and `errors.max_bad` does not cover them."""
@@ -217,6 +218,16 @@ class RankError(WdskitError):
 
 class StateError(PipelineError):
     """A loader's state cannot be saved, is damaged, or does not fit the loader."""
+
+
+def check_whole(name: str, value: object, error: type[WdskitError], *, least: int = 0, most: int = MAX_EPOCH) -> int:
+    """Return the value of the argument `name`, a whole number of any library, as an int. Raise `error` if it is another
+    value, below `least` or above `most`.
+    """
+    number: int = as_int(value)
+    if type(number) is not int or not least <= number <= most:
+        raise error(f"{name}={value!r}: pass a whole number, {least} to {most}.")
+    return number
 
 
 def error_text(err: BaseException) -> str:

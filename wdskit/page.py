@@ -28,7 +28,7 @@ from wdskit.config.types import parse_settings
 from wdskit.dataset.classes import CLASS_FIELD, read_classes
 from wdskit.dataset.patterns import shown_path
 from wdskit.engine.reader import SampleReader
-from wdskit.errors import DecodeError, PipelineError, StorageError, WdskitError
+from wdskit.errors import DecodeError, PipelineError, StorageError, WdskitError, check_whole
 from wdskit.files import Buffer, publish_bytes
 from wdskit.limits import MAX_SHOWN_PIXELS
 from wdskit.pipeline.builder import Pipeline, open_pipeline
@@ -97,7 +97,7 @@ def view(
         FolderIndexError, SelectionError: The index, a column or the condition is invalid, or no sample is selected.
         ShardError, SampleError: A sample of a pipeline is damaged. Of a folder, the page names it.
     """
-    check_seed(seed)
+    num, seed = check_whole("num", num, PipelineError), check_seed(seed)
     target = Path(tempfile.mkdtemp(prefix="wdskit-")) / "view.html" if out is None else Path(out)
     if target.suffix != ".html":
         raise StorageError(f"{target}: the name of a page ends in .html.", url=str(target))

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from wdskit.errors import PipelineError
-from wdskit.limits import MAX_EPOCH
+from wdskit.errors import PipelineError, check_whole
 from wdskit.order.base import DEPTHS, Ints
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.steps import AnySteps, rank_positions
@@ -18,7 +17,6 @@ from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.settings import choose_workers
 from wdskit.stages.epoch import EpochLayout, plan_epoch
 from wdskit.stages.sources import PlannedData, PlannedSource
-from wdskit.text import as_int
 
 _MAX_POSITIONS = 1 << 21  # positions of the epoch that are computed: about a second
 _MAX_STEPS = 1 << 14
@@ -117,10 +115,9 @@ def plan(
             range.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or do not have an index or column.
     """
-    world_size, gpus_per_node, epoch = map(as_int, (world_size, gpus_per_node, epoch))
-    for name, value, least in (("world_size", world_size, 1), ("gpus_per_node", gpus_per_node, 1), ("epoch", epoch, 0)):
-        if type(value) is not int or not least <= value <= MAX_EPOCH:
-            raise PipelineError(f"plan({name}={value!r}): pass a whole number, {least} to {MAX_EPOCH}.")
+    world_size = check_whole("world_size", world_size, PipelineError, least=1)
+    gpus_per_node = check_whole("gpus_per_node", gpus_per_node, PipelineError, least=1)
+    epoch = check_whole("epoch", epoch, PipelineError)
     _, stages, settings = open_pipeline(config, pipeline, overrides)
     source = stages[0]
     if not isinstance(source, PlannedSource):

@@ -1,4 +1,4 @@
-"""Options that are given twice, and pages that are in the way."""
+"""Options that are given twice or are too large, and pages that are in the way."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from disks import HastyDisk, on
 
 from wdskit import pack
+from wdskit.cli import app
 
 
 @pytest.fixture
@@ -20,21 +22,27 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "data"
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("reshard", "data", "out", "--where", "cls == 1", "--where", "json.n > 3"),
-        ("index", "data", "--columns", "cls", "--columns", "json.n"),
+def test_an_option_that_would_have_only_its_last_value_is_refused(run: Any, data: str) -> None:
+    for command in (
+        ("reshard", data, "out", "--where", "cls == 1", "--where", "json.n > 3"),
+        ("index", data, "--columns", "cls", "--columns", "json.n"),
         ("plan", "c.yaml", "--world-size", "2", "--world-size", "4"),
-    ],
-)
-def test_an_option_that_would_have_only_its_last_value_is_refused(
-    run: Any, data: str, command: tuple[str, ...]
-) -> None:
-    code, out, err = run(*command)
-    assert (code, out) == (2, "")
-    assert f"'{command[-2]}': it is given twice" in err
-    assert not Path("out").exists()
+    ):
+        code, out, err = run(*command)
+        assert (code, out) == (2, "")
+        assert f"'{command[-2]}': it is given twice" in err
+        assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("number", [2**62, 10**30])
+def test_a_whole_number_is_taken_or_refused_with_its_value(run: Any, data: str, number: int) -> None:
+    words = {"split": ["a=.5,b=.5"], "view": ["--no-open", "--out", "a.html"]}
+    for name in ("index", "info", "pack", "reshard", "split", "verify", "view"):
+        for option in typer.main.get_command(app).commands[name].params:
+            if option.metavar in {"N", "SEED"}:
+                dest = words.get(name) or [f"{name}-{option.name}"] * (name in {"pack", "reshard"})
+                code, _, err = run(name, data, *dest, option.opts[0], str(number))
+                assert not err if code == 0 else str(number) in err.replace(",", "")
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "shard", "page"])

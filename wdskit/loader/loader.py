@@ -18,8 +18,7 @@ from torch.utils.data import get_worker_info
 
 from wdskit.engine.batch import Batch
 from wdskit.engine.program import Job, Program
-from wdskit.errors import PipelineError, RankError
-from wdskit.limits import MAX_EPOCH
+from wdskit.errors import PipelineError, RankError, check_whole
 from wdskit.loader.budget import Budget
 from wdskit.loader.device import make_mover, move_ahead
 from wdskit.loader.memory import keep_freed_memory
@@ -29,7 +28,7 @@ from wdskit.loader.stats import LoaderStats, Meter
 from wdskit.pipeline.ranks import group_rank, group_store, initialised_rank
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
 from wdskit.stages.run import RankInfo
-from wdskit.text import as_int, plural
+from wdskit.text import plural
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -207,9 +206,7 @@ class Loader(ABC):
         self._set_next(epoch, is_counted_elsewhere=False)
 
     def _set_next(self, epoch: Any, *, is_counted_elsewhere: bool) -> None:
-        epoch = as_int(epoch)
-        if type(epoch) is not int or not 0 <= epoch <= MAX_EPOCH:
-            raise PipelineError(f"set_epoch({epoch!r}): an epoch is a whole number, 0 to {MAX_EPOCH}.")
+        epoch = check_whole("epoch", epoch, PipelineError)
         if self._is_in_epoch:
             self._next_epoch = None if epoch == self.epoch else epoch
         else:

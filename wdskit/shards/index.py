@@ -85,7 +85,7 @@ def index_folder(
         SelectionError: A column is invalid, a column to remove does not exist, a new column has the name of another
             existing column, the list of columns is damaged, or a value cannot be in its column.
         StorageError: The folder does not exist, has no shard, or cannot be read or written.
-        WdskitError: A worker process was killed.
+        WdskitError: A worker process was killed, or a number is out of range.
     """
     new, drop = parse_columns(columns) if columns else {}, parse_names(drop_columns)
     is_here = is_local(str(folder))

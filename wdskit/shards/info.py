@@ -29,7 +29,7 @@ from wdskit.dataset.patterns import (
     split_url,
 )
 from wdskit.dataset.where import Mask, Where
-from wdskit.errors import KeyRuleError, SelectionError
+from wdskit.errors import KeyRuleError, SelectionError, WdskitError, check_whole
 from wdskit.shards.lazy_shard import LazyShard, field_size, fields_of
 from wdskit.shards.parallel import Progress, file_size, read_shards
 from wdskit.storage.urls import LISTED_SCHEMES, is_local, local_path, scheme_of, shown_url
@@ -233,8 +233,9 @@ def info(
         FolderIndexError: The folder's index is invalid or does not match its files, or `classes.json` is invalid.
         SelectionError: The `columns.json` of the folder is damaged, or the condition is invalid. With a condition: the
             path is not a folder with columns.
-        WdskitError: A worker process was killed.
+        WdskitError: A worker process was killed, or a number is out of range.
     """
+    num = check_whole("num", num, WdskitError)
     target = find_target(path)
     is_scan = target.entries is None
     shards: Sequence[ShardEntry | ShardContents] = target.entries or ()

@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
-from wdskit.errors import StorageError, WdskitError, error_text
+from wdskit.errors import StorageError, WdskitError, check_whole, error_text
 from wdskit.files import describe_missing
 from wdskit.processes import (
     GUARD,
@@ -66,10 +66,12 @@ def map_shards(
             the main script, so that its call needs `if __name__ == "__main__":`.
 
     Raises:
+        WdskitError: `workers` is not a number of processes.
         WdskitError: The processes cannot import the user's function, or would run the calling line again.
         WdskitError: A process was killed (by a signal, or because memory ran out), so results are missing.
         Exception: `function` raised it for the first of the shards that have an error.
     """
+    workers = check_whole("workers", workers, WdskitError, least=1)
     waiting = iter(shards)
     ahead = 4 * workers if workers > 1 else 0  # keeps all workers busy; a million futures at once would take gigabytes
     first = [*itertools.islice(waiting, ahead)]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from wdskit.codecs.fields import JSON_FIELDS
 from wdskit.dataset.columns import check_split_name
-from wdskit.errors import SelectionError
+from wdskit.errors import SelectionError, check_whole
 from wdskit.text import plain_value
 
 SPLIT_SEED = 0
@@ -43,7 +43,6 @@ def split_source(
     Raises:
         SelectionError: The shares, `by`, `seed` or `missing` are invalid.
     """
-    check_seed(seed)
     parsed = parse_shares(shares)
     field, _, path = by.partition(":")
     is_json = field.rpartition(".")[2] in JSON_FIELDS and "" not in path.split(".")
@@ -52,14 +51,13 @@ def split_source(
     if missing is not None and (by == "key" or missing not in parsed):
         msg = f"missing: {missing!r} must be a split of {format_shares(parsed)}"
         raise SelectionError(f"{msg}, and `by` a value of a JSON field.")
-    source = {"split": format_shares(parsed), "by": by, "missing": missing, "seed": seed}
+    source = {"split": format_shares(parsed), "by": by, "missing": missing, "seed": check_seed(seed)}
     return {name: value for name, value in source.items() if value not in (None, 0, "key")}
 
 
-def check_seed(seed: int) -> None:
-    """Raise SelectionError if `seed` is not from 0 to 2**64 - 1."""
-    if type(seed) is not int or not 0 <= seed < 1 << 64:
-        raise SelectionError(f"seed: {seed!r} must be a whole number, 0 or more, and below 2**64.")
+def check_seed(seed: int) -> int:
+    """Return `seed` as an int. Raise SelectionError if it is not from 0 to 2**64 - 1."""
+    return check_whole("seed", seed, SelectionError, most=2**64 - 1)
 
 
 class SplitName:

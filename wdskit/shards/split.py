@@ -23,7 +23,6 @@ from wdskit.shards.lazy_shard import LazyShard, field_size, fields_of
 from wdskit.shards.make_columns import ColumnBuilder
 from wdskit.shards.parallel import Progress, local_folder, read_shards
 from wdskit.shards.shares import SPLIT_SEED, parse_shares, split_source
-from wdskit.text import as_int
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,9 @@ def split(
             while it moved its shards into place, or another process is writing.
         ShardError: Shards are invalid, or samples of several shards lack the value; the message lists the shards.
         StorageError: The folder does not exist, or cannot be read or written.
-        WdskitError: A worker process was killed.
+        WdskitError: A worker process was killed, or a number is out of range.
     """
-    source = split_source(shares, by=by, seed=as_int(seed), missing=missing)
+    source = split_source(shares, by=by, seed=seed, missing=missing)
     path = local_folder(folder)
     with lock_folder(path):
         refuse_commit(path)

@@ -96,7 +96,7 @@ def verify(
         StorageError: No shard was found, or a folder or remote index cannot be read.
         FolderIndexError: A remote folder has no index.
         ConfigError: `images` has an invalid value.
-        WdskitError: A worker process was killed.
+        WdskitError: A worker process was killed, or a number is out of range.
     """
     if images not in IMAGE_CHECKS:
         raise ConfigError(f"images are checked as {', '.join(IMAGE_CHECKS)}, not {images!r}.")
