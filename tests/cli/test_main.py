@@ -102,7 +102,9 @@ def test_json_of_every_command_parses(train: Path, run) -> None:
     assert folder["fields"]["json"] == {"num_shards": 1, "num_samples": 3, "num_bytes": 6}
     assert folder["samples_per_shard"] == {"min": 2, "median": 2.5, "max": 3}
     assert (folder["source"], folder["classes"]) == ("scan", ["cat", "dog"])
-    assert json.loads(run("index", "train", "--json")[1])["num_samples"] == 5
+    write_members(train / "s-1.tar", {f"{number}.json": b'{"x": %de%d}' % (number, number) for number in (3, 999)})
+    assert json.loads(run("index", "train", "--columns", "x=json.x", "--json")[1])["num_samples"] == 4
+    assert '"limits": [3000.0, null]' in run("info", "train", "--json")[1]
     assert [shard["name"] for shard in folder["shards"]] == ["s-0.tar", "s-1.tar"]
     samples = json.loads(run("info", "train/s-0.tar", "--json")[1])["samples"]
     assert samples[1] == {"number": 1, "key": "cat/1", "offset": 4096, "fields": {"jpg": 2500, "cls": 1}}

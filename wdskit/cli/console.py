@@ -53,11 +53,13 @@ def print_error(error: BaseException) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document on one line of stdout. Dataclasses become objects, and paths become text.
+    """Print one JSON document on one line of stdout. Dataclasses become objects, paths become text, and infinity and
+    NaN, which JSON lacks, become null.
 
     The output is ASCII, so that the terminal does not act on characters in names.
     """
-    print(json.dumps(value, default=lambda part: str(part) if isinstance(part, Path) else vars(part)))
+    text = json.dumps(value, default=lambda part: str(part) if isinstance(part, Path) else vars(part))
+    print(json.dumps(json.loads(text, parse_constant=lambda _: None)))
 
 
 def by_name(rows: Iterable[Any]) -> dict[str, dict[str, object]]:
