@@ -290,6 +290,7 @@ def test_append_refuses_names_to_numbers_new_names_and_other_classes(tmp_path: P
         before = files_in(folder)
         with pytest.raises(WdskitError, match=r"classes|dog"):
             pack(named("cat", start=3), folder, append=True, classes=["dog", "cat"])
-        with pytest.raises(WdskitError, match="eel"):
-            pack(named("cat", "eel", start=3), folder, append=True, classes=folder)
+        for classes, told in ((folder, "eel"), (5, "classes: it is not a list of class names")):
+            with pytest.raises(WdskitError, match=told):
+                pack(named("cat", "eel", start=3), folder, append=True, classes=classes)
         assert files_in(folder) == before

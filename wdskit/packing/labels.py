@@ -101,7 +101,7 @@ def find_class_names(classes: ClassesOption) -> ClassNames:
         StorageError: A file cannot be read.
     """
     if not isinstance(classes, (str, os.PathLike)):
-        document = json.dumps(dict(classes) if isinstance(classes, Mapping) else [*classes])
+        document = json.dumps(dict(classes) if isinstance(classes, Mapping) else classes, default=list)
         return ClassNames(parse_classes(document.encode(), "classes"), "`classes`")
     path = os.fsdecode(classes)
     if Path(path).is_dir():

@@ -282,8 +282,8 @@ def fill_folder(
 ) -> PackResult:
     """Pack the rows of a source into a folder. Arguments and errors are those of `pack`."""
     dest = os.fsdecode(dest)
-    if not dest.strip():
-        raise PackError("DEST is an empty path. Write . for the current folder.")
+    if not dest.strip() or "\0" in dest:
+        raise PackError(f"DEST is {dest!r}, which is no path. Write . for the current folder.")
     dest = local_path(dest) if is_local(dest) else dest
     run = check_options(RunOptions, run)
     on_progress, append = run.get("progress") or (lambda *_: None), run.get("append")

@@ -53,7 +53,7 @@ class Table(Source):
             # Invalid UTF-8 becomes surrogates, so that it is an error of its row only.
             with open_text(self.path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline) as lines:
                 yield from self._json(lines) if suffix in _JSON_SUFFIXES else self._csv(lines, is_tsv=suffix == ".tsv")
-        except (OSError, EOFError, zlib.error) as err:
+        except (OSError, EOFError, ValueError, zlib.error) as err:
             raise PackError(f"{self.path}: cannot be read: {err}.") from err
 
     def _json(self, file: IO[str]) -> Iterator[Row | RowError]:
