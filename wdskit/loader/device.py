@@ -34,9 +34,7 @@ class Mover:
         This call does not wait for the copy to the device, which is the next work on the consumer's CUDA stream. torch
         keeps the page-locked memory until the copy has ended.
         """
-        return (
-            sent if self._device is None else map_tensors(sent, lambda part: part.to(self._device, non_blocking=True))
-        )
+        return map_tensors(sent, lambda part: part.to(self._device, non_blocking=True)) if self._device else sent
 
 
 def make_mover(spec: LoaderSpec) -> Mover | None:

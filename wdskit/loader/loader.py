@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import itertools
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 _ENDED = "this iteration has ended: the loader was closed, or a new iteration began. Two at a time need two loaders."
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)  # of this process's loaders of each name
+_loaders: weakref.WeakSet[Loader] = weakref.WeakSet()  # those that have run
+# An iteration that still runs when Python exits must end before the modules are emptied.
+atexit.register(lambda: [*map(Loader.close, _loaders)])
 
 
 class Loader(ABC):
@@ -248,7 +252,7 @@ class Loader(ABC):
         self._end_running()
         self._check_rank()
         items = self._running = self._items()
-        exiting = weakref.finalize(items, self._end_running)  # when Python exits, before the modules are emptied
+        _loaders.add(self)
         self._is_in_epoch, self._next_epoch = True, None
         try:
             for item in items:
@@ -266,7 +270,6 @@ class Loader(ABC):
                 raise
             raise PipelineError(_ENDED) from None  # the pool was closed during a wait
         finally:
-            exiting.detach()
             items.close()
             if self._running is items:
                 self._end_running()
