@@ -490,10 +490,9 @@ class Columns:
     def column(self, name: str) -> Column:
         """Return the stored column `name`. SelectionError: It does not exist; the message lists the others."""
         if name not in self._columns:
-            there = f"The columns are {', '.join(self._columns)}" if self._columns else "The folder has no column"
-            make = f"Run `wdskit index {self.place} --columns {name}` to make it"
-            msg = f"{self.place}: there is no column {name!r}. {there}.\n  {make}."
-            raise SelectionError(msg, folder=self.place)
+            msg = f"{self.place}: there is no column {name!r}. The columns are {', '.join(self._columns) or 'none'}."
+            way = f"Correct the name, or make it: `wdskit index {self.place} --columns NAMES`, or `wdskit split`."
+            raise SelectionError(f"{msg}\n  {way}", folder=self.place)
         return self._columns[name]
 
     def __getitem__(self, name: str) -> Array | TextColumn:
