@@ -105,10 +105,7 @@ REFUSED = {
     "an endless number": (b'{"a": 1' + b"0" * 5000 + b"}", "it is not an index of wdskit"),
     "a list": ([], "`__kind__` is not"),
     "another kind": (document(__kind__="wids-v2"), "`__kind__` is not"),
-    "a plain wids index": (
-        {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": [{"url": "s.tar", "nsamples": 1}]},
-        "`wdskit_index_version` is None, but this wdskit reads 1",
-    ),
+    "a plain wids index": (document(wdskit_index_version=None), "is None, but this wdskit reads 1"),
     "newer": (document(wdskit_index_version=2), "`wdskit_index_version` is 2, but this wdskit reads 1"),
     "version as text": (document(wdskit_index_version="1"), "`wdskit_index_version` is '1'"),
     "no shards": ({**document(), "shardlist": None}, "`shardlist` is None, not a list"),
@@ -143,7 +140,10 @@ def test_an_index_that_is_not_right_is_refused_by_name_and_problem(tmp_path: Pat
     with pytest.raises(FolderIndexError, match=problem) as caught:
         read_index(tmp_path)
     assert str(caught.value).startswith(f"{tmp_path}/index.json: ")
-    assert f"Run `wdskit index {tmp_path}` to make it again." in str(caught.value)
+    assert str(caught.value).endswith(f"\n  Move it away, and run `wdskit index {tmp_path}`.")
+    (tmp_path / INDEX_NAME).rename(tmp_path / "away")
+    write_shard(tmp_path / "s.tar", {"a": {"cls": b"1"}})
+    assert len(index_folder(tmp_path).index) == len(read_index(tmp_path)) == 1
     assert len(str(caught.value)) < 2000
     assert caught.value.folder == str(tmp_path)
 
@@ -182,7 +182,7 @@ def test_an_index_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(index_module, "MAX_INDEX_BYTES", size)
     assert read_index(tmp_path).num_samples == 1
     monkeypatch.setattr(index_module, "MAX_INDEX_BYTES", size - 1)
-    with pytest.raises(FolderIndexError, match=f"index.json: it holds more than {size - 1} bytes"):
+    with pytest.raises(FolderIndexError, match=f"it holds more than {size - 1} bytes.*\n  Move it away, and"):
         read_index(tmp_path)
 
 

@@ -265,12 +265,13 @@ def read_index(folder: str | Path, *, copy: Path | None = None) -> Index:
             raise unfinished(folder) from err
         if not is_here and err.status not in ABSENT_STATUSES:  # the index may exist
             raise
-        how = f"Run `wdskit index {folder or '.'}` to make it" if is_here else "If none is there, run `wdskit index`"
+        way = "Move it away, and run" if os.path.lexists(local_path(url)) else "Run"
+        how = f"{way} `wdskit index {folder or '.'}` to make it" if is_here else "If none is there, run `wdskit index`"
         raise FolderIndexError(f"{err}\n  {how}.", folder=folder) from err
     try:
         return _parse(folder, orjson.loads(data), copy, hashlib.sha256(data).hexdigest())
     except ValueError as err:
-        msg = f"{url}: it is not an index of wdskit: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
+        msg = f"{url}: it is not an index of wdskit: {err}.\n  Move it away, and run `wdskit index {folder or '.'}`."
         raise FolderIndexError(msg, folder=folder) from err
 
 
