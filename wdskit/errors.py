@@ -226,7 +226,7 @@ def check_whole(name: str, value: object, error: type[WdskitError], *, least: in
     """
     number: int = as_int(value)
     if type(number) is not int or not least <= number <= most:
-        raise error(f"{name}={value!r}: pass a whole number, {least} to {most}.")
+        raise error(f"{name}={value!r}: a whole number is needed, {least} to {most}.")
     return number
 
 

@@ -64,7 +64,7 @@ def test_the_plan_as_json_has_every_number(folder: Path, run) -> None:
 def test_errors_end_a_plan_with_their_message(folder: Path, run) -> None:
     for option, value, problem in (
         ("--world-size", "30", "100 samples cannot fill one batch of 4 on each of 30 ranks"),
-        ("--epoch", str(10**18), f"epoch={10**18}: pass a whole number, 0 to {10**9}."),
+        ("--epoch", str(10**18), f"epoch={10**18}: a whole number is needed, 0 to {10**9}."),
     ):
         code, out, err = run("plan", "a.yaml", "--pipeline", "train", option, value)
         assert (code, out, err[: len(problem)]) == (1, "", problem)

@@ -230,7 +230,7 @@ def test_keys_come_from_headers_alone(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"by": "patient.id"}, "by: 'patient.id' is neither `key` nor a value of a JSON field"),
         ({"by": "json:"}, "is neither"),
         ({"by": "json:a\x1b"}, "is neither"),
-        ({"seed": True}, f"seed=True: pass a whole number, 0 to {2**64 - 1}."),
+        ({"seed": True}, f"seed=True: a whole number is needed, 0 to {2**64 - 1}."),
         ({"missing": "train"}, "missing: 'train' must be a split of"),
     ],
 )

@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from wdskit.errors import StateError
+from wdskit.errors import StateError, check_whole
 from wdskit.order.steps import AnySteps
 from wdskit.stages.epoch import EpochLayout
 
@@ -21,7 +22,8 @@ STATE_VERSION = 1
 _NUMBERS = ("epoch", "consumed", "start", "epoch_samples", "bad")
 _CONTENT = "content"
 _DIGEST = "digest"
-_ADVICE = "Give the loader the same settings, or load with strict=False to continue from the same numbers."
+_OTHER_DATA = "other shards, by name, size or bytes, or other samples of them, by `split`, `where`, `range` or a column"
+_ADVICE = "Give the loader the same settings and data, or load with strict=False to continue from the same numbers."
 
 
 class Pass(NamedTuple):
@@ -213,15 +215,13 @@ def _check_numbers(state: Any) -> list[int]:
     """
     if (version := state.get("version")) != STATE_VERSION:
         raise StateError(f"this is not the state of a planned loader of version {STATE_VERSION}, but {version!r}.")
-    for name in _NUMBERS:
-        number = state.get(name)
-        if type(number) is not int or not 0 <= number < 1 << 62:  # the sum of two such numbers is an int64
-            raise StateError(f"state: {name} is {number!r}, not a whole number from 0 to 2**62 - 1.")
+    most = 2**62 - 1  # the sum of two such numbers is an int64
+    numbers = [check_whole(f"state: {name}", state.get(name), StateError, most=most) for name in _NUMBERS]
     if state["consumed"] > state["epoch_samples"]:
         raise StateError(f"state: consumed is {state['consumed']}, more than epoch_samples, {state['epoch_samples']}.")
     if not isinstance(state.get("fingerprint"), Mapping):
         raise StateError("state: fingerprint is missing.")
-    return [state[name] for name in _NUMBERS]
+    return numbers
 
 
 def unused_state(epoch: int, loaded: int) -> StateError:
@@ -272,12 +272,13 @@ def refuse_state(differing: Sequence[str], *, strict: bool) -> None:
 
 
 def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
-    """Return a text for each item in which two mappings differ."""
-    return [
-        f"{name} is {here.get(name)!r} here and {there.get(name)!r} there"
-        for name in dict.fromkeys([*here, *there])
-        if here.get(name) != there.get(name)
-    ]
+    """Return a text for each item in which two mappings differ. Digests are shown as `…`."""
+    texts = []
+    for name in dict.fromkeys([*here, *there]):
+        mine, other = (re.sub("[0-9a-f]{64}", "…", repr(each.get(name))) for each in (here, there))
+        if here.get(name) != there.get(name):
+            texts.append(f"{name} is {mine} here and {other} there" if mine != other else f"{name}: {_OTHER_DATA}")
+    return texts
 
 
 def _differing(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
@@ -290,7 +291,6 @@ def _differing(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
         differing = ["the state has a setting that this loader lacks, such as `where`, `repeat` or `weights`"]
     if not differing:
         pairs = zip(own.get("parts") or [own], saved.get("parts") or [saved], strict=True)
-        contents = [(mine.get(_CONTENT), other.get(_CONTENT)) for mine, other in pairs]
-        if any(None not in pair and pair[0] != pair[1] for pair in contents):
+        if any({**mine, **other}.get(_CONTENT) != {**other, **mine}.get(_CONTENT) for mine, other in pairs):
             differing = ["shards with these names and sample counts have other bytes now, by their sha256"]
     return differing
