@@ -230,12 +230,6 @@ def test_damage_is_a_decode_error_or_an_image(name, data):
     assert result.shape[0] * result.shape[1] <= 5000
 
 
-@given(st.binary(max_size=200))
-def test_noise_is_a_decode_error(noise):
-    with pytest.raises(DecodeError):
-        decode_image(noise, "rgb8", max_pixels=LIMIT)
-
-
 @pytest.mark.parametrize(
     "data",
     [

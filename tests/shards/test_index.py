@@ -8,6 +8,7 @@ import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from disks import FailingDisk, WatchedDisk, on
@@ -37,23 +38,18 @@ def index_bytes(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(paths)}
 
 
-def test_every_shard_is_indexed_in_the_order_of_names(folder: Path) -> None:
-    report = index_folder(folder)
+def test_every_shard_is_indexed_in_the_order_of_names_with_any_workers(folder: Path) -> None:
+    report = index_folder(folder, workers=2)
     index = read_index(folder)
     assert [entry.name for entry in index.entries] == ["s-0.tar", "s-1.tar", "s-2.tar"]
     assert index.num_samples == 6
     assert report.index.entries == index.entries
     check_found(find_shards(str(folder)), with_sizes=True)
+    first = index_bytes(folder)
+    index_folder(folder, workers=1)
+    assert index_bytes(folder) == first
     with LocalShard(folder / "s-2.tar") as shard:
         assert [shard.key(i) for i in range(len(shard))] == ["2/0", "2/1", "2/2"]
-
-
-def test_workers_and_repetition_change_no_byte(folder: Path) -> None:
-    index_folder(folder, workers=1)
-    first = index_bytes(folder)
-    assert len(first) == 4
-    index_folder(folder, workers=2)
-    assert index_bytes(folder) == first
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -64,6 +60,16 @@ def test_a_damaged_shard_is_named_and_nothing_is_written(folder: Path, workers: 
     with pytest.raises(ShardError) as caught:
         index_folder(folder, workers=workers)
     assert "s-0.tar, byte" in str(caught.value)
+    assert not index_bytes(folder)
+
+
+def test_a_full_folder_for_temporary_files_is_named_and_nothing_is_written(folder: Path, monkeypatch) -> None:
+    write_members(folder / "s-3.tar", {"a.json": bytes(3 << 20)})
+    full = Mock(**{"flush.side_effect": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))})
+    monkeypatch.setattr("tempfile.tempdir", "/t")
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda: full)
+    with pytest.raises(StorageError, match=r"^TMPDIR=/t: no place for a large field: No space left on device\."):
+        index_folder(folder, columns="x=json.x", workers=1)
     assert not index_bytes(folder)
 
 

@@ -138,9 +138,8 @@ def _upload(folder: Path, url: str) -> None:
     """Upload the files of a local folder into a folder of a bucket, the index last. StorageError: A request fails."""
     from wdskit.storage.buckets import upload
 
-    names = [path.name for path in folder.iterdir()]
-    for name in sorted(names, key=lambda name: (name == INDEX_NAME, name == COLUMNS_NAME)):
-        upload(f"{url}/{quote(name)}", folder / name)
+    for path in sorted(folder.iterdir(), key=lambda path: (path.name == INDEX_NAME, path.name == COLUMNS_NAME)):
+        upload(f"{url}/{quote(path.name)}", path)
 
 
 def _read_before(folder: str, files: Mapping[str, str]) -> Mapping[str, ShardEntry]:

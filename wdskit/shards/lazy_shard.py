@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
+from wdskit.errors import StorageError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_HELD_BYTES
 from wdskit.storage.urls import LocalFile, open_stream
@@ -39,12 +40,9 @@ class LazyShard(contextlib.ExitStack):
         self._stream = stream = open_stream(url)
         self.callback(stream.close)
         self._file = stream if isinstance(stream, LocalFile) and stream.is_regular else None
-        self.reader: ShardReader
+        self.reader = ShardReader(stream.read, shard=url, hold_bytes=MAX_HELD_BYTES, spill=tempfile.TemporaryFile)
         if self._file is not None:
             self.reader = HeaderReader(self._file, shard=url)
-        else:
-            spill = tempfile.TemporaryFile
-            self.reader = ShardReader(stream.read, shard=url, hold_bytes=MAX_HELD_BYTES, spill=spill)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield each sample, in order: `{"__key__": key, "__url__": url, field: data, ...}`. The data of a field are a
@@ -74,14 +72,19 @@ class LazyShard(contextlib.ExitStack):
 
 
 def close_files(samples: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the samples of a reader. Close the files of the `LargeData` of a sample before the next sample is read."""
-    for sample in samples:
-        try:
-            yield sample
-        finally:
-            for data in sample.values():
-                if isinstance(data, LargeData) and data.file is not None:
-                    data.file.close()
+    """Yield the samples of a reader. Close the files of the `LargeData` of a sample before the next sample is read.
+    StorageError: The folder for temporary files has no room for such a file.
+    """
+    try:
+        for sample in samples:
+            try:
+                yield sample
+            finally:
+                for data in sample.values():
+                    if isinstance(data, LargeData) and data.file is not None:
+                        data.file.close()
+    except OSError as err:
+        raise StorageError(f"TMPDIR={tempfile.tempdir}: no place for a large field: {err.strerror or err}.") from err
 
 
 def read_part(data: Buffer, num_bytes: int, start: int = 0) -> bytes:

@@ -139,19 +139,19 @@ class Window:
         block is read.
         """
         have = len(self.data) - self.at
-        parts = [self.data[self.at :]] if have else []  # bytes.join copies, unless there is one part only
-        self.base += self.at
-        self.data, self.at = b"", 0
+        parts: list[bytes] = []
         is_held = size <= self._hold_bytes
         file = None if is_held or self._spill is None else self._spill()
-        if file is not None:
-            file.writelines(parts)
+        keep: Callable[[bytes], object] = parts.append if is_held else len if file is None else file.write
+        if have:  # bytes.join copies, unless there is one part only
+            keep(self.data[self.at :])
+        self.base += self.at
+        self.data, self.at = b"", 0
         while have < size and (part := self._read(min(size - have, MAX_PIECE_BYTES if is_held else CHUNK_BYTES))):
-            if is_held:
-                parts.append(part)
-            elif file is not None:
-                file.write(part)
+            keep(part)
             have += len(part)
+        if file is not None:
+            file.flush()  # a full disk is noticed here, not where the data is used
         self.base += have
         self.num_exact_reads = NUM_EXACT_READS
         padding = padded(size) - size
