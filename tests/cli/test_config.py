@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from shards import write_numbers
 from typer.testing import CliRunner
 
@@ -108,22 +106,6 @@ def test_show(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("shown.yaml").write_text(shown)
     assert run("show", "shown.yaml") == (0, shown, "")
     assert run("show", "bad.yaml")[0] == 1
-
-
-def test_every_command_that_reads_a_configuration_takes_plugins() -> None:
-    """A pipeline may call functions that only a module registers."""
-
-    def commands(group: Any, name: str) -> Iterator[tuple[str, set[str]]]:
-        for own, command in getattr(group, "commands", {}).items():
-            yield from commands(command, f"{name} {own}")
-        if not hasattr(group, "commands"):
-            yield name, {option for param in group.params for option in param.opts}
-
-    readers = {
-        name: options for name, options in commands(typer.main.get_command(main_app), "wdskit") if "--set" in options
-    }
-    assert {"wdskit plan", "wdskit view", "wdskit bench", "wdskit config show"} <= {*readers}
-    assert [name for name, options in readers.items() if "--plugin" not in options] == []
 
 
 @pytest.mark.parametrize("command", [["config", "show"], ["plan"]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import os
 import re
 import shlex
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from folders import REPOSITORY
 
 import wdskit
 from wdskit.cli import app
@@ -43,6 +46,32 @@ def test_help_names_the_python_twin_of_every_command() -> None:
             twins = re.findall(r"\bwdskit\.(\w+)", text.partition("In Python: ")[2])
             assert twins
             assert set(twins) <= set(wdskit.__all__)
+
+
+OPTIONS = {
+    words: {name for param in command_of(words).params for name in (*param.opts, *param.secondary_opts)}
+    for words in COMMANDS
+}
+
+
+def test_every_command_that_reads_a_configuration_takes_plugins() -> None:
+    """A pipeline may call functions that only a module registers."""
+    readers = {words for words, options in OPTIONS.items() if "--set" in options}
+    assert {("plan",), ("view",), ("bench",), ("config", "show")} <= readers
+    assert all("--plugin" in OPTIONS[words] for words in readers)
+
+
+def test_every_command_and_option_that_a_message_or_docstring_names_exists() -> None:
+    known = {"--help", "--head", *itertools.chain(*OPTIONS.values())}  # `ray start --head`
+    for path in (REPOSITORY / "wdskit").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in parts)
+            assert {*re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)} <= known, (path, text)
+            for line in re.findall(r"`wdskit ([^`]+)`", text):
+                own = next((words for words in reversed(COMMANDS) if line.split()[: len(words)] == [*words]), ())
+                assert own or line.startswith("-"), (path, line)
+                assert {*re.findall(r"--[a-z][a-z-]*", line)} <= OPTIONS[own], (path, line)
 
 
 LEAVES = [words for words in COMMANDS if words and not hasattr(command_of(words), "commands")]

@@ -47,11 +47,18 @@ def npy_of(header, payload=b"", version=b"\x01\x00"):
 # --- text and integers
 
 
-@given(st.text())
-@pytest.mark.parametrize("field", ["txt", "text", "transcript", "caption.TXT"])
-def test_text_round_trips(field, text):
-    assume(text.encode("utf-8", "ignore").decode() == text)
-    assert decode_field(field, encode_field(field, text)) == text
+ROUND_TRIPS = [
+    *((name, st.text(st.characters(exclude_categories=["Cs"]))) for name in ("txt", "text", "transcript", "c.TXT")),
+    *((name, st.integers(-(10**4000), 10**4000)) for name in ("cls", "cls2", "index", "inx", "id", "coarse.cls")),
+    *((name, JSON) for name in ("json", "jsn", "meta.JSON")),
+]
+
+
+@pytest.mark.parametrize(("field", "values"), ROUND_TRIPS)
+@given(data=st.data())
+def test_values_round_trip(field, values, data):
+    value = data.draw(values)
+    assert decode_field(field, encode_field(field, value)) == value
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\xc3", b"\xed\xa0\x80"], ids=["byte", "cut", "surrogate"])
@@ -62,13 +69,6 @@ def test_text_is_strict_utf8(data):
     assert isinstance(caught.value.__cause__, UnicodeDecodeError)
 
 
-@given(st.integers())
-@pytest.mark.parametrize("field", ["cls", "cls2", "index", "inx", "id", "coarse.cls"])
-def test_integers_round_trip(field, number):
-    assume(abs(number) < 10**4000)
-    assert decode_field(field, encode_field(field, number)) == number
-
-
 @pytest.mark.parametrize("data", [b"", b" ", b"1.0", b"1_0", b"0x1", b"1 2", b"one", b"\xd9\xa1", b"1" * 5000])
 def test_what_is_no_integer_is_an_error(data):
     with pytest.raises(DecodeError, match=r"^cls: ") as caught:
@@ -77,12 +77,6 @@ def test_what_is_no_integer_is_an_error(data):
 
 
 # --- JSON
-
-
-@given(JSON)
-@pytest.mark.parametrize("field", ["json", "jsn", "meta.JSON"])
-def test_json_round_trips(field, value):
-    assert decode_field(field, encode_field(field, value)) == value
 
 
 @given(JSON, st.sampled_from([None, 1, 2]), st.booleans())
@@ -164,12 +158,6 @@ def test_npy_round_trips(array):
     assert result.flags.writeable
     assert result.flags.c_contiguous
     assert result.flags.owndata
-
-
-def test_npy_refuses_masked_arrays():
-    """Numpy would write the hidden values."""
-    with pytest.raises(DecodeError, match="a masked array would lose its mask"):
-        encode_field("npy", np.ma.masked_equal([1, -9999], -9999))
 
 
 @given(npst.arrays(npst.nested_dtypes() | npst.array_dtypes() | npst.datetime64_dtypes(), (2,)), st.booleans())
@@ -283,8 +271,9 @@ def test_a_damaged_npy_is_an_error_or_an_array_of_the_size_at_hand(array, data):
     assert result.nbytes <= len(damaged)
 
 
-def test_object_arrays_are_not_written():
-    for array in (np.array([{}, None]), np.zeros(2, dtype=[("a", "O")]), np.zeros(3, dtype="V0")):
+def test_arrays_of_objects_and_with_a_mask_are_not_written():
+    masked = np.ma.masked_equal([1, -9999], -9999)  # numpy would write the hidden values
+    for array in (np.array([{}, None]), np.zeros(2, dtype=[("a", "O")]), np.zeros(3, dtype="V0"), masked):
         with pytest.raises(DecodeError, match=r"^npy: "):
             encode_field("npy", array)
 

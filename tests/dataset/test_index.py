@@ -186,9 +186,6 @@ def test_an_index_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest
         read_index(tmp_path)
 
 
-# The index and the files.
-
-
 # Names.
 
 
