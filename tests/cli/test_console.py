@@ -41,6 +41,12 @@ def test_a_log_gets_one_line_a_minute(clock: list[float], capsys: pytest.Capture
     assert capsys.readouterr().err == "4 x 2: 1 of 3  0:02:02 left\n4 x 2: 2 of 3  0:01:01 left\n"
 
 
+def test_a_value_longer_than_a_line_is_shown_whole(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    console.print_tables([console.details_table([("name", "x" * 60)])])
+    assert capsys.readouterr().out.split() == ["name", "x" * 31, "x" * 29]
+
+
 def test_results_are_one_readable_line(tmp_path) -> None:
     """`print(wdskit.pack(...))` shows what was written, not every entry of the index."""
     rows = [{"__key__": str(number), "txt": "x" * 500} for number in range(5)]

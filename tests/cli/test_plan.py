@@ -28,6 +28,9 @@ pipelines:
   val:
     - sequential: data
     - batched: 16
+  long:
+    - exact: {shards: data, tail: pad}
+    - bucketed: {by: cls, edges: [20, 70, 99], budget: 800}
 loader: {workers: 2}
 """
 
@@ -44,7 +47,7 @@ TRAIN = """\
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A current folder with `data` of 40, 25 and 35 samples, and `a.yaml`."""
     write_numbers(tmp_path / "data", [40, 25, 35])
-    index_folder(tmp_path / "data", workers=1)
+    index_folder(tmp_path / "data", columns="cls", workers=1)
     (tmp_path / "a.yaml").write_text(CONFIG)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -53,6 +56,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_plan_of_each_kind_of_pipeline(folder: Path, run) -> None:
     words = ("--world-size", "3", "--gpus-per-node", "2")
     assert run("plan", "a.yaml", "--pipeline", "train", *words) == (0, TRAIN, "")
+    lines = [line.split() for line in run("plan", "a.yaml", "--pipeline", "long")[1].splitlines()]
+    assert lines[-5] == ["bucket", "samples", "global", "batch", "steps", "padded"]
+    assert lines[-3:] == [["20", "21", "40", "1", "19"], ["70", "50", "8", "7", "6"], ["99", "29", "8", "4", "3"]]
 
 
 def test_the_plan_as_json_has_every_number(folder: Path, run) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from disks import run_child
 from shards import index_numbers
 
 import wdskit
 from wdskit import Pipeline
+from wdskit.engine import reader
 from wdskit.stages.run import is_thread_safe
 
 
@@ -116,11 +119,8 @@ def test_the_loaders_of_a_process_take_turns_to_call_a_function(pattern: str, th
     """Such as one tokenizer in the pipelines of training and validation."""
     function = Meeting()
     pipe = Pipeline().exact(pattern).map(function).batched(4)
-    runs = [threading.Thread(target=lambda: [*pipe.loader(workers=0, threads=threads)]) for _ in range(3)]
-    for run in runs:
-        run.start()
-    for run in runs:
-        run.join()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: [*pipe.loader(workers=0, threads=threads)], range(3)))
     assert function.most == 1
 
 
@@ -132,15 +132,11 @@ def drawn_twice(sample: dict[str, Any]) -> dict[str, Any]:
 
 def test_loaders_in_two_threads_draw_from_the_generators_of_the_process_in_turn(pattern: str) -> None:
     pipe = Pipeline().exact(pattern).map(wdskit.thread_safe(drawn_twice), global_rng=True).to_tuple("draws").batched(4)
-    found: list[list[Any]] = [[], [], []]
+    run = lambda _: [column.tolist() for (column,) in pipe.loader(workers=0)]  # noqa: E731
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, range(2))) == [run(2), run(3)]
 
-    def run(draws: list[Any]) -> None:
-        draws += [column.tolist() for (column,) in pipe.loader(workers=0)]
 
-    run(found[2])
-    threads = [threading.Thread(target=run, args=(draws,)) for draws in found[:2]]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found[0] == found[1] == found[2]
+def test_a_process_that_is_forked_while_a_thread_opens_a_shard_reads(pattern: str) -> None:
+    with reader._lock:
+        assert run_child(lambda: [*Pipeline().exact(pattern).batched(4).loader(workers=0)]) == 0

@@ -18,18 +18,12 @@ from wdskit.order.weighted import WeightedOrder
 from wdskit.stages.sources import Exact, Resampled
 
 
-class Weights:
-    """Weights from an array."""
-
-    def __init__(self, values: Any) -> None:
-        self.values = np.asarray(values, dtype=float)
-
-    def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        return self.values[numbers]
-
-
 def make(counts: list[int], weights: Any, seed: int = 0) -> WeightedOrder:
-    return WeightedOrder(counts, Weights(weights), num_samples=sum(counts), seed=seed)
+    return WeightedOrder(counts, np.asarray(weights, float).take, num_samples=sum(counts), seed=seed)
+
+
+def pairs(order: WeightedOrder, positions: Any) -> list[tuple[int, int]]:
+    return list(zip(*(each.tolist() for each in order.take(positions)), strict=True))
 
 
 def test_samples_are_drawn_in_proportion_to_their_weights():
@@ -50,16 +44,10 @@ def test_samples_are_drawn_in_proportion_to_their_weights():
 def test_a_position_draws_the_same_sample_for_ever_alone_or_in_company():
     order = make([5, 70, 3], np.arange(78))
     positions = np.array([0, 1, 2, 1023, 1024, 10**12, 2**61])
-    shards, samples = order.take(positions)
-    assert list(zip(shards.tolist(), samples.tolist(), strict=True)) == PINNED
-    for at, position in enumerate(positions.tolist()):
-        assert [each.tolist() for each in order.take([position])] == [[shards[at]], [samples[at]]]
-    again = pickle.loads(pickle.dumps(order))
-    assert [each.tolist() for each in again.take(positions)] == [shards.tolist(), samples.tolist()]
-    assert [each.tolist() for each in make([5, 70, 3], np.arange(78), seed=1).take(positions)] != [
-        shards.tolist(),
-        samples.tolist(),
-    ]
+    assert pairs(order, positions) == PINNED
+    assert [pair for position in positions for pair in pairs(order, [position])] == PINNED
+    assert pairs(pickle.loads(pickle.dumps(order)), positions) == PINNED
+    assert pairs(make([5, 70, 3], np.arange(78), seed=1), positions) != PINNED
 
 
 PINNED = [(1, 51), (1, 39), (1, 54), (1, 29), (1, 58), (2, 1), (1, 63)]
@@ -122,7 +110,7 @@ def numbers_of(pipe: Pipeline, **options: Any) -> list[int]:
 
 def drawn(folder: Path, count: int = 40_000, **settings: Any) -> Counter[int]:
     """Return the samples at the first positions, without reading them."""
-    data = Resampled(shards=str(folder), **settings).plan()
+    data = Resampled(**{"shards": str(folder), **settings}).plan()
     shards, samples = data.order.take(np.arange(count))
     [table] = data.tables
     return Counter((25 * shards + table.numbers(shards, samples)).tolist())
@@ -145,6 +133,10 @@ def test_weights_meet_where_range_and_split(folder: Path):
         found = drawn(folder, weights="json.w", **settings)
         total = sum(kept)
         check_shares(found, {number: number / total for number in kept})
+    shards = [str(folder / f"data-00000{number}.tar") for number in (0, 2)]  # two parts of the column
+    kept = {number: number if number < 25 else number + 25 for number in range(1, 50)}
+    expected = {number: weight / sum(kept.values()) for number, weight in kept.items()}
+    check_shares(drawn(folder, shards=shards, weights="json.w"), expected)
     data = Resampled(shards=str(folder), weights="json.w", split="train").plan()
     assert data.num_samples == int((wdskit.columns(folder)["split"] == "train").sum())
 
