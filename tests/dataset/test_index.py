@@ -189,12 +189,6 @@ def test_an_index_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest
 # Names.
 
 
-def test_a_name_is_quoted_in_a_url_and_kept_in_a_path() -> None:
-    shard = ShardEntry("ä b#1?.tar", 1, 2, DIGEST, (), DIGEST)
-    assert Index.of("http://h/d", [shard]).url(0) == "http://h/d/%C3%A4%20b%231%3F.tar"
-    assert Index.of("d", [shard]).url(0) == "d/ä b#1?.tar"
-
-
 @pytest.mark.parametrize("name", ["file:%2e%2e%2fsecret.tar", "http:x.tar"])
 def test_a_name_in_the_current_folder_is_never_a_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

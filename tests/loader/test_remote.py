@@ -20,6 +20,7 @@ from masks import mask_of
 from object_server import BUCKET, put, read_from, s3_server
 from parts import wait
 from shards import index_numbers, number_of, write_numbers, write_pictures
+from store_proxy import StoreProxy
 
 import wdskit
 from wdskit import FolderIndexError, Pipeline, PipelineError, SelectionError, StorageError
@@ -158,8 +159,13 @@ def test_what_is_missing_or_wrong_is_named(numbers, s3):
     folder, url = numbers
     with pytest.raises(FolderIndexError, match=r"index.json: there is no such object.*\n.*Run `wdskit index` where"):
         read_all(f"{s3}/{BUCKET}/nothing/")
-    with pytest.raises(FolderIndexError, match=r"no such object.*\n  If none is there, run `wdskit index`"):
-        list(Pipeline().stream(f"{s3}/{BUCKET}/nothing/").loader(workers=0))
+    with StoreProxy(s3) as proxy:
+        proxy.fail = lambda _, path: 403 if path.endswith("/index.json") else None
+        denied = url.replace(s3, proxy.url)
+        with pytest.raises(StorageError, match=r"index.json: the server answered 403 Forbidden .*\.$"):
+            read_all(f"{denied}/")
+        with pytest.raises(FolderIndexError, match=r"403 Forbidden.*\n  If none is there, run `wdskit index`"):
+            list(Pipeline().stream(f"{denied}/").loader(workers=0))
     with pytest.raises(FolderIndexError, match=r"s-009.tar: the folder's index does not list this shard"):
         read_all(f"{url}/s-009.tar")
     with pytest.raises(StorageError, match="no shard matches"):

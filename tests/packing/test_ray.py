@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from rays import FakeRay
 
 from wdskit import PackError, pack
 from wdskit.packing import ray as on_ray
+from wdskit.pipeline import ray_connection
 
 pytestmark = pytest.mark.usefixtures("hasty_disk")
 
@@ -147,8 +149,15 @@ def test_a_node_with_another_version_or_without_the_files_is_named(
 def test_a_cluster_that_cannot_be_reached_or_a_missing_ray_is_an_error(
     tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(PackError, match=r"ray://nobody:1 cannot be reached: "):
-        pack(rows(3), tmp_path / "d", on="ray://nobody:1")
+    monkeypatch.setattr(ray_connection, "_ANSWER_S", 0.5)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        for problem in ("Connection refused", "timed out"):
+            with pytest.raises(PackError, match=f"^on: the cluster {address} cannot be reached: .*{problem}"):
+                pack(rows(3), tmp_path / "d", on="ray")
+            server.listen()
     ray.connected = True
     with pytest.raises(PackError, match="already connected to Ray, but not to ray://other:1"):
         pack(rows(3), tmp_path / "d", on="ray://other:1")

@@ -64,7 +64,7 @@ def connect(on: str, error: type[WdskitError], *, starts_cluster: bool) -> tuple
             _check_server(address)
             ray.init(address=address, log_to_driver=not starts_cluster, logging_level="ERROR")
         except (ConnectionError, OSError, RuntimeError, ValueError) as err:
-            msg = f"on: the cluster {on} cannot be reached: {last_line(err)}."
+            msg = f"on: the cluster {on if address in {None, 'auto'} else address} cannot be reached: {last_line(err)}."
             raise error(msg if on != "ray" or starts_cluster else f"{msg}\n  {_DO_START}") from err
         _addresses[_job_of(ray)] = on
         return ray, True
