@@ -18,7 +18,6 @@ from images import encoded, photo
 from masks import mask_of
 from shards import index_numbers, write_indexed, write_pictures
 
-import wdskit
 from wdskit import Pipeline, SampleError, ShardError, native
 from wdskit.engine import batch as batch_module
 from wdskit.engine.batch import Batch, BatchMaker
@@ -184,22 +183,6 @@ def test_two_fused_images_give_what_single_stages_give(pairs: str, sizes: tuple[
 
 
 # --- failures
-
-
-def test_of_two_errors_at_the_same_time_that_of_the_earlier_sample_counts(numbers: str) -> None:
-    barrier = threading.Barrier(2, timeout=20)
-
-    @wdskit.thread_safe
-    def two_fail(sample: Any) -> Any:
-        if sample["__key__"] in {"n000002", "n000020"}:
-            barrier.wait()
-            raise ValueError("planned")
-        return sample
-
-    for _ in range(10):
-        [outcome] = run(program_of(Pipeline().sequential(numbers).map(two_fail).batched(NUM), threads=2))
-        assert isinstance(outcome.error, SampleError)
-        assert outcome.error.key == "n000002"
 
 
 def test_a_job_that_cannot_be_opened_is_an_outcome(numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 import pytest
 from shards import fail_on_7, index_numbers, listed
 
@@ -26,6 +28,7 @@ FAILING = {
 def test_a_failing_stage_names_itself_the_shard_and_the_key(six, stage, settings):
     with pytest.raises(SampleError) as caught:
         list(FAILING[stage](listed(six)).loader(**settings))
+    assert not multiprocessing.active_children()  # torch would wait 5 s for them once the error is collected
     err = caught.value
     assert (err.stage, err.key, err.shard.rpartition("/")[2]) == (stage, "n000007", "s-001.tar")
     assert str(err).startswith(f"{err.shard}: n000007: {stage} failed: ")

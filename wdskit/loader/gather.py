@@ -49,8 +49,7 @@ def gather_valid(rows: Tensor | Sequence[Any], valid: Tensor | None, *, group: A
         msg = f"gather_valid: {len(rows)} rows, but a mask of {tuple(mask.shape)} {mask.dtype}."
         raise PipelineError(f"{msg} Give the mask that came with the batch.")
     if not isinstance(rows, Tensor):
-        parts = _gather(list(itertools.compress(rows, mask.tolist())), group)
-        return list(itertools.chain.from_iterable(parts))
+        return list(itertools.chain.from_iterable(_gather([*itertools.compress(rows, mask.tolist())], group)))
     kept = rows.detach()[mask.to(rows.device)].contiguous()
     with torch.cuda.device_of(rows):  # NCCL sends objects through the current device
         parts = _gather((kept.dtype, kept.view(torch.uint8).cpu()), group)  # torch does not pickle uint16

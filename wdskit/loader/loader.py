@@ -267,6 +267,7 @@ class Loader(ABC):
             if threading.current_thread().daemon and not threading.main_thread().is_alive():
                 raise SystemExit from err  # the program ends: its workers have ended, and Python ends such a thread
             if self._running is items:
+                self._close_pool()
                 raise
             raise PipelineError(_ENDED) from None  # the pool was closed during a wait
         finally:
