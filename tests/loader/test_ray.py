@@ -283,7 +283,7 @@ def test_each_node_fetches_index_and_columns_from_the_store_with_its_own_setting
                 put(f"{endpoint}/{BUCKET}/numbers/{path.name}", path.read_bytes())
         read_from(endpoint, monkeypatch, tmp_path / "here")
         pipe = Pipeline().resampled(f"s3://{BUCKET}/numbers/s-*.tar", **given).map(number_of).batched(3).with_epoch(9)
-        loader = pipe.loader(workers=1, on="ray")
+        loader = pipe.loader(workers=1, on="ray", persistent_workers=False)
         read_from(endpoint, monkeypatch, tmp_path / "node")
         shutil.rmtree(tmp_path / "here")
         with loader:

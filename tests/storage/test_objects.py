@@ -147,8 +147,8 @@ WAYS = {
 def test_whatever_a_server_does_the_bytes_are_right_or_there_is_an_error(place, name, way, monkeypatch):
     """The result comes in time, and never mixes the bytes of two objects."""
     monkeypatch.setattr(stores, "READ_S", 0.1)
-    monkeypatch.setattr(stores, "REQUEST_S", 1.0)
-    monkeypatch.setattr(objects, "PART_S", 3.0)
+    monkeypatch.setattr(stores, "REQUEST_S", 0.3)
+    monkeypatch.setattr(objects, "PART_S", 0.6)
     right = [BODY, NEW_BODY, *([b""] if name in ("empty", "nothing") else [])]
     try:
         found = WAYS[way](f"{place}/{name}.tar")
