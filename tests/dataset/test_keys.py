@@ -246,11 +246,9 @@ NUMBERS = st.lists(st.integers(-40, 40) | st.integers(-(1 << 63), (1 << 63) - 1)
 
 @given(NUMBERS)
 def test_those_that_come_twice_are_found_once_each_in_order(numbers):
-    expected = sorted(number for number, count in Counter(numbers).items() if count > 1)
-    assert find_repeated(np.array(numbers, np.int64)).tolist() == expected
-    unsigned = [number % (1 << 64) for number in numbers]
-    expected = sorted(number for number, count in Counter(unsigned).items() if count > 1)
-    assert find_repeated(np.array(unsigned, np.uint64)).tolist() == expected
+    for dtype, values in ((np.int64, numbers), (np.uint64, [number % (1 << 64) for number in numbers])):
+        expected = sorted(number for number, count in Counter(values).items() if count > 1)
+        assert find_repeated(np.array(values, dtype)).tolist() == expected
 
 
 def test_repeated_hashes_are_found_in_little_memory():

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import os
+import signal
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import pytest
+from disks import run_child
 
 from wdskit import FolderIndexError, StorageError
-from wdskit.dataset.lock import LOCK_NAME, lock_folder
+from wdskit.dataset.lock import LOCK_NAME, lock_folder, share_lock
 
 
 def test_a_process_that_was_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
     """Workers of a loader are such processes: they live longer than the lock."""
     for shared in (False, True):
-        asked, ask = os.pipe()
+        child = get_context("fork").Process(target=signal.pause, daemon=True)
         with lock_folder(tmp_path, shared=shared):
-            child = os.fork()
-            if not child:
-                os.close(ask)
-                os.read(asked, 1)
-                os._exit(0)
+            child.start()
         with lock_folder(tmp_path):
-            pass
-        os.close(ask)
-        os.waitpid(child, 0)
-        os.close(asked)
+            child.kill()
+        child.join()
 
 
 def test_the_end_of_a_forked_process_does_not_free_the_lock(tmp_path: Path) -> None:
@@ -37,6 +34,24 @@ def test_the_end_of_a_forked_process_does_not_free_the_lock(tmp_path: Path) -> N
                 pass
     if not child:
         os._exit(0)  # after the end of the block
+
+
+def test_a_worker_whose_parent_has_ended_does_not_begin_in_the_folder_of_the_next_run(tmp_path: Path) -> None:
+    asked, ask = os.pipe()
+
+    def work() -> None:
+        parent_process().join()
+        with share_lock(tmp_path):
+            os.write(ask, b"works")
+
+    def start() -> None:
+        get_context("fork").Process(target=work).start()
+        os._exit(0)  # as if killed
+
+    assert run_child(start) == 0
+    os.close(ask)
+    assert not os.read(asked, 5)
+    os.close(asked)
 
 
 def test_a_group_can_share_the_lock(tmp_path: Path) -> None:

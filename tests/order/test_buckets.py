@@ -47,6 +47,7 @@ def test_each_sample_once_and_one_bucket_a_step_on_all_ranks(tail: str, world_si
     plan = order.plan
     for epoch in range(3):
         start, steps = epoch * plan.num_samples, BucketSteps(plan, epoch, world_size)
+        assert (steps.batch, steps.global_batch) == (96 // world_size, 96)
         seen = Counter[int]()
         for step in range(len(steps)):
             buckets = set()
@@ -175,8 +176,7 @@ def test_every_step_is_a_resume_point_on_other_ranks(folder: Path, tail: str):
     _, state = run(pipe, 2)  # the state at the end of the epoch
     loader = pipe.loader(workers=0)
     loader.load_state_dict(state)
-    again = [(batch["__bucket__"], sorted(batch["json"], key=str)) for batch in loader]
-    assert again == epochs[1] != epochs[0]
+    assert [(batch["__bucket__"], sorted(batch["json"], key=str)) for batch in loader] == epochs[1] != epochs[0]
 
 
 def test_a_state_of_other_buckets_is_refused(folder: Path):
