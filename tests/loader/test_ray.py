@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -192,10 +193,13 @@ def test_other_addresses_are_refused_and_a_password_is_not_shown(numbers, ray, o
     assert "secret" not in str(caught.value)
 
 
-def test_a_configuration_names_the_cluster(numbers, ray):
+def test_a_configuration_names_the_cluster_and_each_worker_gets_jobs(numbers, ray):
+    busy = [threading.Event(), threading.Event()]
+    ray.before = lambda actor, method: method == "make" and (busy[actor.number].set(), busy[1 - actor.number].wait(5))
     config = {"version": 1, "pipeline": [{"exact": numbers}, {"batched": 3}], "loader": {"workers": 2, "on": "ray"}}
     with make_loader(config) as loader:
         assert len([*loader]) == 13
+    assert all(each.is_set() for each in busy)
     assert ray.options["scheduling_strategy"] == "SPREAD"
 
 

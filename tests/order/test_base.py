@@ -32,7 +32,9 @@ def test_words_of_a_key_are_those_that_were_committed(key: tuple[Any, ...], word
 @pytest.mark.parametrize("n", [0, 1, 2, 511, 512, 513, 1000, 4095, 4096, 4097, 70_000])
 def test_a_permutation_is_a_stable_argsort_of_raw_words(n: int) -> None:
     words = philox("test", 1, n).random_raw(n)
-    assert np.array_equal(permutation(n, "test", 1, n), np.argsort(words, kind="stable"))
+    found = permutation(n, "test", 1, n)
+    assert found.dtype == np.int64
+    assert np.array_equal(found, np.argsort(words, kind="stable"))
 
 
 @pytest.mark.parametrize("spread", [0, 1, 3, 8, 9, 10, 20])
@@ -95,16 +97,6 @@ def test_a_word_that_does_not_fit_is_refused(word: int) -> None:
     for position in [(word,), (0, word), (0, 0, word)]:
         with pytest.raises(ValueError, match="are not unsigned 64-bit integers"):
             PositionRng(0, "stage").at(*position)
-
-
-# Permutations.
-
-
-def test_every_permutation_is_one() -> None:
-    for n in range(201):
-        found = permutation(n, "test", n)
-        assert found.dtype == np.int64
-        assert sorted(found.tolist()) == list(range(n))
     with pytest.raises(ValueError, match="negative"):
         permutation(-1, "test")
 
