@@ -157,14 +157,14 @@ DTYPES = ["<i8", "<i4", "<u1", "<f4", "<f8", "|b1"]
 @KEEP
 @given(st.lists(st.sampled_from(DTYPES), min_size=1, max_size=5))
 def test_arrays_of_a_column_get_the_dtype_that_holds_all_of_them(tmp_path: Path, dtypes: list[str]) -> None:
-    arrays = [np.arange(2).astype(dtype) for dtype in dtypes]
+    arrays = [np.arange(99).astype(dtype) for dtype in dtypes]
     rows = [Row(f"k{n}", {"npy": values_of(array), "txt": b"x"}, "") for n, array in enumerate(arrays)]
     plan = planned(tmp_path, [*rows])
     assert plan.dtypes == {"npy": np.result_type(*arrays)}
     found = [plan_module.with_dtypes(row, plan.dtypes).fields["npy"] for row in plan.rows(np.arange(len(rows)))]
     assert all(isinstance(each, Values) and each.array.dtype == plan.dtypes["npy"] for each in found)
     [shards] = plan.divide(Limits(100, NO_LIMIT, None), lambda *_: "", shuffle=None, options=b"").values()
-    size = sum(512 * (3 + -(-(128 + 2 * plan.dtypes["npy"].itemsize) // 512)) for _ in rows) + 1024
+    size = sum(512 * (3 + -(-(128 + 99 * plan.dtypes["npy"].itemsize) // 512)) for _ in rows) + 1024
     assert shards[0].num_bytes == size
     plan.close()
 
