@@ -65,6 +65,7 @@ def test_each_sample_once_and_one_bucket_a_step_on_all_ranks(tail: str, world_si
             found = sum(of_samples[number] == bucket for number in seen)
             assert found == (has if tail == "pad" else has // size * size)
         assert len(seen) == plan.num_samples == sum(plan.counts) - steps.num_dropped
+        assert bool(steps.describe_dropped()) == (steps.num_dropped > 6)
 
 
 # --- loaders
