@@ -8,7 +8,7 @@ import sys
 import pytest
 from shards import write_shard
 
-from wdskit import KeyRuleError, SelectionError, pack
+from wdskit import KeyRuleError, SelectionError, WdskitError, pack
 from wdskit.shards.info import cat, info
 
 SAMPLES = {
@@ -23,12 +23,9 @@ def shard(tmp_path) -> str:
     return str(write_shard(tmp_path / "a.tar", SAMPLES))
 
 
-ALL_FILES = {f"{key}.{name}": data for key, fields in SAMPLES.items() for name, data in fields.items()}
-
-
 def test_every_field_is_read_by_its_name(shard):
-    for name, data in ALL_FILES.items():
-        assert cat(shard, name) == data
+    for key, fields in SAMPLES.items():
+        assert {name: cat(shard, f"{key}.{name}") for name in fields} == fields
 
 
 @pytest.mark.parametrize(
@@ -93,3 +90,6 @@ def test_a_condition_counts_classes_and_values_of_the_samples_that_meet_it(tmp_p
     ):
         with pytest.raises(SelectionError, match=problem):
             info(path, where=condition)
+    (tmp_path / "d" / "d-000000.tar").write_bytes(b"")
+    with pytest.raises(WdskitError, match=r"d-000000.tar: it has 0 bytes, but the folder's index says \d+"):
+        info(folder)
