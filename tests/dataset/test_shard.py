@@ -251,23 +251,15 @@ def test_only_the_headers_of_the_samples_beside_a_large_one_are_read(tmp_path: P
 # Wrong offsets.
 
 
-def each_to_every_block(offsets: list[int]) -> Iterator[list[int]]:
-    for number, block in product(range(len(offsets)), range(offsets[-1] // 512 + 4)):
-        yield [*offsets[:number], block * 512, *offsets[number + 1 :]]
+def one_to_every_block_or_with_a_bit_flipped(offsets: list[int]) -> Iterator[list[int]]:
+    for number, offset in enumerate(offsets):
+        for other in (*range(0, offsets[-1] + 2048, 512), *(offset ^ (1 << bit) for bit in range(64))):
+            yield [*offsets[:number], other, *offsets[number + 1 :]]
 
 
-def each_bit_flipped(offsets: list[int]) -> Iterator[list[int]]:
-    for number, bit in product(range(len(offsets)), range(64)):
-        yield [*offsets[:number], offsets[number] ^ (1 << bit), *offsets[number + 1 :]]
-
-
-def one_left_out(offsets: list[int]) -> Iterator[list[int]]:
+def one_or_several_left_out(offsets: list[int]) -> Iterator[list[int]]:
     for number in range(len(offsets)):
         yield [*offsets[:number], *offsets[number + 1 :]]
-
-
-def cut(offsets: list[int]) -> Iterator[list[int]]:
-    for number in range(len(offsets)):
         yield offsets[:number]
         yield offsets[number:]
 
@@ -287,7 +279,7 @@ def two_to_every_block(offsets: list[int]) -> Iterator[list[int]]:
                 yield moved
 
 
-@pytest.mark.parametrize("moves", [each_to_every_block, each_bit_flipped, two_to_every_block])
+@pytest.mark.parametrize("moves", [one_to_every_block_or_with_a_bit_flipped, two_to_every_block])
 def test_a_moved_offset_gives_the_right_sample_or_an_error(shard: Path, moves) -> None:
     truth = read_truth(shard)
     for moved in moves([*write_right_offsets(shard)]):
@@ -295,7 +287,7 @@ def test_a_moved_offset_gives_the_right_sample_or_an_error(shard: Path, moves) -
         check_right_or_error(shard, truth)
 
 
-@pytest.mark.parametrize("moves", [one_left_out, cut, one_more])
+@pytest.mark.parametrize("moves", [one_or_several_left_out, one_more])
 def test_more_or_fewer_offsets_give_no_wrong_sample(shard: Path, moves) -> None:
     """The number of samples then differs: some sample has to fail, and none may be another or a partial sample."""
     truth = read_truth(shard)
@@ -400,8 +392,7 @@ def test_a_shard_of_another_size_than_its_index_says_is_named_before_its_offsets
     write_right_offsets(shard)
     whole = shard.stat().st_size
     with LocalShard(shard, num_bytes=whole) as opened:
-        again = pickle.loads(pickle.dumps(opened))
-        again.close()
+        pickle.loads(pickle.dumps(opened)).close()
     os.truncate(shard, 1024)
     problem = f"it has 1024 bytes, but the folder's index says {whole}: it was truncated or replaced"
     with pytest.raises(ShardError) as caught:
