@@ -1,4 +1,4 @@
-"""Format text and numbers for people, hide the secrets of URLs, and say which labels and groups are equal."""
+"""Format text and numbers for people, and hide the secrets of URLs."""
 
 from __future__ import annotations
 
@@ -22,27 +22,8 @@ _URL_SECRETS = re.compile(
     """,
     re.VERBOSE,
 )
-_NUMERAL = re.compile(r"\s*[+-]?(0|[1-9][0-9]{0,18})(\.[0-9]+)?\s*", re.ASCII)
-_MAX_EXACT = 1 << 53  # floats represent all whole numbers up to this one
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18}) ?([kmgtp]?)(i?)b?", re.ASCII)
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
-
-
-def plain_value(value: Any) -> Any:
-    """Return the value by which labels and groups are compared: 17, 17.0, "17" and " 17.0" are 17; NaN and blank text
-    are None. Other text is unchanged, also numbers with a leading zero, such as "007".
-    """
-    if isinstance(value, str):
-        if not value or value.isspace():
-            return None
-        if _NUMERAL.fullmatch(value):
-            value = float(value) if "." in value else int(value)
-    if isinstance(value, float):
-        if math.isnan(value):
-            return None
-        if value.is_integer() and abs(value) <= _MAX_EXACT:
-            return int(value)
-    return value
 
 
 def as_int(value: Any) -> Any:

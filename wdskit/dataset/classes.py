@@ -1,13 +1,17 @@
-"""Read, write and compare `classes.json`, the class names of a folder of shards. Find the fields that hold labels."""
+"""Read, write and compare `classes.json`, the class names of a folder of shards. Find the fields that hold labels, and
+say which labels are equal.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wdskit.dataset.index import join_url, read_index
 from wdskit.errors import FolderIndexError, StorageError
@@ -16,7 +20,26 @@ from wdskit.storage.urls import ABSENT_STATUSES, is_local, read_bytes
 CLASS_FIELD = "cls"
 CLASSES_NAME = "classes.json"
 MAX_CLASSES_BYTES = 64 << 20
+_NUMERAL = re.compile(r"\s*[+-]?(0|[1-9][0-9]{0,18})(\.[0-9]+)?\s*", re.ASCII)
+_MAX_EXACT = 1 << 53  # floats represent all whole numbers up to this one
 _log = logging.getLogger(__name__)
+
+
+def plain_value(value: Any) -> Any:
+    """Return the value by which labels and groups are compared: 17, 17.0, "17" and " 17.0" are 17; NaN and blank text
+    are None. Other text is unchanged, also numbers with a leading zero, such as "007".
+    """
+    if isinstance(value, str):
+        if not value or value.isspace():
+            return None
+        if _NUMERAL.fullmatch(value):
+            value = float(value) if "." in value else int(value)
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        if value.is_integer() and abs(value) <= _MAX_EXACT:
+            return int(value)
+    return value
 
 
 def read_classes(folder: str | Path) -> tuple[str, ...] | None:

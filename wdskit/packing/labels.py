@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES, parse_classes, read_classes
+from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES, parse_classes, plain_value, read_classes
 from wdskit.errors import PackError
 from wdskit.packing.row import Label
 from wdskit.storage.urls import read_bytes
-from wdskit.text import plain_value
 
 ClassesOption: TypeAlias = str | os.PathLike[str] | Sequence[str] | Mapping[str, int]
 """The values of the option `classes`, as `find_class_names` takes them."""

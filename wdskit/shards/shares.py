@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.codecs.fields import JSON_FIELDS
+from wdskit.dataset.classes import plain_value
 from wdskit.dataset.columns import check_split_name
 from wdskit.errors import SelectionError, check_whole
-from wdskit.text import plain_value
 
 SPLIT_SEED = 0
 """Default seed of `wdskit split`. `pack --split` uses this seed, so both give a key the same split."""

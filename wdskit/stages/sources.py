@@ -32,7 +32,7 @@ from wdskit.config.types import (
     read_stage,
     refuse,
 )
-from wdskit.dataset.classes import check_labels, folder_has_labels
+from wdskit.dataset.classes import check_labels, folder_has_labels, plain_value
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.dataset.subset import Subset
 from wdskit.dataset.weights import SampleWeights, are_whole
@@ -45,7 +45,6 @@ from wdskit.order.resampled import DEFAULT_CHUNK, ResampledOrder
 from wdskit.order.sequential import SequentialOrder
 from wdskit.order.subset import PickedOrder
 from wdskit.order.weighted import WeightedOrder
-from wdskit.text import plain_value
 
 MAX_TIMES = 16
 """The largest number of times that `repeat` can put a sample into an epoch."""
