@@ -79,6 +79,8 @@ static int decode_rows(j_decompress_ptr jpeg, const Part *rows, const Filter *fi
 static int decode(j_decompress_ptr jpeg, const Plan *plan, int height, int width, const Numbers *numbers, void *out) {
     if (jpeg_read_header(jpeg, TRUE) != JPEG_HEADER_OK) return REFUSED;
     if (jpeg->num_components != 1 && jpeg->num_components != 3) return REFUSED;
+    /* At 1/2 and 1/4, jpeg_crop_scanline moves the colours of an image sampled 4x2 or 2x4. */
+    if (jpeg->max_h_samp_factor * jpeg->max_v_samp_factor > 4) return REFUSED;
     if (jpeg->image_height != plan->height || jpeg->image_width != plan->width) return REFUSED;
     if (!is_side(plan->top, plan->bottom, plan->total_rows, plan->skip_rows, height, plan->height)) return REFUSED;
     if (!is_side(plan->left, plan->right, plan->total_columns, plan->skip_columns, width, plan->width)) return REFUSED;

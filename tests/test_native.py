@@ -233,6 +233,17 @@ def test_damage_anywhere_is_left_to_python(step):
     assert decode(cut + b"\xff\xd9", wanted) is None
 
 
+@needs_native
+def test_an_image_whose_colours_libjpeg_moves_in_a_crop_is_left_to_python():
+    """Its Y has eight times the pixels of Cb and Cr. Here, 30 equal blocks of 4:4:4 become 3 units of 10 blocks."""
+    file, wanted = io.BytesIO(), WantedPart(Axis(0, 16, 4, 0, 4), Axis(20, 36, 4, 0, 4))
+    Image.new("RGB", (80, 8), (128, 128, 128)).save(file, "JPEG", keep_rgb=True)
+    frame = file.getvalue().index(b"\xff\xc0") + 5
+    file.getbuffer()[frame : frame + 7] = bytes((0, 16, 0, 96, 3, ord("R"), 0x42))
+    assert (decode_in_python(file.getvalue(), wanted) == 128).all()
+    assert decode(file.getvalue(), wanted) is None
+
+
 # --- whole loaders
 
 
