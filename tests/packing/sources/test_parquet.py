@@ -103,7 +103,7 @@ def test_tensors_whose_shape_would_be_lost_are_refused(tmp_path: Path) -> None:
         ({"key": ["a"], "raw": [b"x"]}, {}, r"t\.parquet, row 0: bytes, such as b'x'"),
         ({"key": ["a"]}, {"fields": {"txt": "none"}}, "'none'"),
         ({"key": ["a"]}, {"image": "none"}, r"t\.parquet"),
-        ({"key": ["a"], "image": [None]}, {}, r"t\.parquet, row 0"),
+        ({"key": ["a"], "image": [None]}, {}, r"t\.parquet, row 0: it has no image: all rows"),
         ({"key": ["a"], "image": [b"text"]}, {}, r"t\.parquet, row 0: .*b'text'"),
         ({"key": ["a"], "time": pa.array([1 << 62], pa.timestamp("ms"))}, {}, r"t\.parquet: it cannot be read"),
         ({"key": ["a"], "l": [[1, None]]}, {"fields": {"npy": "l"}}, r"t\.parquet, row 0: "),

@@ -304,7 +304,7 @@ class Records:
             self._has_images = any(name in record for name in self.images)
         image = next((record[name] for name in self.images if record.get(name) not in (None, "")), None)
         if (image is not None) != self._has_images:
-            raise ValueError(f"it has {'no' if image is None else 'an'} image, unlike the first row of the table")
+            raise ValueError(f"it has {'no' if image is None else 'an'} image: all rows of a table have one or none")
         fields = {} if image is None else self.image(image)
         own = {CLASS_FIELD: CLASS_FIELD, **self._how.fields} if CLASS_FIELD in record else self._how.fields
         self.add_fields(fields, record, own)
