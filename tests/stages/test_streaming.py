@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import itertools
+import multiprocessing
+import os
 import tarfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -99,10 +102,20 @@ def test_a_second_iterator_ends_the_first(six):
     second = iter(loader)  # nothing happens before the first item is requested
     next(first)
     assert len(list(second)) == 39
-    with pytest.raises(
-        PipelineError, match="this iteration has ended: the loader was closed, or a new iteration began"
-    ):
+    with pytest.raises(PipelineError, match="this iteration has ended"):
         next(first)
+
+
+def leave_at_5(sample):
+    return os._exit(0) if sample["__key__"].endswith("5") else sample
+
+
+def test_a_worker_that_ends_before_its_tensors_are_fetched_is_an_error(six):
+    pipe = split(six, shuffle_shards=False).map(leave_at_5).decode().to_tuple("cls").batched(2)
+    with pytest.raises(PipelineError, match=r"^a worker of the stream: "):
+        for _ in pipe.loader(workers=1, prefetch=9):
+            while multiprocessing.active_children():
+                time.sleep(0.001)
 
 
 def test_len_is_refused_where_it_is_unknown_and_must_be_true(six):

@@ -186,9 +186,9 @@ class StreamLoader(Loader):
         while True:
             try:
                 item = next(self._iterator, None)
-            except RuntimeError as err:  # torch's: a worker was killed, or no item came within `timeout`
+            except (EOFError, OSError, RuntimeError) as err:  # a worker was killed, or no item came within `timeout`
                 self._close_pool()
-                raise PipelineError(str(err)) from err
+                raise PipelineError(f"a worker of the stream: {err}") from err
             if item is None:
                 return
             self._budget.spend(epoch, item.bad)
