@@ -271,9 +271,10 @@ class Loader(ABC):
                 raise
             raise PipelineError(_ENDED) from None  # the pool was closed during a wait
         finally:
-            items.close()
             if self._running is items:
                 self._end_running()
+            elif not items.gi_running:  # otherwise `close` in another thread is ending it
+                items.close()
         logger.info("%s", self._meter.stats().line())
 
     def _check_rank(self) -> None:

@@ -187,7 +187,6 @@ class StreamLoader(Loader):
             try:
                 item = next(self._iterator, None)
             except (EOFError, OSError, RuntimeError) as err:  # a worker was killed, or no item came within `timeout`
-                self._close_pool()
                 raise PipelineError(f"a worker of the stream: {err}") from err
             if item is None:
                 return
