@@ -152,9 +152,7 @@ def test_a_name_of_100_bytes_fits_and_one_of_101_does_not(char: str, width: int)
         key = char * (room // width) + "x" * (room % width)
         check_member_name(key, field)
         check_round_trip({key: [field]})
-        with pytest.raises(
-            KeyRuleError, match=f"with its field '{field}' it takes 101 bytes, more than the 100 that all"
-        ):
+        with pytest.raises(KeyRuleError, match=f"with its field '{field}' it takes 101 bytes"):
             check_member_name(f"{key}x", field)
 
 

@@ -219,9 +219,7 @@ def test_more_bad_samples_than_allowed_are_an_error(damaged, max_bad, allowed):
         assert len(list(loader)) == 30
         assert len(list(loader)) == 30  # the budget counts per epoch
         return
-    with pytest.raises(
-        SampleError, match=f"has {allowed + 1} bad samples on rank 0 so far, and errors.max_bad allows {max_bad}"
-    ):
+    with pytest.raises(SampleError, match=f"has {allowed + 1} bad samples .* errors.max_bad allows {max_bad}"):
         list(loader)
 
 

@@ -124,9 +124,7 @@ def test_what_is_no_list_of_numbers_is_refused(value):
 )
 def test_what_can_be_no_stage_is_refused_when_it_is_added(stage):
     for add in (lambda: BASE.stage(stage), lambda: Pipeline([*BASE.stages, stage])):
-        with pytest.raises(
-            PipelineError, match=r"^stage 1: .*a stage is a spec or a callable from iterator to iterator"
-        ):
+        with pytest.raises(PipelineError, match=r"^stage 1: .*a spec or a callable from iterator"):
             add()
     with pytest.raises(PipelineError, match=r"^stage 0: "):
         Pipeline([stage])

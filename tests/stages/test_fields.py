@@ -113,9 +113,7 @@ def test_global_rng_is_refused_with_several_threads(six, tmp_path):
     index_folder(Path(six).parent, workers=1)
     pipe = Pipeline().exact(six).map(global_draws, global_rng=True)
     for make in (lambda: pipe.build(threads=2), lambda: pipe.loader(threads=2, workers=0)):
-        with pytest.raises(
-            PipelineError, match=r"global_rng seeds one generator, which 2 threads of a process share\.\n  Take `rng`"
-        ):
+        with pytest.raises(PipelineError, match=r"global_rng .* which 2 threads of a process share\.\n  Take `rng`"):
             make()
     assert len(list(pipe.loader(threads=1, workers=0))) == 39
 

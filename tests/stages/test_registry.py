@@ -63,9 +63,7 @@ def test_the_same_definition_may_run_again() -> None:
 def test_an_unknown_name_gets_the_nearest_and_the_way_out() -> None:
     """Names of the registry and of `transforms` are suggested."""
     registry.register("my_augment")(augment)
-    with pytest.raises(
-        PipelineError, match=r"my_augmnt: no function .* Did you mean `my_augment`\?\n  Register it with"
-    ):
+    with pytest.raises(PipelineError, match=r"Did you mean `my_augment`\?\n  Register it with"):
         registry.resolve("my_augmnt", {})
     with pytest.raises(PipelineError, match="Did you mean `your_augment`"):
         registry.resolve("your_augmnt", {"your_augment": other})

@@ -334,9 +334,7 @@ def test_a_cache_of_another_user_is_refused(tmp_path, monkeypatch):
     for mode in (0o770, 0o757):
         (tmp_path / oct(mode)).mkdir()
         (tmp_path / oct(mode)).chmod(mode)
-        with pytest.raises(
-            StorageError, match=r"other users own this folder or may write to it.\n  Name another folder"
-        ):
+        with pytest.raises(StorageError, match=r"may write to it.\n  Name another folder"):
             PartCache(tmp_path / oct(mode), 10**6)
     monkeypatch.setattr(cache_module, "owner_of_new_files", lambda _: os.getuid() + 1)
     with pytest.raises(StorageError, match=r"other users own this folder or may write to it"):
@@ -346,9 +344,7 @@ def test_a_cache_of_another_user_is_refused(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(cache_module, "owner_of_new_files", refuse)
-    with pytest.raises(
-        StorageError, match=r"the cache cannot be stored here: Permission denied.\n  Name another folder"
-    ):
+    with pytest.raises(StorageError, match=r"cannot be stored here: Permission denied.\n  Name another folder"):
         PartCache(tmp_path / "own", 10**6)
 
 
