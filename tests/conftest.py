@@ -45,13 +45,9 @@ LONG = [
     "test_native",
     "loader/test_remote",
     "loader/test_soak",
-    "packing/test_upload",
     "test_configs_run",
     "stages/test_streaming",
     "promises/test_epochs",
-    "config/test_load_yaml",
-    "loader/test_hangs",
-    "packing/test_memory",
 ]
 
 # No deadline: the time of an example depends on the load of the machine.

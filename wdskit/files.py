@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 from collections.abc import Container, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -325,15 +326,8 @@ def remove_temp_files(folder: Path, *, of: Container[str] | None = None, disk: D
 def owner_of_new_files(folder: Path) -> int:
     """Return the user id of the owner that a new file in `folder` gets. On a network disk, this may be another user.
 
-    The function creates a temporary file and removes it.
-
     Raises:
         OSError: A file cannot be created in the folder.
     """
-    path = folder / f"{TEMP_PREFIX}{secrets.token_hex(8)}{TEMP_SUFFIX}"
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        return os.fstat(fd).st_uid
-    finally:
-        os.close(fd)
-        path.unlink()
+    with tempfile.TemporaryFile(dir=folder) as file:  # without a name: another process may remove temporary files
+        return os.fstat(file.fileno()).st_uid

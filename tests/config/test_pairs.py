@@ -278,9 +278,7 @@ class Sweep:
         text = str(caught.value)
         for setting in refused:
             path = setting if setting.split(".")[0] != self.source else f"pipeline[0].{setting}"
-            matching = [
-                each for each in problems if each.path == path or each.path.startswith((f"{path}.", f"{path}["))
-            ]
+            matching = [one for one in problems if one.path == path or one.path.startswith((f"{path}.", f"{path}["))]
             assert matching, f"{path} is not named:\n{text}"
             assert all(each.where == f"{self.path}:{lines[setting]}" for each in matching), text
         for where, name in broken:

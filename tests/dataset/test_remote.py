@@ -8,6 +8,7 @@ import http.server
 import itertools
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +122,7 @@ def make(store: Store, tmp_path: Path, *, cache: bool, workers: int = 0) -> Any:
 
 
 def read(loader: Any) -> list[int]:
-    found = [
-        int(number) for numbers, is_sample in loader for number, one in zip(numbers, is_sample, strict=True) if one
-    ]
+    found = [int(number) for numbers, mask in loader for number, one in zip(numbers, mask, strict=True) if one]
     if (kept := getattr(loader.program.reader, "cache", None)) is not None:
         wait(kept)
     return found
@@ -230,3 +229,9 @@ def test_a_copy_that_others_may_write_to_is_refused(store, tmp_path):
         with pytest.raises(StorageError, match=r"the index of http.* cannot be stored here: other users own"):
             make(store, tmp_path, cache=False)
         folder.chmod(0o700)
+
+
+@pytest.mark.parametrize("store", ["strong"], indirect=True)
+def test_many_loaders_copy_the_index_at_the_same_time(store, tmp_path):
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: make(store, tmp_path, cache=False), range(80)))

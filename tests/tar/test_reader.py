@@ -280,7 +280,7 @@ def compare_with_tarfile(data: bytes) -> None:
 
     def compared(name: str, content: bytes) -> tuple[str, bytes]:
         """A sparse file without a key is read as it stands; tarfile leaves out a prefix, which its format lacks."""
-        return (name.rstrip("/"), content) if split_name(name) else ("", b"")
+        return (name.rstrip("/"), content) if split_name(name.rstrip("/")) else ("", b"")
 
     assert [compared(name, content) for name, _, content in members] == [compared(*file) for file in files]
 

@@ -279,8 +279,8 @@ def _parse(folder: str, document: Any, copy: Path | None, sha256: str) -> Index:
     """Return the index in `document`, a parsed `index.json`. Raises ValueError if `document` is not a valid index. For
     the other arguments, see `Index`.
     """
-    if not isinstance(document, dict) or document.get("__kind__") != _KIND:
-        raise ValueError(f"`__kind__` is not {_KIND!r}")
+    if not isinstance(document, dict) or document.get("__kind__") != _KIND or document.get("wids_version") != 1:
+        raise ValueError(f"`__kind__` is not {_KIND!r}, or `wids_version` is not 1")
     version = document.get("wdskit_index_version")
     if version != INDEX_VERSION:
         raise ValueError(f"`wdskit_index_version` is {_SHORT.repr(version)}, but this wdskit reads {INDEX_VERSION}")
