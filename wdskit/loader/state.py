@@ -291,6 +291,7 @@ def _differing(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
         differing = ["the state has a setting that this loader lacks, such as `where`, `repeat` or `weights`"]
     if not differing:
         pairs = zip(own.get("parts") or [own], saved.get("parts") or [saved], strict=True)
-        if any({**mine, **other}.get(_CONTENT) != {**other, **mine}.get(_CONTENT) for mine, other in pairs):
+        contents = [(mine.get(_CONTENT), other.get(_CONTENT)) for mine, other in pairs]
+        if any(None not in pair and pair[0] != pair[1] for pair in contents):
             differing = ["shards with these names and sample counts have other bytes now, by their sha256"]
     return differing

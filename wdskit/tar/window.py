@@ -139,16 +139,18 @@ class Window:
         block is read.
         """
         have = len(self.data) - self.at
-        parts: list[bytes] = []
-        is_held = size <= self._hold_bytes
-        file = None if is_held or self._spill is None else self._spill()
-        keep: Callable[[bytes], object] = parts.append if is_held else len if file is None else file.write
-        if have:  # bytes.join copies, unless there is one part only
-            keep(self.data[self.at :])
+        parts = [self.data[self.at :]] if have else []  # bytes.join copies, unless there is one part only
         self.base += self.at
         self.data, self.at = b"", 0
+        is_held = size <= self._hold_bytes
+        file = None if is_held or self._spill is None else self._spill()
+        if file is not None:
+            file.writelines(parts)
         while have < size and (part := self._read(min(size - have, MAX_PIECE_BYTES if is_held else CHUNK_BYTES))):
-            keep(part)
+            if is_held:
+                parts.append(part)
+            elif file is not None:
+                file.write(part)
             have += len(part)
         if file is not None:
             file.flush()  # a full disk is noticed here, not where the data is used
