@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,14 @@ class HastyDisk(Disk):
 
     def fsync_folder(self, folder: Path) -> None:
         pass
+
+
+class LateDisk(HastyDisk):
+    """A disk whose writes take long."""
+
+    def write(self, fd, data):
+        time.sleep(0.005)
+        return super().write(fd, data)
 
 
 class WatchedDisk(Disk):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from disks import HastyDisk, on
+from disks import HastyDisk, LateDisk, on
 from folders import ALL
 from rays import FakeRay
 from real_sizes import (
@@ -29,6 +29,7 @@ from real_sizes import (
 from wdskit import pack, reshard
 from wdskit.errors import FolderIndexError
 from wdskit.files import Disk, TempFile
+from wdskit.tar.writer import TarWriter
 
 SIZES: dict[str, Callable[[], Samples]] = {"large": large, "small": small} if ALL else {"large": large}
 LEAST_BYTES = 256 << 10  # of the writes that the mutants spoil: pieces of shards
@@ -179,22 +180,14 @@ def test_reshard_with_other_fields(packed: Path, tmp_path: Path) -> None:
 def test_a_buffer_that_is_filled_again_before_it_is_written_is_caught(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = TempFile.write
+    right = TarWriter.__init__
 
-    def wrong(self, data):
-        right(self, vars(self).pop("earlier", b""))
-        if len(data) < LEAST_BYTES:
-            right(self, data)
-        else:
-            self.earlier = data
+    def wrong(self, write):
+        right(self, write)
+        self._spare = self._buffer
 
-    def sha256(self):
-        right(self, vars(self).pop("earlier", b""))
-        return self._digest.hexdigest()
-
-    monkeypatch.setattr(TempFile, "write", wrong)
-    monkeypatch.setattr(TempFile, "sha256", property(sha256))
-    reshard(str(packed), tmp_path / "new")
+    monkeypatch.setattr(TarWriter, "__init__", wrong)
+    on(LateDisk(), reshard, str(packed), tmp_path / "new")
     with pytest.raises(DAMAGE):
         check_folder(tmp_path / "new", large())
 
@@ -220,6 +213,7 @@ def test_a_short_write_that_nobody_looks_at_is_caught(
         if len(data) < LEAST_BYTES:
             right(self, data)
             return
+        self.wait()
         self._digest.update(data)
         self._disk.write(self._fd, data)
         self.num_bytes += len(data)

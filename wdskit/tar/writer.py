@@ -26,7 +26,7 @@ class TarWriter:
     """A writer of tars: ustar members with mode 0644, no owner, no time, and names of at most 100 bytes.
 
     Args:
-        write: Writes the given bytes before it returns, as `TempFile.write`.
+        write: Writes the given bytes, which do not change before its next call returns, as `TempFile.write`.
 
     Attributes:
         offset: Byte offset of the next member.
@@ -34,12 +34,12 @@ class TarWriter:
 
     def __init__(self, write: Callable[[Buffer], object]) -> None:
         self._write = write
-        self._buffer = bytearray(_JOIN_BYTES)
+        self._buffer, self._spare = bytearray(_JOIN_BYTES), bytearray(_JOIN_BYTES)
         self._used = 0
         self.offset = 0
 
     def add(self, name: str, data: Buffer) -> None:
-        """Append one member.
+        """Append one member. If it has more than 1 MB, `data` must not change before the next call returns.
 
         Raises:
             HeaderError: The name is empty, over 100 bytes of UTF-8, cannot be written as UTF-8, has a NUL, or ends in a
@@ -84,7 +84,9 @@ class TarWriter:
 
     def _flush(self) -> None:
         self._write(memoryview(self._buffer)[: self._used])
-        self._used = 0  # a new buffer for each megabyte would cost an eighth of the time to pack files of 100 KB
+        # A new buffer for each megabyte would cost an eighth of the time to pack files of 100 KB.
+        self._buffer, self._spare = self._spare, self._buffer
+        self._used = 0
 
 
 def _header(name: str, size: int) -> bytes:
