@@ -3,6 +3,7 @@
     python tools/bench/bench_parts.py [PART ...] [--rounds N] [--folder DIR] [--quick]
 
     tar      the tar reader, compared with webdataset's
+    stream   the loader of a stream with a shuffle buffer, compared with webdataset's
     pack     image files, compared with `tar` and `sync` of the archive, and webdataset's ShardWriter
     reshard  merge, shuffle and conditions, compared with a loop of webdataset that reads and writes
     verify   index and verify, compared with sha256sum and hashlib
@@ -10,8 +11,7 @@
 Each case first compares the results of its ways. Then a round runs every way once, and the next round runs them in
 the opposite order. Rates, CPU microseconds (of this process and its descendants) and the ratios to the first way are
 medians over the rounds. A ratio is taken within a round, so that a machine that slows down affects both values. Files
-are read from the page cache; DIR is the folder for them. `bench_peers.py --only bare wdskit webdataset` measures the
-whole loader, with small samples, and with images in workers x threads.
+are read from the page cache; DIR is the folder for them. `bench_peers.py` measures loaders with a plan.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import torch
 import webdataset
 from race import Case, Way, measure, must_equal, require
 
-from wdskit import pack, reshard
+from wdskit import Pipeline, pack, reshard
 from wdskit.dataset.samples import ShardReader
 from wdskit.shards.index import scan_shard
 from wdskit.shards.verify_shard import CheckJob, check_shard
@@ -108,24 +108,16 @@ def pack_samples(folder: Path, num: int, size: int, *, max_samples: int) -> list
     return sorted(folder.glob("*.tar"))
 
 
-def photo_size(size: str) -> list[int]:
-    """Return width, height and quality of a text such as `455x385@95`."""
-    return list(map(int, size.replace("@", "x").split("x")))
+def numbered_photos(size: str, num_bytes: float) -> Iterator[bytes]:
+    """Yield JPEG files that all differ (each has its number in a comment), about `num_bytes` bytes in total.
 
-
-def photo_files(size: str) -> list[bytes]:
-    """Return the photographs as JPEG files; `size` is a text such as `455x385@95`."""
-    width, height, quality = photo_size(size)
+    `size` is width, height and quality, such as `455x385@95`.
+    """
+    width, height, quality = map(int, size.replace("@", "x").split("x"))
     files = []
     for photo in load_photos().values():
         photo.resize((width, height)).save(stream := io.BytesIO(), format="JPEG", quality=quality)
         files.append(stream.getvalue())
-    return files
-
-
-def numbered_photos(size: str, num_bytes: float) -> Iterator[bytes]:
-    """Yield JPEG files that all differ (each has its number in a comment), about `num_bytes` bytes in total."""
-    files = photo_files(size)
     for number in range(int(num_bytes * len(files)) // sum(map(len, files)) + 1):
         yield files[number % len(files)][:-2] + b"\xff\xfe\x00\x0a%08d\xff\xd9" % number
 
@@ -153,6 +145,20 @@ def tar_case(folder: Path, scale: float, size: int) -> Case:
         must_equal(read.__name__, found, expected)
     ways = {"webdataset": lambda: deque(by_webdataset(path), 0), "wdskit": lambda: deque(by_wdskit(path), 0)}
     return Case(f"tar: {num:,} samples of {size // 1000} kB", num, ways)
+
+
+def stream_case(folder: Path, scale: float, workers: int) -> Case:
+    """Return the case of a stream with a shuffle buffer, in batches of 64."""
+    num = int(40_000 * scale)
+    shards = [str(path) for path in pack_samples(folder, num, 3_000, max_samples=num // 8)]
+    plain = webdataset.WebDataset(shards, shardshuffle=8).shuffle(1000).decode().to_tuple("bin", "cls").batched(64)
+    ours = Pipeline().stream(shards).split_by_worker().shuffle(1000).decode().to_tuple("bin", "cls").batched(64)
+    theirs = torch.utils.data.DataLoader(plain, None, num_workers=workers)
+    loaders: dict[str, Any] = {"webdataset": theirs, "wdskit": ours.loader(workers=workers)}
+    for name, loader in loaders.items():
+        require(sorted(n for _, classes in loader for n in classes.tolist()) == [*range(num)], f"{name}: other samples")
+    title = f"stream: {num:,} samples of 3 kB, {workers} workers"
+    return Case(title, num, {name: partial(deque, loader, 0) for name, loader in loaders.items()})
 
 
 def pack_case(folder: Path, scale: float, size: str, num_bytes: float) -> Case:
@@ -248,6 +254,7 @@ def verify_case(folder: Path, scale: float, size: str) -> Case:
 
 PARTS: dict[str, list[tuple[Any, ...]]] = {
     "tar": [(tar_case, 3_000), (tar_case, 100_000)],
+    "stream": [(stream_case, 0), (stream_case, 2)],
     "pack": [(pack_case, "448x448@95", 200e6), (pack_case, "72x72@90", 70e6)],
     "reshard": [(reshard_case,)],
     "verify": [(verify_case, size) for size in ("64x64@90", "256x256@95", "448x448@95")],
