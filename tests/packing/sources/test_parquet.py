@@ -62,7 +62,7 @@ def test_rows_are_those_of_the_table_however_it_is_written(
     cells = [{"bytes": data, "path": "p.png"} for data in images] if kind == "struct" else images
     column = pa.array(images).dictionary_encode() if kind == "dictionary" else pa.array(cells, types[kind])
     columns: dict[str, Any] = {"key": [f"k{number}" for number in range(len(table))], "path": column}
-    columns["file_name"] = ["t.parquet"] * len(table)  # of another field, so it is no image
+    columns |= {"image": [""] * len(table), "file_name": ["t.parquet"] * len(table)}  # empty, and of another field
     columns |= {name: pa.array([row[name] for row in table], COLUMNS[name][0]) for name in table[0]}
     how = {"compression": codec, "use_dictionary": has_dictionary, "data_page_version": page, "row_group_size": group}
     source = find_source(write(tmp_path / "t.parquet", columns, **how), Reading(fields={"wav": "file_name"}))
@@ -70,7 +70,7 @@ def test_rows_are_those_of_the_table_however_it_is_written(
     for number, (row, record) in enumerate(zip(found, table, strict=True)):
         assert isinstance(row, Row), row
         assert (row.key, row.fields["png"]) == (f"k{number}", images[number])
-        extra = {"file_name": "t.parquet"} | ({"path": "p.png"} if kind == "struct" else {})
+        extra = {"image": "", "file_name": "t.parquet"} | ({"path": "p.png"} if kind == "struct" else {})
         assert json.loads(row.fields["json"]) == {"key": row.key, **extra, **record}  # type: ignore[arg-type]
 
 
@@ -100,7 +100,7 @@ def test_tensors_whose_shape_would_be_lost_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [
-        ({"key": ["a"], "raw": [b"x"]}, {}, r"t\.parquet, row 0: bytes, such as b'x'"),
+        ({"key": ["a"], "image": [png(0)], "path": [b"x"]}, {}, r"t\.parquet, row 0: bytes, such as b'x'"),
         ({"key": ["a"]}, {"fields": {"txt": "none"}}, "'none'"),
         ({"key": ["a"]}, {"image": "none"}, r"t\.parquet"),
         ({"key": ["a"], "image": [None]}, {}, r"t\.parquet, row 0: it has no image: all rows"),

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import glob
 import os
 from collections.abc import Iterator
@@ -32,9 +31,9 @@ class Parquet(Source):
     """Parquet files with one schema: a file, a folder or a pattern. The files are sorted by the bytes of their names.
     Paths in a file are relative to its folder.
 
-    The image is in the column `how.image`, or the first of `IMAGE_COLUMNS`: bytes, a struct of `bytes` and `path`, or a
-    path. A column whose bytes or arrays become a field is not in `json`; the path of an image is. Dates, times and
-    decimals are text in `json`.
+    The image is in the column `how.image`, or the first of `IMAGE_COLUMNS` that is not empty in a row: bytes, a struct
+    of `bytes` and `path`, or a path. A column whose bytes or arrays become a field is not in `json`; the path of an
+    image is. Dates, times and decimals are text in `json`.
 
     Raises:
         PackError: pyarrow is not installed, there is no file, the first file cannot be read, or two of its columns have
@@ -55,15 +54,12 @@ class Parquet(Source):
         other = next((name for name, kind in types.items() if "extension<" in str(kind)), None)
         if other is not None:
             raise PackError(f"{files[0]}: its column {other!r} is {types[other]}. Write nested lists of numbers.")
-        binary = {name for name, kind in types.items() if _is_binary(kind)}
+        self._binary = binary = {name for name, kind in types.items() if _is_binary(kind)}
         arrays = {column for name, column in how.fields.items() if name.rpartition(".")[2] in NPY_FIELDS}
-        made = {*how.fields.values()} & (binary | arrays)
-        image = next((name for name in Records("", how).images if name in types and name not in made), None)
-        self._image = image if image in binary else None
+        self._made = made = {*how.fields.values()} & (binary | arrays)
+        self._images = tuple(name for name in Records("", how).images if name == how.image or name not in made)
         self._structs = [name for name in binary if "struct" in str(types[name])]
         self._dtypes = {name: _dtype(types[name]) for name in arrays & types.keys()}
-        self._left_out = {self._image, *made}
-        self._how = dataclasses.replace(how, image=self._image or how.image)
 
     def rows(self) -> Iterator[Row | RowError]:
         """Yield one row per row of the files.
@@ -73,7 +69,8 @@ class Parquet(Source):
         """
         number = 0
         for path in self._files:
-            records = Records(os.path.dirname(path), self._how)
+            records = Records(os.path.dirname(path), self.how)
+            records.images = self._images
             first, name = number, os.path.basename(path)
             with _open(path) as file:
                 if not file.schema_arrow.equals(self._schema):
@@ -85,13 +82,14 @@ class Parquet(Source):
                         number += 1
 
     def _fields(self, record: dict[str, Any], records: Records, number: int) -> tuple[str, dict[str, Field]]:
-        shown = {name: value for name, value in record.items() if name not in self._left_out}
+        shown = {name: value for name, value in record.items() if name not in self._made}
         for name in self._structs:
-            image = record[name]
-            if image is not None:
-                record[name] = image["path"] if image["bytes"] is None else image["bytes"]
-                if name == self._image and image["path"]:
-                    shown[name] = image["path"]
+            if record[name] is not None:
+                record[name] = record[name]["path"] if record[name]["bytes"] is None else record[name]["bytes"]
+        if (image := records.image_column(record)) and image in self._binary:
+            stored = shown.pop(image, None)
+            if isinstance(stored, dict) and stored["path"]:
+                shown[image] = stored["path"]
         for name, dtype in self._dtypes.items():
             if isinstance(record[name], list):
                 record[name] = to_array(record[name], dtype)

@@ -302,7 +302,7 @@ class Records:
             raise TypeError(f"it holds a {type(record).__name__}, not an object of columns")
         if self._has_images is None:
             self._has_images = any(name in record for name in self.images)
-        image = next((record[name] for name in self.images if record.get(name) not in (None, "")), None)
+        image = record.get(self.image_column(record))
         if (image is not None) != self._has_images:
             raise ValueError(f"it has {'no' if image is None else 'an'} image: all rows of a table have one or none")
         fields = {} if image is None else self.image(image)
@@ -317,6 +317,10 @@ class Records:
         if type(key) not in (str, int):
             raise TypeError(f"its key {key!r} is neither text nor a whole number")
         return str(key), fields
+
+    def image_column(self, record: Mapping[str, Any]) -> str | None:
+        """Return the first column of `images` that is not empty in a record; None if all are empty."""
+        return next((name for name in self.images if record.get(name) not in (None, "")), None)
 
     def add_fields(self, fields: dict[str, Field], record: Mapping[str, Any], columns: Mapping[str, str]) -> None:
         """Add the fields that are made from columns, which are given by field name. An empty value makes no field. The
