@@ -26,7 +26,7 @@ _CHUNK = 1 << 20  # samples that are evaluated together
 _EDGE = 2.0**63
 _MAX_CHARS = 2000
 _MAX_DEPTH = 40
-_ATTRIBUTE = re.compile(r"\.\s*(\w+)")
+_KEYWORD = re.compile(rf"\b\w+(?:\.\w+)*?\.({'|'.join(keyword.kwlist)})\b(?:\.\w+)*")  # in the path of a column
 
 Mask = NDArray[np.bool_]
 
@@ -58,7 +58,7 @@ class Where:
     """
 
     def __init__(self, text: str) -> None:
-        self.text = text
+        self.text = text = str(text)
         self._tree = _parse(text)
         self.names = sorted(set(_names(self._tree)))
         if not self.names:
@@ -214,9 +214,9 @@ def _parse(text: str) -> ast.expr:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
         at = err.offset if isinstance(err, SyntaxError) else None
         why = err.msg if isinstance(err, SyntaxError) else str(err) or type(err).__name__
-        if word := next(filter(keyword.iskeyword, _ATTRIBUTE.findall(text)), None):
-            way = f"`wdskit index FOLDER --columns NAME=json.{word}` gives the column another name"
-            why += f"; {word!r} is a keyword. {way}"
+        if found := _KEYWORD.search(text):
+            way = f"`wdskit index FOLDER --columns NAME={found[0]}` gives the column another name"
+            why += f"; {found[1]!r} is a keyword. {way}"
         raise _error(text, f"it cannot be read: {why}", at) from err
     pending: list[tuple[ast.AST, int]] = [(tree, 1)]
     while pending:
