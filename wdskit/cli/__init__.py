@@ -93,7 +93,7 @@ def main() -> None:
     except BrokenPipeError:  # the reader has ended (`| head`)
         _discard_output()
     except OSError as err:
-        code = _report_write_error(err)
+        code = _report_os_error(err)
     sys.exit(code)
 
 
@@ -102,10 +102,14 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _report_write_error(err: OSError) -> int:
-    """Discard the buffered output of stdout, print on stderr that it cannot be written, and return exit code 1."""
-    _discard_output()
-    print(f"the output cannot be written: {err.strerror or err}.", file=sys.stderr)
+def _report_os_error(err: OSError) -> int:
+    """Print on stderr the file of the error, or that the output cannot be written, and return exit code 1. In the
+    second case, the buffered output of stdout is discarded.
+    """
+    if err.filename is None:
+        _discard_output()
+    what = "the output cannot be written" if err.filename is None else os.fsdecode(err.filename)
+    print_error(StorageError(f"{what}: {err.strerror or err}."))
     return 1
 
 
@@ -125,10 +129,8 @@ def _run() -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as err:
-        if err.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
-            return _report_write_error(err)
-        if err.errno not in {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG} or err.filename is None:
+        is_barred = err.filename is not None and err.errno in {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
+        if not is_barred and err.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
             raise
-        print_error(StorageError(f"{os.fsdecode(err.filename)}: {err.strerror}.", url=os.fsdecode(err.filename)))
-        return 1
+        return _report_os_error(err)
     return 0
