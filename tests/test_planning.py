@@ -22,7 +22,7 @@ def folder(tmp_path_factory) -> Path:
     """Indexed shards of 9, 0, 30, 14, 7 and 40 samples: 100."""
     folder = tmp_path_factory.mktemp("plan") / "data"
     write_numbers(folder, [9, 0, 30, 14, 7, 40])
-    index_folder(folder, workers=1)
+    index_folder(folder, columns="cls", workers=1)
     return folder
 
 
@@ -30,22 +30,20 @@ def config(*stages, **source):
     return {"pipeline": [source, *stages], "loader": {"workers": 0}}
 
 
+def source_of(folder, kind, options):
+    sizes = {} if kind == "sequential" or "balance" in options else {"lanes": 12, "window": 5}
+    return {kind: {"shards": str(folder), **sizes, **options}}
+
+
 def plan(folder, *, kind="exact", batch=4, stages=(), options=None, **where):
-    source = {"shards": str(folder), "lanes": 12, "window": 5, **(options or {})}
-    if kind == "sequential":
-        del source["lanes"], source["window"]
-    return wdskit.plan(config({"batched": batch}, *stages, **{kind: source}), **where)
+    return wdskit.plan(config({"batched": batch}, *stages, **source_of(folder, kind, options or {})), **where)
 
 
 def numbers_of(folder, options, rank, world_size, epoch=0, kind="exact", batch=4, ranks_per_node=1):
     """Return the output of a real loader: numbers of the samples, which of them are not padding, and the steps."""
-    source = {"shards": str(folder), "lanes": 12, "window": 5, **options}
-    if kind == "sequential":
-        del source["lanes"], source["window"]
     stages = [{"decode": "rgb8"}, {"to_tuple": ["cls", "__valid__"]}, {"batched": batch}]
-    loader = wdskit.make_loader(
-        config(*stages, **{kind: source}), rank=rank, world_size=world_size, ranks_per_node=ranks_per_node
-    )
+    whole = config(*stages, **source_of(folder, kind, options))
+    loader = wdskit.make_loader(whole, rank=rank, world_size=world_size, ranks_per_node=ranks_per_node)
     loader.set_epoch(epoch)
     found = []
     for cls, *mask in loader:
@@ -68,17 +66,18 @@ def test_steps_and_tail_are_the_loaders(folder, kind, tail, world_size):
 
 
 @pytest.mark.parametrize("kind", ["exact", "resampled", "sequential"])
-@pytest.mark.parametrize("options", [{}, {"tail": "pad"}])
+@pytest.mark.parametrize("options", [{}, {"tail": "pad"}, {"where": "cls >= 50", "balance": "cls"}])
 @pytest.mark.parametrize(("world_size", "gpus_per_node"), [(1, 8), (4, 1), (4, 2), (101, 1)])
-def test_the_shards_and_bytes_of_rank_0_are_those_that_its_loader_reads(
-    folder, kind, options, world_size, gpus_per_node
-):
-    options = {"tail": "pad"} if world_size > 100 else options  # more ranks than samples: rank 0 has none
+def test_rank_0_reads_the_planned_shards_and_bytes(folder, kind, options, world_size, gpus_per_node):
+    if kind != "resampled":
+        options = {name: value for name, value in options.items() if name != "balance"}
+    options = options | {"tail": "pad"} if world_size > 100 else options  # more ranks than samples: rank 0 has none
     found = plan(folder, kind=kind, options=options, world_size=world_size, gpus_per_node=gpus_per_node, epoch=1)
     numbers, _ = numbers_of(folder, options, 0, world_size, 1, kind, ranks_per_node=found.gpus_per_node)
+    assert found.num_shards == (3 if "where" in options else 5)
     firsts = [0, 9, 39, 53, 60]  # number of the first sample of each shard with samples
     assert found.rank_shards == len({bisect.bisect_right(firsts, number) for number in numbers})
-    assert found.rank_bytes == pytest.approx(found.num_bytes * len(numbers) / 100, rel=0.1)
+    assert found.rank_bytes == pytest.approx(found.num_bytes * len(numbers) / found.num_samples, rel=0.1)
 
 
 def test_a_plan_reads_no_shard(tmp_path, folder):

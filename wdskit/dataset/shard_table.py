@@ -79,7 +79,10 @@ class ShardTable:
             folder = self.folders[0]
             msg = f"{folder}: the index says that a shard has {self.file_counts.max()} samples."
             raise FolderIndexError(f"{msg}\n  Run `wdskit index {folder}`.", folder=folder)
-        self.use_only(self._choose(split, where))
+        mask = self._choose(split, where)
+        self._subset = None if mask is None else Subset(self.file_counts, mask)
+        self.counts: Ints = self.file_counts if self._subset is None else self._subset.counts
+        self._firsts: Ints = np.zeros_like(self.file_counts)
         total = int(self.counts.sum())
         if bounds is not None:
             self._use_range(*bounds)
@@ -196,13 +199,11 @@ class ShardTable:
             mask[starts[shard] + self.numbers(np.full_like(samples, shard), samples)] = True
         return mask
 
-    def use_only(self, mask: NDArray[np.bool_] | None) -> None:
-        """Use the samples for which `mask` is True instead of the samples used now; None for all samples. `mask` has
-        one bool for each sample of the shards, used or not, shard after shard: (sum of file_counts,).
+    def number_all(self) -> None:
+        """Let `number` and `numbers` take the number of a sample among all samples of its shard, used or not. `counts`
+        does not change. `used` and `digest` must have been called before.
         """
-        self._subset = None if mask is None else Subset(self.file_counts, mask)
-        self.counts: Ints = self.file_counts if self._subset is None else self._subset.counts
-        self._firsts: Ints = np.zeros_like(self.file_counts)
+        self._subset, self._firsts = None, np.zeros_like(self.file_counts)
 
     def _choose(self, split: str | None, where: str | None) -> NDArray[np.bool_] | None:
         """Return for each sample whether it is in the split and fulfils the condition, bool (sum of file_counts,).

@@ -30,13 +30,12 @@ class SampleWeights:
     contain the values of the column.
 
     Args:
-        table: The shards. The constructor makes the table use all samples: it calls `table.use_only(None)`.
+        table: The shards. The constructor calls `table.number_all()`, because the weights are those of all samples.
         name: Name of the column.
         balance: If True, the weight of a sample is 1 / number of used samples with the same value, so that all values
             are equally likely. If False, the values of the column are the weights.
 
     Attributes:
-        num_used: Number of samples that the table used before the constructor was called.
         digest: Hex sha256 of the column and of which samples are used.
 
     Raises:
@@ -47,10 +46,9 @@ class SampleWeights:
 
     def __init__(self, table: ShardTable, name: str, *, balance: bool) -> None:
         self._view, columns = table.column(name)
-        self.num_used = int(table.counts.sum())
-        mask = None if self.num_used == table.file_counts.sum() else table.used()
+        mask = None if table.counts.sum() == table.file_counts.sum() else table.used()
         self._used = None if mask is None else Subset(table.file_counts, mask)
-        table.use_only(None)
+        table.number_all()
         self._values: NDArray[Any] = np.zeros(0)  # for `balance`: the distinct values
         self._scale: Floats | None = None
         digest = hashlib.sha256("".join(column.sha256 for column in columns).encode())

@@ -380,8 +380,8 @@ class Resampled(PlannedSource):
         """Return the order of the samples that are drawn by `weights` or `balance`, and a digest."""
         name = self.weights or self.balance or ""
         weights = SampleWeights(table, name, balance=self.balance is not None)
-        order = WeightedOrder(table.counts, weights, num_samples=weights.num_used, seed=self.seed)
-        return order, weights.digest
+        num_samples = int(table.counts.sum())
+        return WeightedOrder(table.file_counts, weights, num_samples=num_samples, seed=self.seed), weights.digest
 
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:  # noqa: ARG002
         """Return the order of the samples of some shards: chunks of consecutive samples are drawn uniformly. `lanes`
