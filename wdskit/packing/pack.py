@@ -293,7 +293,7 @@ def fill_folder(
         raise PackError(f"part: {part}/{num_parts} is none of the parts 0/{num_parts} to {num_parts - 1}/{num_parts}.")
     limits = find_limits(run, change)
     columns: Mapping[str, Mapping[str, Any]] = parse_columns(run.get("columns", ()))
-    split = run.get("split")
+    split, shuffle = run.get("split"), run.get("shuffle")
     shares = {} if split is None else parse_shares(split)
     disk = disk_in_use()
     splits: Mapping[str, Sequence[PlannedShard]] = {}
@@ -322,7 +322,7 @@ def fill_folder(
                 first = "".join(f"\n  {err.where}: {err.problem}" for err in rejected[:_SHOWN])
                 raise PackError(f"{source.path or 'the rows'}: there is nothing to pack: no row is valid.{first}")
             options = filler.digest_options()
-            order = json.dumps([*limits, run.get("shuffle"), split], default=str)
+            order = json.dumps([*limits, shuffle, split], default=str)
             digest = plan.digest(plan.kept, options + order.encode())
             entries = folder.done(digest)
             was_done = bool(entries)
@@ -332,7 +332,7 @@ def fill_folder(
                     raise PackError(f"{folder.shown}: another data set is here. {way}")
                 plan.check_keys(folder.key_hashes(), folder.find_key)
                 names = name_shards(folder, dest, [*shares] or [""])
-                splits = plan.divide(limits, names, shuffle=run.get("shuffle"), options=options)
+                splits = plan.divide(limits, names, shuffle=shuffle, options=options, least=int(not folder.entries))
             todo = [shard for shards in splits.values() for shard in shards]
             folder.check_names(todo)
             if todo and not run.get("dry_run"):

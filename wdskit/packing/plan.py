@@ -299,7 +299,7 @@ class Plan:
         return digest.hexdigest()[:32]
 
     def divide(
-        self, limits: Limits, names: Callable[[str, int], str], *, shuffle: int | None, options: bytes
+        self, limits: Limits, names: Callable[[str, int], str], *, shuffle: int | None, options: bytes, least: int = 1
     ) -> dict[str, list[PlannedShard]]:
         """Divide the rows into shards. Call it once, after all checks of keys.
 
@@ -308,6 +308,7 @@ class Plan:
             names: Takes the name of a split and the number of a shard in it, and returns the shard's file name.
             shuffle: Seed of the order of the rows; None keeps the order of the source.
             options: All options that decide the bytes of a shard, for its digest.
+            least: The least number of shards of a split, without `limits.num_shards`: 0 if a split may get no row.
 
         Returns:
             The shards of each split, in order; without splits, of the split "".
@@ -325,7 +326,7 @@ class Plan:
             del chosen, self._draws  # 160 MB for ten million rows
         divided = {}
         for split, part in parts.items():
-            if len(part) < (num_shards := limits.num_shards or 1):
+            if len(part) < (num_shards := limits.num_shards or least):
                 where = f"split: {split}" if split else "num_shards"
                 raise PackError(f"{where}: {len(part)} samples cannot fill {plural(num_shards, 'shard')}.")
             numbers = part if shuffle is None else part[permutation(len(part), "pack-shuffle", shuffle)]
