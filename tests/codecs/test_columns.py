@@ -20,6 +20,7 @@ from wdskit import Pipeline
 from wdskit.codecs.columns import NpyColumn, RawColumn, decode_column
 from wdskit.codecs.fields import decode_field
 from wdskit.errors import DecodeError
+from wdskit.native import native
 from wdskit.shards.index import index_folder
 
 
@@ -74,7 +75,8 @@ def both(pipe: Pipeline, **options: Any) -> tuple[list[Any], list[Any], int]:
 def check(pipe: Pipeline, **options: Any) -> None:
     by_columns, apart, num_made = both(pipe, **options)
     assert equal(by_columns, apart)
-    assert num_made == len(by_columns) > 0
+    assert by_columns
+    assert num_made == (len(by_columns) if native() else 0)
 
 
 def batch_keys(batch):

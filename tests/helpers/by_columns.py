@@ -15,7 +15,8 @@ def forgo_columns(built: Program) -> None:
 def count_made(built: Program) -> list[int]:
     """Return a list that gets, for each job, the number of batches that are made by columns."""
     columns, made = built.columns, []
-    assert columns is not None
+    if columns is None:  # without the C code
+        return made
     make = columns.make
 
     def counted(*job: Any, **options: Any) -> Any:
