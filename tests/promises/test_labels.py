@@ -257,9 +257,9 @@ def test_folder_with_classes_gives_val_the_numbers_of_train(tmp_path: Path) -> N
         pack(tmp_path / "val", tmp_path / f"v{number}", classes=classes)
         assert [fields["cls"] for fields in read_folder(tmp_path / f"v{number}").values()] == [b"1", b"2"]
         assert read_classes(tmp_path / f"v{number}") == {"bird": 0, "cat": 1, "dog": 2}
-    make_photos(tmp_path / "val", {"eel": 1})
-    with pytest.raises(WdskitError, match="eel"):
-        pack(tmp_path / "val", tmp_path / "bad", classes=tmp_path / "t")
+    for wrong, match in (("t", "eel"), ("train", r"train/classes\.json: cannot be opened")):
+        with pytest.raises(WdskitError, match=match):
+            pack(make_photos(tmp_path / "val", {"eel": 1}), tmp_path / "bad", classes=tmp_path / wrong)
 
 
 # Labels of data sets that grow.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES, parse_classes, plain_value, read_classes
+from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES, parse_classes, plain_value
 from wdskit.errors import PackError
 from wdskit.packing.row import Label
 from wdskit.storage.urls import read_bytes
@@ -104,7 +104,7 @@ def find_class_names(classes: ClassesOption) -> ClassNames:
         return ClassNames(parse_classes(document.encode(), "classes"), "`classes`")
     path = os.fsdecode(classes)
     if Path(path).is_dir():
-        return ClassNames(read_classes(Path(path)) or (), os.path.join(path, CLASSES_NAME))
+        path = os.path.join(path, CLASSES_NAME)
     data = read_bytes(os.path.join(".", path), limit=MAX_CLASSES_BYTES, takes_pipe=True)
     if path.lower().endswith(".json"):
         return ClassNames(parse_classes(data, path), path)
