@@ -54,19 +54,19 @@ def values(setting: str, *good: Any, bad: tuple[Any, ...] = (), late: tuple[Any,
 
 
 SECTIONS = [
-    values("loader.workers", 0, 2, bad=(-1, "2")),
-    values("loader.threads", 1, 3, bad=(0, 1.5)),
-    values("loader.prefetch", 1, HUGE, bad=(0, True)),
+    values("loader.workers", 0, 2, bad=(-1, "2", HUGE)),
+    values("loader.threads", 1, 3, bad=(0, 1.5, HUGE)),
+    values("loader.prefetch", 1, 65_535, bad=(0, True, HUGE)),
     values("loader.persistent_workers", True, False, bad=("no", 1)),
     values("loader.start_method", "fork", "spawn", bad=("thread", 1)),
-    values("loader.timeout", 0.0, 60.5, bad=(-1, "60", True)),
+    values("loader.timeout", 0.0, 60.5, bad=(-1, "60", True, 1e10)),
     values("loader.pin_memory", False, True, bad=("yes",)),
     values("loader.device", bad=("cpu", "cuda:x"), late=("cuda:77",)),
-    values("loader.ranks_per_node", 1, bad=(0, "1"), late=(2,)),
+    values("loader.ranks_per_node", 1, bad=(0, "1", HUGE), late=(2,)),
     values("errors.max_bad", 0, 3, "50%", bad=(-1, "101%", 0.5)),
-    values("errors.dir", "{folder}/bad", bad=("", 5), late=("{one}/index.json",)),
+    values("errors.dir", "{folder}/bad", bad=("", 5, "a\0"), late=("{one}/index.json",)),
     values("errors.transforms", False, True, bad=("true",)),
-    values("cache.dir", "{folder}/cache", bad=("", 5)),
+    values("cache.dir", "{folder}/cache", bad=("", 5, "a\0")),
     values("cache.size", 10**9, "1GB", bad=(0, "many")),
 ]
 PARTS = [{"shards": "{one}", "repeat": 2}, {"shards": "{two}", "repeat": 1}]

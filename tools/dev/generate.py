@@ -53,7 +53,7 @@ Fields: TypeAlias = str | Sequence[str]
 TYPES = {
     "FieldChoices": "Fields", "FieldNames": "Fields", "FieldName": "str", "Alternatives": "str", "Count": "int",
     "LaneCount": "int",
-    "Natural": "int", "Cluster": "str", "Device": "str", "Timeout": "float",
+    "Natural": "int", "Cluster": "str", "Device": "str", "Timeout": "float", "Few": "int", "Workers": "int",
     "Number": "float", "Positive": "float", "Bool": "bool", "Text": "str", "Range": "Sequence[float]",
     "ShareRange": "Sequence[float]", "Channels": "Sequence[float]", "PositiveChannels": "Sequence[float]",
     "Weights": "Sequence[float]", "Bounds": "Sequence[int | str]", "Condition": "str",

@@ -251,7 +251,7 @@ CountOrShare = Annotated[
     Discriminator(lambda value: "[share]" if isinstance(value, str) else "[number]"),
 ]
 Bool = Annotated[bool, Field(strict=True)]
-Text = Annotated[str, Field(strict=True, pattern=r"\S")]
+Text = Annotated[str, Field(strict=True, pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")]
 Positive = Annotated[float, Field(strict=True, gt=0)]
 FieldName = Annotated[str, Field(strict=True, pattern=r"^[^\s;]+$")]
 Alternatives = Annotated[str, Field(strict=True, pattern=r"^[^\s;]+(;[^\s;]+)*$")]
@@ -264,8 +264,9 @@ CLASSES: Any = Field(
 )
 Cluster = Annotated[str, Field(pattern=r"^ray(://[^\s/:@]+:[0-9]{1,5})?$")]
 """`ray` for the cluster that the environment names, or the address of a Ray Client server."""
-Side = Annotated[int, Field(strict=True, ge=1, le=65_535), WHOLE]
+Few = Annotated[int, Field(strict=True, ge=1, le=65_535), WHOLE]
+"""Pixels of a side, and what takes memory at once: processes, threads and batches ahead."""
 Size = Annotated[
-    Annotated[Side, Tag("[number]")] | Annotated[tuple[Side, Side], Tag("[list]")],
+    Annotated[Few, Tag("[number]")] | Annotated[tuple[Few, Few], Tag("[list]")],
     Discriminator(lambda value: "[list]" if isinstance(value, list | tuple) else "[number]"),
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,11 +15,11 @@ from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
 from wdskit.config.load import SINGLE, Configuration, Stage, load, to_yaml
 from wdskit.config.types import (
+    WHOLE,
     Bool,
     Cluster,
-    Count,
     CountOrShare,
-    Natural,
+    Few,
     Settings,
     Text,
     did_you_mean,
@@ -60,24 +59,25 @@ MAX_TOTAL_THREADS = 16
 
 
 Device = Annotated[str, Field(pattern=r"^cuda(:[0-9]+)?$")]
-Timeout = Annotated[float, Field(strict=True, ge=0, lt=math.inf)]
+Workers = Annotated[int, Field(strict=True, ge=0, le=65_535), WHOLE]
+Timeout = Annotated[float, Field(strict=True, ge=0, le=10**9)]
 Budget = Annotated[CountOrShare, AfterValidator(lambda share: share if str(share).strip("0.%") else 0)]
 
 
 class LoaderSpec(Settings):
     """The settings `loader`: how a pipeline is run."""
 
-    workers: Natural = Field(
+    workers: Workers = Field(
         1,
         description="Worker processes; 0: none. Default: 1, or for images and functions of yours what the cores allow.",
     )
-    threads: Count | None = Field(
+    threads: Few | None = Field(
         None, description="Threads in each process. Default: 1, or for images without functions of yours up to 8."
     )
     on: Cluster | None = Field(
         None, description="Where workers run: `ray`, or the address of a cluster, ray://head:10001. Default: here."
     )
-    prefetch: Count | None = Field(
+    prefetch: Few | None = Field(
         None,
         description="Limit for batches made ahead: in all of a planned source, per worker of a stream. Default: 4.",
     )
@@ -92,7 +92,7 @@ class LoaderSpec(Settings):
     device: Device | None = Field(
         None, description="`cuda` or `cuda:1`: where batches of a planned source go. Default: main memory."
     )
-    ranks_per_node: Count | None = Field(
+    ranks_per_node: Few | None = Field(
         None, description="Ranks of each machine; they read the same shards. Default: from the launcher, else 1."
     )
 
@@ -237,8 +237,7 @@ def json_schema() -> dict[str, Any]:
 
     The schema has names, types and ranges. It cannot check the order of stages; `wdskit config check` does.
     """
-    document: dict[str, Any] = json.loads(Path(__file__).with_name("wdskit.schema.json").read_bytes())
-    return document
+    return dict(json.loads(Path(__file__).with_name("wdskit.schema.json").read_bytes()))
 
 
 class WorkerCount(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from wdskit.config.types import Count, Side, Text, refuse, show
+from wdskit.config.types import Count, Few, Text, refuse, show
 from wdskit.errors import PipelineError
 from wdskit.order.buckets import Buckets
 from wdskit.stages.base import Context
@@ -22,7 +22,7 @@ from wdskit.stages.run import Origin
 MAX_BUCKETS = 256
 ASPECT = "aspect"
 
-Shapes = Annotated[tuple[tuple[Side, Side], ...], Field(min_length=1, max_length=MAX_BUCKETS)]
+Shapes = Annotated[tuple[tuple[Few, Few], ...], Field(min_length=1, max_length=MAX_BUCKETS)]
 Edges = Annotated[tuple[Count, ...], Field(min_length=1, max_length=MAX_BUCKETS)]
 
 
