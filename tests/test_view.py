@@ -239,9 +239,7 @@ def test_the_command_writes_the_page_and_opens_it(folder: Path, tmp_path: Path, 
         (["c.yaml"], 1, "c.yaml: the configuration cannot be read"),
     ],
 )
-def test_what_cannot_be_shown_is_one_message(
-    folder: Path, tmp_path: Path, run, monkeypatch, words, code, message
-) -> None:
+def test_what_cannot_be_shown_is_one_message(folder, tmp_path: Path, run, monkeypatch, words, code, message) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train").symlink_to(folder)
     (tmp_path / "notes.txt").write_text("my notes")

@@ -219,7 +219,7 @@ def pack(
         WdskitError: A worker process was killed.
     """
     named = {SAME_FIELD.get(name, name): column for name, column in parse_pairs(fields, "field").items()}
-    columns = {"image": image, "key": key, "fields": named, "keys": keys, "images": images and os.fspath(images)}
+    columns = {"image": image, "key": key, "fields": named, "keys": keys, "images": images}
     how = check_options(Reading, {**columns, "sidecars": parse_names(sidecars), "files": parse_names(files)})
     own = {"validate": validate, "resize": resize, "format": format, "quality": quality, "keep_json": keep_json}
     change = check_options(Change, {**own, "map": map})
@@ -264,7 +264,8 @@ def reshard(
         StorageError: A source cannot be read, or a bucket cannot be written.
         WdskitError: A worker process was killed.
     """
-    paths = [os.fspath(each) for each in ([source] if isinstance(source, str | os.PathLike) else source)]
+    given: Any = source if hasattr(source, "__iter__") and not isinstance(source, str | os.PathLike) else [source]
+    paths = [os.fspath(each) if isinstance(each, os.PathLike) else str(each) for each in given]
     renames = parse_pairs(rename, "rename")
     shards = Shards(paths, where=where, keep=parse_names(keep), drop=parse_names(drop), rename=renames)
     change = Change(map=map, checks=None if map else frozenset(renames.values()))
@@ -273,7 +274,7 @@ def reshard(
 
 def fill_folder(
     source: Source,
-    dest: str | os.PathLike[str],
+    dest: object,
     change: Change,
     run: RunOptions,
     *,
@@ -281,10 +282,10 @@ def fill_folder(
     skip_bad: bool = False,
 ) -> PackResult:
     """Pack the rows of a source into a folder. Arguments and errors are those of `pack`."""
-    dest = os.fsdecode(dest)
-    if not dest.strip() or "\0" in dest:
+    path = os.fsdecode(dest) if isinstance(dest, str | os.PathLike) else ""
+    if not path.strip() or "\0" in path:
         raise PackError(f"DEST is {dest!r}, which is no path. Write . for the current folder.")
-    dest = local_path(dest) if is_local(dest) else dest
+    dest = local_path(path) if is_local(path) else path
     run = check_options(RunOptions, run)
     on_progress, append = run.get("progress") or (lambda *_: None), run.get("append")
     is_part = run.get("part") is not None

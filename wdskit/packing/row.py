@@ -117,7 +117,7 @@ class Reading:
     keys: Literal["clean", "given", "hashed"] = "clean"
     sidecars: Sequence[str] = ()
     files: Sequence[str] = ()
-    images: str | None = None
+    images: str | os.PathLike[str] | None = None
 
 
 class Row(NamedTuple):

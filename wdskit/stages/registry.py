@@ -56,7 +56,7 @@ def register(name: str) -> Callable[[F], F]:
         PipelineError: The name is not an identifier, or is the name of a stage of wdskit. From the decorator: another
             function has the name.
     """
-    if not name.isidentifier():
+    if not str(name).isidentifier():
         raise PipelineError(f"register({name!r}): a name is letters, digits and _, as in `my_augment`.")
     if name in STAGES:
         raise PipelineError(f"register({name!r}): it is a stage of wdskit. Use another name: `my_{name}`.")
@@ -89,9 +89,7 @@ def resolve(name: str, extra: Mapping[str, Callable[..., Any]]) -> Callable[...,
     if name in known:
         return known[name]
     msg = f"{name}: no function with this name is registered.{did_you_mean(name, known)}"
-    way_out = (
-        f'Register it with @wdskit.register("{name}"), or pass it: make_loader(..., transforms={{"{name}": ...}}).'
-    )
+    way_out = f'Register it with @wdskit.register("{name}"), or pass it to make_loader: transforms={{"{name}": ...}}.'
     raise PipelineError(f"{msg}\n  {way_out}")
 
 
