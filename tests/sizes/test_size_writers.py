@@ -26,9 +26,9 @@ from real_sizes import (
     write_tars,
 )
 
-from wdskit import pack, reshard
+from wdskit import files, pack, reshard
 from wdskit.errors import FolderIndexError
-from wdskit.files import Disk, TempFile
+from wdskit.files import Disk
 from wdskit.tar.writer import TarWriter
 
 SIZES: dict[str, Callable[[], Samples]] = {"large": large, "small": small} if ALL else {"large": large}
@@ -207,17 +207,11 @@ def test_writes_that_take_a_part_only_are_finished(packed: Path, tmp_path: Path)
 def test_a_short_write_that_nobody_looks_at_is_caught(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = TempFile.write
+    right = files.write_all
 
-    def wrong(self, data):
-        if len(data) < LEAST_BYTES:
-            right(self, data)
-            return
-        self.wait()
-        self._digest.update(data)
-        self._disk.write(self._fd, data)
-        self.num_bytes += len(data)
+    def wrong(fd, rest, disk):
+        right(fd, rest, disk) if len(rest) < LEAST_BYTES else disk.write(fd, rest)
 
-    monkeypatch.setattr(TempFile, "write", wrong)
+    monkeypatch.setattr(files, "write_all", wrong)
     with pytest.raises(FolderIndexError, match=r"this shard or its \.idx is damaged"):
         on(ShortDisk(), reshard, str(packed), tmp_path / "new")
