@@ -399,17 +399,20 @@ def test_what_cannot_reach_workers_is_refused_when_the_loader_is_made(six, start
 
 
 AT_EXIT = """
-import queue, threading, time
+import atexit, queue, threading, time
+busy = threading.Lock()
+atexit.register(lambda: print(busy.locked()))
 import wdskit
 
 def slow(sample):
-    time.sleep(0.02)
+    with busy:
+        time.sleep(0.02)
     return sample
 
 class Background(threading.Thread):
     def __init__(self, source):
         super().__init__(daemon=True)
-        self.source, self.queue = source, queue.Queue(2)
+        self.source, self.queue = source, queue.Queue()
         self.start()
 
     def run(self):
@@ -425,15 +428,18 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("settings", WAYS[:2], ids=str)
+CAPTURED = {"capture_output": True, "text": True, "timeout": 60}
+
+
+@pytest.mark.parametrize("settings", [{"workers": 0}, *WAYS[:2]], ids=str)
 def test_a_daemon_thread_and_a_loop_at_the_end_of_the_program_print_nothing(six, tmp_path, settings):
-    """The workers end while the thread waits for a batch of them, and while a global has the iterator of a loop."""
+    """The iteration ends while the thread waits for a batch or makes it, and while a global has one of a loop."""
     folder = str(Path(six).parent)
     index_folder(folder, workers=1)
     script = tmp_path / "train.py"
     script.write_text(AT_EXIT.format(folder=folder, settings=settings))
-    done = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run([sys.executable, script], check=False, **CAPTURED)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
 
 
 def test_a_thread_that_outlives_the_main_thread_still_raises_its_errors(tmp_path):
@@ -445,9 +451,7 @@ def test_a_thread_that_outlives_the_main_thread_still_raises_its_errors(tmp_path
     start = "    thread = Background(wdskit.Pipeline().sequential('d').batched(4).loader(workers=0))\n"
     text = AT_EXIT.partition("    thread = ")[0].replace("daemon=True", "daemon=False")
     script.write_text(text.replace("self.queue.put(item)", "threading.main_thread().join()") + start)
-    done = subprocess.run(
-        [sys.executable, script], check=False, capture_output=True, text=True, timeout=60, cwd=tmp_path
-    )
+    done = subprocess.run([sys.executable, script], check=False, cwd=tmp_path, **CAPTURED)
     assert "ShardError: " in done.stderr
 
 

@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
@@ -39,8 +40,19 @@ logger = logging.getLogger(__name__)
 _ENDED = "this iteration has ended: the loader was closed, or a new iteration began. Two at a time need two loaders."
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)  # of this process's loaders of each name
 _loaders: weakref.WeakSet[Loader] = weakref.WeakSet()  # those that have run
-# An iteration that still runs when Python exits must end before the modules are emptied.
-atexit.register(lambda: [*map(Loader.close, _loaders)])
+
+
+@atexit.register
+def _end_iterations() -> None:
+    """End all iterations when Python exits. Wait up to a second for those that daemon threads run: Python would stop
+    such a thread in the midst of torch's C++ code, which aborts the process.
+    """
+    running = [loader._running for loader in _loaders]  # noqa: SLF001 (of this module)
+    for loader in [*_loaders]:
+        loader.close()
+    for _ in range(100):
+        if any(getattr(each, "gi_running", False) for each in running):
+            time.sleep(0.01)
 
 
 class Loader(ABC):
@@ -243,10 +255,8 @@ class Loader(ABC):
     def _run(self) -> Iterator[Any]:
         info = get_worker_info()
         if info is not None and not isinstance(info.dataset, Program):  # not a worker of wdskit
-            raise PipelineError(
-                "a loader in a worker of torch's DataLoader: each of these workers would yield every sample.\n"
-                "  Use the loader in place of the DataLoader, with `workers`."
-            )
+            msg = "a loader in a worker of torch's DataLoader: each of these workers would yield every sample."
+            raise PipelineError(f"{msg}\n  Use the loader in place of the DataLoader, with `workers`.")
         if self._running is not None and self._running.gi_running:
             raise PipelineError("another thread waits for an item of this loader. Make a second loader.")
         self._end_running()

@@ -87,12 +87,8 @@ def make_loader(
         errors=error_spec,
         cache=cache_spec,
     )
-    origin = {
-        "name": name,
-        "stages": stages,
-        "process_group": process_group,
-        "is_rank_given": rank is not None and process_group is None,
-    }
+    is_rank_given = rank is not None and process_group is None
+    origin: Any = {"name": name, "stages": stages, "process_group": process_group, "is_rank_given": is_rank_given}
     if isinstance(built, StreamPipeline):
         return StreamLoader(built, spec, error_spec, **origin)
     return PlannedLoader(built, spec, error_spec, **origin)
