@@ -67,7 +67,7 @@ BAD = [
     ("map_tuple", {"fns": []}, lambda p: p.map_tuple()),
     ("to_tuple", {"fields": []}, lambda p: p.to_tuple()),
     ("to_dict", {"fields": ["jpg;png", "jpg"]}, lambda p: p.to_dict("jpg;png", "jpg")),
-    ("batched", {"size": 2, "partial": 1}, lambda p: p.batched(2, partial=1)),
+    ("batched", {"batch_size": 2, "partial": 1}, lambda p: p.batched(batch_size=2, partial=1)),
     ("resize", {"size": 5, "masks": ["a"], "fields": ["a"]}, lambda p: p.resize(5, masks=["a"], fields=["a"])),
     ("random_resized_crop", {"size": 5, "scale": [0.5, 2]}, lambda p: p.random_resized_crop(5, scale=[0.5, 2])),
 ]

@@ -165,11 +165,11 @@ def _stage_method(stage: type[StageSpec]) -> Callable[..., Pipeline]:
     signature = inspect.Signature(parameters)
 
     def add(*args: Any, **settings: Any) -> Pipeline:
-        given = signature.bind(*args, **settings).arguments
+        takes_all = stage.is_mapping or stage.is_starred
+        known = {name: value for name, value in settings.items() if takes_all or name in signature.parameters}
+        given = signature.bind_partial(*args, **known).arguments
         pipe = given.pop("self")
-        value: Any = given
-        if stage.is_mapping or stage.is_starred:
-            value = given.get(short or "", {} if stage.is_mapping else ())
+        value: Any = given.get(short or "", {} if stage.is_mapping else ()) if takes_all else {**settings, **given}
         if stage.is_starred and len(value) == 1 and short != "fns":
             value = value[0]  # a list, or one text, with all names
         return Pipeline((*pipe.stages, parse_stage(stage.name, value, where=f"Pipeline.{stage.name}")))
