@@ -98,7 +98,7 @@ def view(
         ShardError, SampleError: A sample of a pipeline is damaged. Of a folder, the page names it.
     """
     num, seed = check_whole("num", num, PipelineError), check_seed(seed)
-    target = Path(tempfile.mkdtemp(prefix="wdskit-")) / "view.html" if out is None else Path(str(out))
+    target = Path(tempfile.mkdtemp(prefix="wdskit-")) / "view.html" if out is None else Path(out)
     if target.suffix != ".html":
         raise StorageError(f"{target}: the name of a page ends in .html.", url=str(target))
     config, folder = data, ""
@@ -116,9 +116,8 @@ def view(
     page = _page(folder or name, (source.num_samples or 0) if source else 0, cards)
     try:
         publish_bytes(target, page.encode())
-    except (OSError, ValueError) as err:
-        why = getattr(err, "strerror", err)  # a ValueError: a NUL
-        raise StorageError(f"{target}: the page cannot be written: {why}.", url=str(target)) from err
+    except OSError as err:
+        raise StorageError(f"{target}: the page cannot be written: {err.strerror}.", url=str(target)) from err
     return target
 
 

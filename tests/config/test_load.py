@@ -76,7 +76,7 @@ def test_problems_of_a_dict_say_where() -> None:
     assert said.startswith("config dict: pipeline[0]: {'None': 1, 'stream': 'a'} is not a stage. A stage is one name")
 
 
-@pytest.mark.parametrize("path", ["missing.yaml", ".", "x" * 5000, "a\0"])
+@pytest.mark.parametrize("path", ["missing.yaml", ".", "x" * 5000])
 def test_an_unreadable_file_is_a_storage_error(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StorageError, match="the configuration cannot be read") as caught:

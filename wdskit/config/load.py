@@ -114,7 +114,7 @@ def load(
     if isinstance(document.tree, dict):
         absent = [name for name in model.model_fields if document.tree.get(name) is None]
         document.tree |= {name: {} for name in absent if name not in Configuration.model_fields}
-        for text in map(str, overrides if hasattr(overrides, "__iter__") else [overrides]):
+        for text in overrides:
             place = sys.maxsize, f"--set {text if len(text) <= 200 else text[:199] + '…'}"
             try:
                 _override(document, text, place, stages)
@@ -143,9 +143,8 @@ def _read_file(path: str | os.PathLike[str]) -> str:
     try:
         with FilePath(path).open("rb") as file:
             data = file.read(MAX_CONFIG_BYTES + 1)
-    except (OSError, TypeError, ValueError) as err:  # another type, or a NUL
-        why = getattr(err, "strerror", err)
-        raise StorageError(f"{path}: the configuration cannot be read: {why}.", url=str(path)) from err
+    except OSError as err:
+        raise StorageError(f"{path}: the configuration cannot be read: {err.strerror}.", url=str(path)) from err
     if len(data) > MAX_CONFIG_BYTES:
         raise ConfigError(f"{path}: a configuration has at most {MAX_CONFIG_BYTES} bytes.")
     return data.decode(errors="surrogateescape")

@@ -43,8 +43,10 @@ _MOST_RESTARTS = 100
 """Number of times that Ray starts an actor again. An actor that dies at each start takes minutes to reach it."""
 
 
-_NEEDS = "All nodes need the same versions, the modules of your functions, and the shards under the same path or URL. "
-_NEEDS += "To send modules, call `ray.init(runtime_env=...)` before the loader is made"
+_NEEDS = (
+    "All nodes need the same versions, the modules of your functions, and the shards under the same path or URL. "
+    "To send modules, call `ray.init(runtime_env=...)` before the loader is made"
+)
 
 
 @dataclass(eq=False)

@@ -219,7 +219,7 @@ def pack(
         WdskitError: A worker process was killed.
     """
     named = {SAME_FIELD.get(name, name): column for name, column in parse_pairs(fields, "field").items()}
-    columns = {"image": image, "key": key, "fields": named, "keys": keys, "images": images}
+    columns = {"image": image, "key": key, "fields": named, "keys": keys, "images": images and os.fspath(images)}
     how = check_options(Reading, {**columns, "sidecars": parse_names(sidecars), "files": parse_names(files)})
     own = {"validate": validate, "resize": resize, "format": format, "quality": quality, "keep_json": keep_json}
     change = check_options(Change, {**own, "map": map})
@@ -264,8 +264,7 @@ def reshard(
         StorageError: A source cannot be read, or a bucket cannot be written.
         WdskitError: A worker process was killed.
     """
-    given: Any = source if hasattr(source, "__iter__") and not isinstance(source, str | os.PathLike) else [source]
-    paths = [os.fspath(each) if isinstance(each, os.PathLike) else str(each) for each in given]
+    paths = [os.fspath(each) for each in ([source] if isinstance(source, str | os.PathLike) else source)]
     renames = parse_pairs(rename, "rename")
     shards = Shards(paths, where=where, keep=parse_names(keep), drop=parse_names(drop), rename=renames)
     change = Change(map=map, checks=None if map else frozenset(renames.values()))
@@ -274,7 +273,7 @@ def reshard(
 
 def fill_folder(
     source: Source,
-    dest: object,
+    dest: str | os.PathLike[str],
     change: Change,
     run: RunOptions,
     *,
@@ -282,10 +281,10 @@ def fill_folder(
     skip_bad: bool = False,
 ) -> PackResult:
     """Pack the rows of a source into a folder. Arguments and errors are those of `pack`."""
-    path = os.fsdecode(dest) if isinstance(dest, str | os.PathLike) else ""
-    if not path.strip() or "\0" in path:
+    dest = os.fsdecode(dest)
+    if not dest.strip() or "\0" in dest:
         raise PackError(f"DEST is {dest!r}, which is no path. Write . for the current folder.")
-    dest = local_path(path) if is_local(path) else path
+    dest = local_path(dest) if is_local(dest) else dest
     run = check_options(RunOptions, run)
     on_progress, append = run.get("progress") or (lambda *_: None), run.get("append")
     is_part = run.get("part") is not None

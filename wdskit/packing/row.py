@@ -117,7 +117,7 @@ class Reading:
     keys: Literal["clean", "given", "hashed"] = "clean"
     sidecars: Sequence[str] = ()
     files: Sequence[str] = ()
-    images: str | os.PathLike[str] | None = None
+    images: str | None = None
 
 
 class Row(NamedTuple):

@@ -44,7 +44,7 @@ class Pipeline:
     """
 
     def __init__(self, stages: Sequence[Any] = ()) -> None:
-        self.stages: tuple[Any, ...] = tuple(stages) if hasattr(stages, "__iter__") else (stages,)
+        self.stages: tuple[Any, ...] = tuple(stages)
         for at, stage in enumerate(self.stages):
             _check_stage(stage, at)
 

@@ -236,7 +236,7 @@ def info(
         WdskitError: A worker process was killed, or a number is out of range.
     """
     num = check_whole("num", num, WdskitError)
-    target = find_target(path := str(path))
+    target = find_target(path)
     is_scan = target.entries is None
     shards: Sequence[ShardEntry | ShardContents] = target.entries or ()
     if is_scan:
@@ -401,7 +401,7 @@ def cat_pieces(url: str, name: str) -> Iterator[bytes]:
     """Yield the field that `cat` returns, in pieces. The headers of the whole sample are checked before the first piece
     is yielded. `cat` lists the errors.
     """
-    split = split_name(str(name))
+    split = split_name(name)
     if split is None:
         raise KeyRuleError(f"{name!r} is not KEY.FIELD. Write both, such as photos/cat/000003.json.", name=name)
     key, wanted = split

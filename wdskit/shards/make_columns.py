@@ -60,10 +60,10 @@ def parse_columns(names: str | Iterable[str]) -> dict[str, Source]:
 
 def parse_names(names: str | Iterable[str]) -> list[str]:
     """Return the names in a list, or in a text with commas. Spaces around names are removed, and empty names are left
-    out. A value of another type counts as its text, and so names nothing that exists.
+    out.
     """
-    listed = names if hasattr(names, "__iter__") and not isinstance(names, str) else str(names).split(",")
-    return [name.strip() for name in map(str, listed) if name.strip()]
+    listed = names.split(",") if isinstance(names, str) else [*names]
+    return [name.strip() for name in listed if name.strip()]
 
 
 class _PathValue:

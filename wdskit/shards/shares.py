@@ -130,8 +130,8 @@ def parse_shares(shares: str | Mapping[str, object]) -> Shares:
         SelectionError: A share is not a number over 0 and at most 1, a name is invalid or comes twice, or the sum is
             not 1.
     """
-    pairs: list[tuple[str, object]] = [*shares.items()] if isinstance(shares, Mapping) else []
-    for part in () if isinstance(shares, Mapping) else str(shares).split(","):
+    pairs: list[tuple[str, object]] = [] if isinstance(shares, str) else [*shares.items()]
+    for part in shares.split(",") if isinstance(shares, str) else ():
         name, equals, value = part.partition("=")
         if not equals:
             raise SelectionError(f"{part.strip()!r} is not NAME=SHARE. {_EXAMPLE}")

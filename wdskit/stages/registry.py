@@ -56,7 +56,7 @@ def register(name: str) -> Callable[[F], F]:
         PipelineError: The name is not an identifier, or is the name of a stage of wdskit. From the decorator: another
             function has the name.
     """
-    if not str(name).isidentifier():
+    if not name.isidentifier():
         raise PipelineError(f"register({name!r}): a name is letters, digits and _, as in `my_augment`.")
     if name in STAGES:
         raise PipelineError(f"register({name!r}): it is a stage of wdskit. Use another name: `my_{name}`.")

@@ -33,9 +33,9 @@ def find_source(source: Any, how: Reading) -> Source:
         FolderIndexError: An index or `classes.json` of the tars is invalid.
         OSError: A folder cannot be listed.
     """
-    if not isinstance(source, str | os.PathLike) and (hasattr(source, "__iter__") or hasattr(source, "__getitem__")):
+    if not isinstance(source, (str, os.PathLike)):
         return Python(source, how)
-    path = os.fsdecode(source) if isinstance(source, str | os.PathLike) else str(source)
+    path = os.fsdecode(source)
     first = split_parts(path)[0]
     if os.path.isdir(first):
         files, folders = list_names(first)

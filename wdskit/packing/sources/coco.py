@@ -31,7 +31,7 @@ class Coco(Source):
 
     def __init__(self, path: str, how: Reading, document: object) -> None:
         super().__init__(path, how)
-        self._records = Records(os.path.dirname(path) if how.images is None else os.fspath(how.images), how)
+        self._records = Records(os.path.dirname(path) if how.images is None else how.images, how)
         found = document if isinstance(document, dict) else {}
         self._images, annotations, categories = (found.get(n, []) for n in ("images", "annotations", "categories"))
         if "images" not in found or not all(isinstance(each, list) for each in (self._images, annotations, categories)):
