@@ -84,7 +84,7 @@ def test_ranks_that_disagree_are_an_error_before_the_second_of_them_yields(
     pipe, change = DISAGREEING[case]
     common = stream_of if case.startswith("stream") else pipe_of
     loaders = ranks([common(data["one"]), pipe(data)])
-    with pytest.raises(RankError, match="read different samples"):
+    with pytest.raises(RankError, match=r"read different samples(?!.*digest)"):
         for rank in (first, 1 - first):
             next(iter(change(loaders[1]) if rank else loaders[0]))
     store = dist.HashStore()

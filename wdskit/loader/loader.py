@@ -310,7 +310,7 @@ class Loader(ABC):
         if store is None:
             return
         found = own = {**state(), **settings}
-        own |= own.pop("fingerprint", {})
+        own |= own.pop("fingerprint", {}) | {"digest": None}  # it would differ with each other field
         if own["source"] != "sequential" or own.get("with_epoch") or own.get("buckets"):
             own["number of steps so far"] = self._num_items
         with contextlib.suppress(RuntimeError):  # the rank that has the store has ended

@@ -60,7 +60,7 @@ class PackResult:
         num_samples: Samples in the shards of this run, or in the plan of a dry run.
         num_bytes: Bytes of these shards; in a dry run, before samples are changed.
         classes: Class number by class name; empty if the source has no classes.
-        fields: Names of all fields of the source's rows, sorted.
+        fields: Names of all fields in these shards, sorted; in a dry run, of the source's rows.
         rejected: Errors of the rows that were left out because of `skip_bad`, in the order of the source.
         num_other: Files of a source folder, or members of tars, that belong to no row.
         num_cleaned: Rows whose keys were changed.
@@ -353,7 +353,7 @@ def fill_folder(
         num_samples=sum(shard.num_samples for shard in written),
         num_bytes=sum(shard.num_bytes for shard in written),
         classes=plan.class_numbers,
-        fields=tuple(sorted(plan.fields)),
+        fields=tuple(sorted({name for one in entries for name in one.fields} or plan.fields)),
         rejected=tuple(rejected),
         num_other=source.num_other,
         num_cleaned=plan.num_cleaned,
