@@ -225,6 +225,7 @@ def test_what_meets_buckets_and_cannot_is_refused(folder: Path):
             lambda: Pipeline().stream(str(folder)).bucketed(**shapes).loader(workers=0),
             (PipelineError, ConfigError), "needs a source that knows its samples",
         ),
+        (lambda: source.shuffle(9).bucketed(**shapes).loader(workers=0), PipelineError, "(?s)exact`:(?!.*needs)"),
     ]  # fmt: skip
     for call, kind, told in cases:
         with pytest.raises(kind, match=told):

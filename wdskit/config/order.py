@@ -11,7 +11,7 @@ _OWN = "`{stage}` cannot follow `{earlier}`: select by `where` or `range`; shuff
 _TWICE = "`{stage}` is already at [{at}]; a pipeline can have it only once. Remove one."
 _RULES = [
     ("source", "source", "this is a second source; a pipeline has one, its first item. Join shards with `::`."),
-    *((word, "is_planned", _OWN) for word in ("splitter", "stream", "with_length")),
+    *((word, "is_planned", _OWN) for word in ("splitter", "streamed", "with_length")),
     ("foreign", "is_planned", "after `{earlier}` call your own function with `map`, or use the source `stream`."),
     ("partial", "is_planned", "`partial: false` does nothing after `{earlier}`, whose `tail` decides. Remove it."),
     *((word, word, _TWICE) for word in ("batch", "split_by_node", "split_by_worker", "with_epoch", "with_length")),

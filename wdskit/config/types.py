@@ -33,7 +33,7 @@ Model = TypeVar("Model", bound=BaseModel)
 Flaw = tuple[Path, str]
 """One problem of a value: the path of the setting inside the value, and the message."""
 
-Kind = Literal["source", "splitter", "each", "stream", "batch", "epoch"]
+Kind = Literal["source", "splitter", "each", "streamed", "batch", "epoch"]
 
 MAX_SHOWN = 60
 """Limit for the characters of a value in a message."""
@@ -136,7 +136,7 @@ class StageSpec(Settings):
     Attributes:
         name: Name of the stage in YAML, in the builder and in messages.
         kind: Effect on the stream: "source" yields the stream, "splitter" selects shards, "each" maps one value to one
-            value, "stream" reorders or drops values, "batch" makes batches, "epoch" sets a number of items.
+            value, "streamed" reorders or drops values, "batch" makes batches, "epoch" sets a number of items.
         shorthand: The setting that a bare value sets (`shuffle: 200`); None if the stage takes no arguments.
         is_mapping: Whether a whole YAML mapping is the value of `shorthand` (`rename: {image: jpg}`).
         is_starred: Name of the `*arguments` of the Python method, if the method takes the items of `shorthand` as

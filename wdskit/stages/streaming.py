@@ -215,7 +215,7 @@ class Shuffle(StageSpec):
     """Shuffle the values in a buffer."""
 
     name: ClassVar[str] = "shuffle"
-    kind: ClassVar[Kind] = "stream"
+    kind: ClassVar[Kind] = "streamed"
     shorthand: ClassVar[str | None] = "size"
 
     size: Count = Field(description="Number of values in the buffer.", examples=[2000])
@@ -244,7 +244,7 @@ class Select(StageSpec):
 
     name: ClassVar[str] = "select"
     calls_user: ClassVar[bool] = True
-    kind: ClassVar[Kind] = "stream"
+    kind: ClassVar[Kind] = "streamed"
     shorthand: ClassVar[str | None] = "fn"
 
     fn: Function = Field(description="A function, or the name of a registered one.", examples=["my_filter"])
