@@ -98,9 +98,8 @@ def view(
         ShardError, SampleError: A sample of a pipeline is damaged. Of a folder, the page names it.
     """
     num, seed = check_whole("num", num, PipelineError), check_seed(seed)
-    target = Path(tempfile.mkdtemp(prefix="wdskit-")) / "view.html" if out is None else Path(out)
-    if target.suffix != ".html":
-        raise StorageError(f"{target}: the name of a page ends in .html.", url=str(target))
+    if out is not None and Path(out).suffix != ".html":
+        raise StorageError(f"{out}: the name of a page ends in .html.", url=str(out))
     config, folder = data, ""
     if isinstance(data, str | os.PathLike) and not str(data).endswith((".yaml", ".yml")):
         given = {"shards": str(data), "where": where, "classes": "any"}
@@ -114,6 +113,7 @@ def view(
     samples = _draw(source, num, seed) if source and folder else _make(stages)
     cards = [_card(sample, classes) for sample in islice(samples, num)]
     page = _page(folder or name, (source.num_samples or 0) if source else 0, cards)
+    target = Path(tempfile.mkdtemp(prefix="wdskit-")) / "view.html" if out is None else Path(out)
     try:
         publish_bytes(target, page.encode())
     except OSError as err:
