@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from disks import FailingDisk, LateDisk, PowerLossDisk, Stopped, StoppingDisk, WatchedDisk, on
+from disks import FailingDisk, PowerLossDisk, SlowDisk, Stopped, StoppingDisk, WatchedDisk, on
 from shards import write_shard
 
 from wdskit.dataset.index import INDEX_NAME
@@ -126,7 +126,7 @@ def test_macos_is_asked_to_empty_the_cache_of_the_device(tmp_path: Path, monkeyp
 def test_what_can_change_is_written_and_digested_before_the_next_write_returns(tmp_path: Path, kind) -> None:
     """So two buffers are enough, also on a slow disk."""
     parts = [os.urandom(size) for size in (1 << 20, 10, 0, 300_000)]
-    with publish(tmp_path / "large", disk=LateDisk()) as temp:
+    with publish(tmp_path / "large", disk=SlowDisk(wait_s=0.005)) as temp:
         earlier = bytearray()
         for part in parts:
             data = kind(part)
@@ -166,10 +166,10 @@ def test_a_disk_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path: Pat
 def test_an_error_while_writing_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "a"
     path.write_bytes(OLD)
-    with pytest.raises(error), publish(path, disk=LateDisk()) as temp:
+    with pytest.raises(error), publish(path, disk=SlowDisk(wait_s=0.005)) as temp:
         temp.write(NEW)
         raise error
-    assert not [one for one in threading.enumerate() if "wdskit" in one.name]  # nobody writes later
+    assert not [one for one in threading.enumerate() if "wdskit-write" in one.name]  # nobody writes later
     assert [*tmp_path.iterdir()] == [path]
     assert held(path) == OLD
 

@@ -10,7 +10,7 @@ import pytest
 import typer.main
 from disks import HastyDisk, on
 
-from wdskit import pack
+from wdskit import PackError, pack
 from wdskit.cli import app
 
 
@@ -32,6 +32,18 @@ def test_an_option_that_would_have_only_its_last_value_is_refused(run: Any, data
         assert (code, out) == (2, "")
         assert f"'{command[-2]}': it is given twice" in err
         assert not Path("out").exists()
+
+
+def test_a_setting_that_the_source_does_not_read_is_refused(data: str) -> None:
+    settings = {"image": "a", "key": "a", "fields": "txt=a", "sidecars": "txt", "files": "wav", "images": "."}
+    Path("photos").mkdir()
+    Path("c.json").write_text('{"images": []}')
+    columns, own = {"image", "key", "fields"}, {"fields", "images"}
+    read: Any = {"t.csv": columns, "t.parquet": columns, "c.json": own, "data/*.tar": {"fields"}, (): set()}
+    for source, names in (read | {"photos": {"sidecars", "files"}}).items():
+        for name in settings.keys() - names:
+            with pytest.raises(PackError, match=f"{name}: it has no effect on this kind of source"):
+                pack(source, "out", **{name: settings[name]})
 
 
 @pytest.mark.parametrize("number", [2**62, 10**30])

@@ -34,14 +34,6 @@ class HastyDisk(Disk):
         pass
 
 
-class LateDisk(HastyDisk):
-    """A disk whose writes take long."""
-
-    def write(self, fd, data):
-        time.sleep(0.005)
-        return super().write(fd, data)
-
-
 class WatchedDisk(Disk):
     """A disk that calls `before` and `after` with each operation. Flushes are skipped: no test can see their effect,
     and a thousand flushes take a minute on a slow device.
@@ -143,13 +135,14 @@ def killed(work: Callable[[Disk], Any], number: int, *, half: bool = False, for_
     return False
 
 
-class SlowDisk(Disk):
-    """A disk that writes at most `most` bytes at a time."""
+class SlowDisk(HastyDisk):
+    """A disk that writes at most `most` bytes at a time, and takes `wait_s` for them."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, most: int = 1 << 30, wait_s: float = 0) -> None:
+        self.most, self.wait_s = most, wait_s
 
     def write(self, fd: int, data: Any) -> int:
+        time.sleep(self.wait_s)
         return super().write(fd, memoryview(data)[: self.most])
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from wdskit import PackError, RowError, pack
 from wdskit.codecs.fields import encode_field
-from wdskit.packing import folder as folder_module
 from wdskit.packing import plan as plan_module
 from wdskit.packing.plan import NO_LIMIT, Limits, Plan
 from wdskit.packing.row import Row, Values
@@ -127,8 +126,7 @@ def test_keys_are_unique_and_equal_hashes_are_no_equal_keys(
 ) -> None:
     """The error names both rows. Rows that are left out have no key, and the keys of existing samples count."""
     if num_hashes is not None:
-        for module in (plan_module, folder_module):
-            monkeypatch.setattr(module, "hash_key", lambda key: bytes([sum(key.encode()) % num_hashes, *[0] * 7]))
+        monkeypatch.setattr(plan_module, "hash_key", lambda key: bytes([sum(key.encode()) % num_hashes, *[0] * 7]))
     rows: list[dict[str, Any]] = [{"__key__": f"k{number:02d}", "txt": "x"} for number in range(20)]
     quick: dict[str, Any] = {"workers": 1}
     pack(rows, tmp_path / "d", **quick)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from disks import HastyDisk, LateDisk, on
+from disks import SlowDisk, on
 from folders import ALL
 from rays import FakeRay
 from real_sizes import (
@@ -28,7 +28,6 @@ from real_sizes import (
 
 from wdskit import files, pack, reshard
 from wdskit.errors import FolderIndexError
-from wdskit.files import Disk
 from wdskit.tar.writer import TarWriter
 
 SIZES: dict[str, Callable[[], Samples]] = {"large": large, "small": small} if ALL else {"large": large}
@@ -187,20 +186,13 @@ def test_a_buffer_that_is_filled_again_before_it_is_written_is_caught(
         self._spare = self._buffer
 
     monkeypatch.setattr(TarWriter, "__init__", wrong)
-    on(LateDisk(), reshard, str(packed), tmp_path / "new")
+    on(SlowDisk(wait_s=0.005), reshard, str(packed), tmp_path / "new")
     with pytest.raises(DAMAGE):
         check_folder(tmp_path / "new", large())
 
 
-class ShortDisk(HastyDisk):
-    """A disk that writes half of the bytes, as real disks may."""
-
-    def write(self, fd, data):
-        return Disk.write(self, fd, data[: -(-len(data) // 2)])
-
-
 def test_writes_that_take_a_part_only_are_finished(packed: Path, tmp_path: Path) -> None:
-    on(ShortDisk(), reshard, str(packed), tmp_path / "new")
+    on(SlowDisk(100_000), reshard, str(packed), tmp_path / "new")
     check_folder(tmp_path / "new", large())
 
 
@@ -214,4 +206,4 @@ def test_a_short_write_that_nobody_looks_at_is_caught(
 
     monkeypatch.setattr(files, "write_all", wrong)
     with pytest.raises(FolderIndexError, match=r"this shard or its \.idx is damaged"):
-        on(ShortDisk(), reshard, str(packed), tmp_path / "new")
+        on(SlowDisk(100_000), reshard, str(packed), tmp_path / "new")

@@ -22,13 +22,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from wdskit.dataset.classes import CLASSES_NAME, read_classes
 from wdskit.dataset.columns import COLUMNS_NAME, Columns, NewColumn, Texts, is_column_file, list_columns, write_columns
 from wdskit.dataset.index import COMMIT_NAME, INDEX_NAME, Index, ShardEntry, has_index, index_json, read_index
-from wdskit.dataset.keys import hash_key
 from wdskit.dataset.lock import lock_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.shard import offsets_path
@@ -121,15 +117,8 @@ class Folder:
         known = Columns(read_index(self.path))
         return {name: known.column(name).source for name in known}
 
-    def key_hashes(self) -> NDArray[np.uint64]:
-        """Return the hashes of all keys of the shards, uint64 (n,)."""
-        return np.fromiter((int.from_bytes(hash_key(key), "little") for _, key in self._keys()), np.uint64)
-
-    def find_key(self, key: str) -> str | None:
-        """Return the name of the shard that has a sample with this key; None for no such shard."""
-        return next((name for name, found in self._keys() if found == key), None)
-
-    def _keys(self) -> Iterator[tuple[str, str]]:
+    def keys(self) -> Iterator[tuple[str, str]]:
+        """Yield for each sample the name of its shard, and its key."""
         for entry in self.entries:
             path = str(self.path / entry.name)
             with contextlib.closing(LocalFile(path)) as file:

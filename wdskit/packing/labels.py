@@ -9,7 +9,6 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES, parse_classes, plain_value
@@ -103,7 +102,7 @@ def find_class_names(classes: ClassesOption) -> ClassNames:
         document = json.dumps(dict(classes) if isinstance(classes, Mapping) else classes, default=list)
         return ClassNames(parse_classes(document.encode(), "classes"), "`classes`")
     path = os.fsdecode(classes)
-    if Path(path).is_dir():
+    if os.path.isdir(path):
         path = os.path.join(path, CLASSES_NAME)
     data = read_bytes(os.path.join(".", path), limit=MAX_CLASSES_BYTES, takes_pipe=True)
     if path.lower().endswith(".json"):

@@ -330,7 +330,7 @@ def fill_folder(
                 if folder.entries and not append:
                     way = "Pack into a new folder, or add to this one with --append."
                     raise PackError(f"{folder.shown}: another data set is here. {way}")
-                plan.check_keys(folder.key_hashes(), folder.find_key)
+                plan.check_keys(folder.keys)
                 names = name_shards(folder, dest, [*shares] or [""])
                 splits = plan.divide(limits, names, shuffle=shuffle, options=options, least=int(not folder.entries))
             todo = [shard for shards in splits.values() for shard in shards]

@@ -248,20 +248,19 @@ class Plan:
         sizes = [size_of(data) + (more if type(data) is LabelledJson else 0) for data in row.fields.values()]
         self._blocks[number] = sum(map(member_bytes, sizes)) // BLOCK_BYTES
 
-    def check_keys(self, existing: NDArray[np.uint64], find: Callable[[str], str | None]) -> None:
-        """Raise RowError if two rows have one key, or if a row has the key of an existing sample.
-
-        Args:
-            existing: Hashes of the keys of the existing samples, uint64 (n,).
-            find: Returns the place of the existing sample with a key; None for no such sample.
+    def check_keys(self, existing: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        """Raise RowError if two rows have one key, or if a row has the key of an existing sample. `existing` returns
+        the place and the key of each existing sample.
         """
         hashes = np.frombuffer(self._hashes, np.uint64)
-        repeated = find_repeated(hashes[self.kept] if self.rejected else hashes, existing)
+        others = np.fromiter((int.from_bytes(hash_key(key), "little") for _, key in existing()), np.uint64)
+        repeated = find_repeated(hashes[self.kept] if self.rejected else hashes, others)
         first_with: dict[str, int] = {}
         for number in sorted({*np.flatnonzero(np.isin(hashes, repeated)).tolist()} - self.rejected.keys()):
             row = self.row(number)
             earlier = first_with.setdefault(row.key, number)
-            place = self.row(earlier).where if earlier != number else find(row.key)
+            places = (place for place, key in existing() if key == row.key)
+            place = self.row(earlier).where if earlier != number else next(places, None)
             if place is not None:
                 raise bad_row(row.where, f"its key {row.key!r} is also the key of {place}")
 

@@ -152,6 +152,7 @@ def test_a_file_that_is_no_table_is_an_error_with_its_line(tmp_path: Path, name:
         ("t.jsonl", '{"a": "\\ud800"}\n', r"t\.jsonl:1: "),
         ("t.json", "[3]", r"t\.json, item 0: "),
         ("t.jsonl", '{"key": true}\n', r"t\.jsonl:1: .*key"),
+        ("t.csv", "key,b\na,1,2\n", r"t\.csv:2: it has 3 cells, and the header has 2"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:

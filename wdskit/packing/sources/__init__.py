@@ -44,10 +44,8 @@ def find_source(source: Any, how: Reading) -> Source:
         if has_images or len(others) != 1:
             return ImageFolder(path, how)
         suffix = others.pop()
-    elif is_local(first):
-        suffix = next((each for each in _KINDS if first.lower().endswith(each)), "")
     else:
-        suffix = ".tar"
+        suffix = next((each for each in _KINDS if first.lower().endswith(each)), "") if is_local(first) else ".tar"
     if not suffix:
         shown, known = path or "an empty path", ", ".join(_KINDS)
         msg = f"{shown}: there is no such folder, nor a file with a known suffix ({known})."

@@ -29,6 +29,8 @@ class Coco(Source):
         PackError: The document has no list `images`, or a category's id appears twice.
     """
 
+    reads = frozenset({"fields", "images"})
+
     def __init__(self, path: str, how: Reading, document: object) -> None:
         super().__init__(path, how)
         self._records = Records(os.path.dirname(path) if how.images is None else how.images, how)

@@ -29,6 +29,8 @@ class ImageFolder(Source):
     rows are sorted by the bytes of their paths.
     """
 
+    reads = frozenset({"sidecars", "files"})
+
     def __init__(self, path: str, how: Reading) -> None:
         super().__init__(path, how)
         # The shortest stem is matched: with the sidecars png and seg.png, `a.seg.png` has the extension seg.png.

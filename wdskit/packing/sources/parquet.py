@@ -40,6 +40,8 @@ class Parquet(Source):
             one name.
     """
 
+    reads = frozenset({"image", "key", "fields"})
+
     def __init__(self, path: str, how: Reading) -> None:
         super().__init__(path, how)
         pattern = os.path.join(glob.escape(path), "*.parquet") if os.path.isdir(path) else path

@@ -212,17 +212,24 @@ class Source(ABC):
         how: How it becomes rows.
 
     Attributes:
+        reads: The settings of `how` that it reads, besides `keys`.
         copies: Whether fields are copied as they are, also `cls`.
         keeps_keys: Whether `json` gets the key of the source, if the key is changed. Other sources have the path there.
         classes: Class names of the source's labels in the order of their numbers; None if its rows name them.
         num_other: Files or members so far that belong to no row.
         notes: Sentences for the user, complete after the last row.
+
+    Raises:
+        PackError: `how` has a setting that is not in `reads`.
     """
 
+    reads: ClassVar[frozenset[str]] = frozenset()
     copies: ClassVar[bool] = False
     keeps_keys: ClassVar[bool] = False
 
     def __init__(self, path: str, how: Reading) -> None:
+        if unread := {name for name, value in vars(how).items() if value} - {"keys", *self.reads}:
+            raise PackError(f"{path or 'the rows'}: {min(unread)}: it has no effect on this kind of source. Remove it.")
         self.path = path
         self.how = how
         self.name = os.path.basename(os.path.normpath(path)) if path else ""

@@ -29,6 +29,8 @@ csv.field_size_limit(max(MAX_ROW_BYTES, csv.field_size_limit()))
 class Table(Source):
     """A table. Paths in it are relative to its folder. `items` are the items of a .json with a list, else None."""
 
+    reads = frozenset({"image", "key", "fields"})
+
     def __init__(self, path: str, how: Reading, *, items: Sequence[object] | None = None) -> None:
         super().__init__(path, how)
         self._items = items
@@ -96,6 +98,8 @@ class Table(Source):
             raise PackError(f"{self.path}:{start}: {err}.") from err
 
     def _of_cells(self, header: list[str], cells: list[str], number: int) -> tuple[str, dict[str, Field]]:
+        if len(cells) != len(header):
+            raise ValueError(f"it has {len(cells)} cells, and the header has {len(header)}")
         return self._records.row(dict(zip(header, cells, strict=True)), number)
 
     def _is_data(self, name: str) -> bool:

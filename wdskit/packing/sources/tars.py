@@ -42,6 +42,7 @@ class Tars(Source):
             another.
     """
 
+    reads = frozenset({"fields"})
     keeps_keys: ClassVar[bool] = True
 
     def __init__(self, source: str | Sequence[str], how: Reading) -> None:
