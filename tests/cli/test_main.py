@@ -126,7 +126,8 @@ def test_hostile_names_never_reach_the_terminal_raw(tmp_path: Path, run, monkeyp
             assert (out + err).replace("\n", "").isprintable()
     assert r"e\x1b[31m\u202evil        0        0   j\x07pg 1 B" in run("info", "x/a.tar")[1]
     code, _, err = run("info", "x/b.tar")
-    assert (code, "key 'k' is in two places" in err) == (1, True)
+    assert code == 1
+    assert "key 'k' is in two places" in err
 
 
 def test_head_ends_info_silently(tmp_path: Path) -> None:
@@ -167,7 +168,8 @@ def test_an_error_of_a_full_disk_names_its_file(monkeypatch, capsys) -> None:
 def test_a_wrong_command_line_exits_2(run) -> None:
     for words in (("info",), ("info", "x", "--num", "-1"), ("inf",), ("index", "x", "--workers", "0"), ()):
         code, _, err = run(*words)
-        assert (code, "Traceback" in err) == (2, False)
+        assert code == 2
+        assert "Traceback" not in err
     assert "Did you mean 'info'?" in run("inf")[2]
 
 

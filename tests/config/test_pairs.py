@@ -64,9 +64,9 @@ SECTIONS = [
     values("loader.device", bad=("cpu", "cuda:x"), late=("cuda:77",)),
     values("loader.ranks_per_node", 1, bad=(0, "1", HUGE), late=(2,)),
     values("errors.max_bad", 0, 3, "50%", bad=(-1, "101%", 0.5)),
-    values("errors.dir", "{folder}/bad", bad=("", 5, "a\0"), late=("{one}/index.json",)),
+    values("errors.dir", "{folder}/bad", bad=("", 5), late=("{one}/index.json",)),
     values("errors.transforms", False, True, bad=("true",)),
-    values("cache.dir", "{folder}/cache", bad=("", 5, "a\0")),
+    values("cache.dir", "{folder}/cache", bad=("", 5)),
     values("cache.size", 10**9, "1GB", bad=(0, "many")),
 ]
 PARTS = [{"shards": "{one}", "repeat": 2}, {"shards": "{two}", "repeat": 1}]

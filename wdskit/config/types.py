@@ -251,7 +251,7 @@ CountOrShare = Annotated[
     Discriminator(lambda value: "[share]" if isinstance(value, str) else "[number]"),
 ]
 Bool = Annotated[bool, Field(strict=True)]
-Text = Annotated[str, Field(strict=True, pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")]
+Text = Annotated[str, Field(strict=True, pattern=r"\S")]
 Positive = Annotated[float, Field(strict=True, gt=0)]
 FieldName = Annotated[str, Field(strict=True, pattern=r"^[^\s;]+$")]
 Alternatives = Annotated[str, Field(strict=True, pattern=r"^[^\s;]+(;[^\s;]+)*$")]
